@@ -1,4 +1,5 @@
-"""Simulated worlds: one thread, virtual time, a disk that loses what was not synced, and one number that decides everything.
+"""Deterministic simulation: one thread, virtual time, a disk that loses unsynced data, and one seed that decides
+everything.
 
-``python -m polywire.testing.sim --seed 7`` runs them and tells their stories.
+``python -m polywire.testing.sim --seed 7`` runs the simulated worlds and prints their events.
 """

@@ -1,6 +1,6 @@
-"""``python -m polywire.testing.sim``: run simulated worlds, and tell what happened.
+"""``python -m polywire.testing.sim``: run simulated worlds and print their events.
 
-Promises: ends with 1 at the first run that breaks a promise, and says which number replays it. Must not know: what happens in a run.
+The exit code is 1 at the first run with a violation; the output has the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ from polywire.testing.sim.world import STEPS
 from polywire.testing.sim.worlds import WORLDS
 
 LINES_SHOWN = 60  # of a failed run
-PROGRESS_RUNS = 25  # between two lines that say how far it is
+PROGRESS_RUNS = 25  # between two lines of progress
 
 
 def main() -> int:
-    """Tell the story of one run, or count runs until one fails."""
+    """Print the events of one run, or count runs until one fails."""
     parser = argparse.ArgumentParser(prog="python -m polywire.testing.sim", description=__doc__)
-    parser.add_argument("--world", choices=WORLDS, default=None, help="only this one; else all, one after the other")
-    parser.add_argument("--seed", type=int, default=None, help="run this one and tell its story")
-    parser.add_argument("--steps", type=int, default=STEPS, help="how long a run is")
-    parser.add_argument(
-        "--without", default="", help="what does not happen, by the names that a broken run is told with"
-    )
-    parser.add_argument("--first", type=int, default=0, help="without --seed: the first of the runs")
-    parser.add_argument("--count", type=int, default=0, help="without --seed: how many runs; 0 for ever")
-    parser.add_argument("--quiet", action="store_true", help="with --seed: tell only how it ends")
+    parser.add_argument("--world", choices=WORLDS, default=None, help="run only this world (default: all)")
+    parser.add_argument("--seed", type=int, default=None, help="run this seed and print its events")
+    parser.add_argument("--steps", type=int, default=STEPS, help="length of a run")
+    parser.add_argument("--without", default="", help="exclude these faults and requests, as a failed run names them")
+    parser.add_argument("--first", type=int, default=0, help="without --seed: the first seed")
+    parser.add_argument("--count", type=int, default=0, help="without --seed: number of runs; 0: until stopped")
+    parser.add_argument("--quiet", action="store_true", help="with --seed: print only the result")
     given = parser.parse_args()
-    structlog.configure(processors=[_drop])  # what the log writes for operators is no event
-    gc.freeze()  # modules stay: a collection after each run need not look at them
+    structlog.configure(processors=[_drop])  # log lines for operators are not events
+    gc.freeze()  # modules stay: later collections skip them
     kinds = list(WORLDS) if given.world is None else [given.world]
     if given.seed is not None:
         without = frozenset(filter(None, given.without.split(",")))
@@ -88,7 +86,7 @@ def _count(kinds: Sequence[str], first: int, count: int, steps: int) -> int:
 
 
 def _tell_shortly(shape: Shape) -> None:
-    """The story of a broken run, without what it does not take."""
+    """Print the events of a failed run after shrinking it."""
     small = shrink(shape)
     world = small.world()
     with suppress(*BROKEN):

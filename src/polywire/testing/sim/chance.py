@@ -1,7 +1,7 @@
-"""Where every decision of a run comes from: numbers that follow from one, the same on every machine and in every version of Python.
+"""The random numbers of a run: derived from its seed, the same on every machine and in every version of Python.
 
-Promises: two of one seed give the same numbers for ever (SplitMix64, https://doi.org/10.1145/2714064.2660195), and two of neighbouring
-seeds have nothing in common. Must not know: what is decided.
+* The same seed always gives the same numbers (SplitMix64, https://doi.org/10.1145/2714064.2660195).
+* The numbers of nearby seeds are independent.
 """
 
 from __future__ import annotations
@@ -17,40 +17,38 @@ _WHOLE: Final = 1 << 53
 
 
 class Chance:
-    """One sequence of numbers."""
+    """One sequence of random numbers."""
 
     __slots__ = ("_state",)
 
     def __init__(self, seed: int) -> None:
-        self._state = _mixed(seed * _STEP & _MASK)  # far apart: the sequences are pieces of one
+        self._state = _mixed(seed * _STEP & _MASK)  # far apart: all sequences are parts of one
 
     def number(self) -> int:
-        """The next number below 2 ** 64."""
-        self._state = number = (
-            self._state + _STEP & _MASK
-        )  # ``_mixed``, without a call: this is where runs spend their time
+        """Return the next number below 2 ** 64."""
+        self._state = number = self._state + _STEP & _MASK  # ``_mixed`` inlined: runs spend their time here
         number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
         number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
         return number ^ number >> 31
 
     def below(self, end: int) -> int:
-        """A number from 0 on, below ``end``."""
+        """Return a number from 0 and below ``end``."""
         return self.number() * end >> 64
 
     def share(self) -> float:
-        """A number from 0 on, below 1."""
+        """Return a number from 0 and below 1."""
         return (self.number() >> 11) / _WHOLE
 
     def happens(self, probability: float) -> bool:
-        """Whether something of this probability happens now."""
+        """Return True with this probability."""
         return (self.number() >> 11) / _WHOLE < probability
 
     def one_of(self, items: Sequence[_T]) -> _T:
-        """One of these, each as likely as any other."""
+        """Return one of the items, all equally likely."""
         return items[self.number() * len(items) >> 64]
 
     def weighted(self, items: Sequence[_T], weights: Sequence[float]) -> _T:
-        """One of these, as likely as its weight says."""
+        """Return one of the items, with probabilities in proportion to the weights."""
         left = self.share() * sum(weights)
         for item, weight in zip(items, weights, strict=True):
             left -= weight
@@ -59,7 +57,7 @@ class Chance:
         return items[-1]
 
     def token(self, size: int) -> bytes:
-        """So many bytes."""
+        """Return this many random bytes."""
         return b"".join(self.number().to_bytes(8, "little") for _ in range(-(-size // 8)))[:size]
 
 

@@ -1,11 +1,12 @@
-"""A disk that keeps apart what processes see and what a power loss leaves.
+"""A simulated disk that separates what processes see from what survives a power loss.
 
-What a process writes, every process sees at once, and the next start as well if only the process was killed. On the disk for certain is
-what was synced: bytes with their file, names with their directory. Of everything else each sector of 512 bytes and each change of a
-directory is on the disk or not, whatever came before or after it. One sector, which was being written just then, may hold anything.
+Every process sees a write at once, and so does the next start after a killed process. A power loss is certain to leave
+only synced data: file contents by the sync of the file, names by the sync of the directory. Each other sector of 512
+bytes and each other change of a directory may or may not be on the disk, independent of order. One sector that was
+being written may have arbitrary contents.
 
-Promises: a sector that was never synced has, after a power loss, bytes that it once had, but for one that has any; one that was synced
-those it had then, or later ones. Must not know: who writes, when the power goes.
+* After a power loss an unsynced sector has contents that it once had, except for the one being written.
+* A synced sector has its synced contents or later ones.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from polywire.testing.sim.chance import Chance
 
 SECTOR_BYTES: Final = 512
 PAGE_BYTES: Final = 4096
-VERSIONS_MAX: Final = 4  # of a sector that is not synced: what it was on its way
+VERSIONS_MAX: Final = 4  # of an unsynced sector: its intermediate contents
 
 
 class Inode:
-    """One file. Guards: ``durable`` is what is on the disk for certain; ``dirty`` holds, for each sector that has changed since, what it was
-    on its way, newest last."""
+    """One file. Guards: ``durable`` has the contents that are certainly on the disk. ``dirty`` has the intermediate
+    contents of each sector that changed since, newest last.
+    """
 
     __slots__ = ("data", "dirty", "durable", "number", "opened", "sizes")
 
@@ -36,7 +38,7 @@ class Inode:
         self.opened = 0
 
     def write(self, view: memoryview, position: int) -> None:
-        """Change bytes; what lies between the old end and the new ones is zeros."""
+        """Write bytes; a gap behind the old end is filled with zeros."""
         self.resize(max(len(self.data), position + len(view)))
         self.data[position : position + len(view)] = view
         for sector in range(position // SECTOR_BYTES, -(-(position + len(view)) // SECTOR_BYTES)):
@@ -46,7 +48,7 @@ class Inode:
                 del versions[0]
 
     def copied(self) -> Inode:
-        """Another one like it."""
+        """Return a copy."""
         copy = Inode(self.number)
         copy.data, copy.durable, copy.opened = bytearray(self.data), bytearray(self.durable), self.opened
         copy.dirty = {sector: list(versions) for sector, versions in self.dirty.items()}
@@ -54,7 +56,7 @@ class Inode:
         return copy
 
     def resize(self, size: int) -> None:
-        """Cut the file, or fill it with zeros."""
+        """Truncate the file, or extend it with zeros."""
         if size < len(self.data):
             del self.data[size:]
             self.dirty = {sector: versions for sector, versions in self.dirty.items() if sector * SECTOR_BYTES < size}
@@ -65,7 +67,7 @@ class Inode:
         self.sizes.append(size)
 
     def sync(self, start: int = 0, stop: int | None = None) -> int:
-        """Put pages on the disk, of bytes [start, stop) or all with the size; returns how many sectors that were."""
+        """Sync the pages of bytes [start, stop), or everything with the size; return the number of sectors."""
         if stop is None:
             self._resize_durable(len(self.data))
             self.sizes.clear()
@@ -80,7 +82,7 @@ class Inode:
         return len(chosen)
 
     def read_past(self, start: int, stop: int) -> bytearray:
-        """Bytes as the disk has them once what waits is written, which that takes for done; without what a failed sync has lost."""
+        """Return the bytes that the disk would have once pending writes finish, without those that a failed sync lost."""
         found = self.durable[start:stop].ljust(min(stop, len(self.data)) - start, b"\0")
         for sector, versions in self.dirty.items():
             at = sector * SECTOR_BYTES
@@ -89,14 +91,16 @@ class Inode:
         return found[: max(len(self.data) - start, 0)]
 
     def lose(self, chance: Chance) -> None:
-        """A sync has failed: some of what waited is on the disk, the rest will not be, however often it is tried."""
+        """Fail a sync: some pending sectors are on the disk, and no later sync writes the others."""
         for sector in sorted(self.dirty):
             versions = self.dirty.pop(sector)
             if chance.happens(0.5):
                 self._put(self.durable, sector, versions[-1])
 
     def lose_power(self, chance: Chance, kept: float) -> int:
-        """Become what the disk has; returns how many sectors lost something. kept: how much of what was not synced is there."""
+        """Replace the contents by those on the disk; return how many sectors lost data. kept: share of unsynced data
+        that survives.
+        """
         size, lost = len(self.durable), 0
         if self.sizes and chance.happens(kept):
             size = chance.one_of(self.sizes) if chance.happens(0.3) else self.sizes[-1]
@@ -114,7 +118,7 @@ class Inode:
         return lost
 
     def garble(self, chance: Chance) -> None:
-        """The power goes while a sector is written that was not synced: from somewhere on it holds anything."""
+        """Lose power while an unsynced sector is written: its end has arbitrary contents."""
         dirty = sorted(self.dirty)
         sector = dirty[0] if chance.happens(0.5) else chance.one_of(dirty)
         content = bytearray(self.dirty.pop(sector)[-1])
@@ -133,7 +137,7 @@ class Inode:
 
 
 class Directory:
-    """Names. Guards: ``durable`` are those on the disk for certain; ``changes`` what was done since, in order."""
+    """Names. Guards: ``durable`` has the names that are certainly on the disk, ``changes`` the changes since, in order."""
 
     __slots__ = ("changes", "durable", "names")
 
@@ -143,12 +147,12 @@ class Directory:
         self.changes: list[dict[str, Inode | Directory | None]] = []
 
     def change(self, change: dict[str, Inode | Directory | None]) -> None:
-        """Name something, or nothing any more; several names change together or not at all."""
+        """Set or remove names; several names change atomically."""
         _apply(self.names, change)
         self.changes.append(change)
 
     def copied(self, known: dict[int, Inode | Directory]) -> Directory:
-        """Another one like it, and of everything below. known: copies that were made, by what they are of: a file may have two names."""
+        """Return a deep copy. known: copies by original, because a file may have two names."""
         copy = Directory()
         for names, into in ((self.names, copy.names), (self.durable, copy.durable)):
             into.update((name, _copied(node, known)) for name, node in names.items())
@@ -159,14 +163,14 @@ class Directory:
         return copy
 
     def sync(self) -> int:
-        """Put the names on the disk; returns how many changes that were."""
+        """Sync the names; return the number of changes."""
         count = len(self.changes)
         self.durable = dict(self.names)
         self.changes.clear()
         return count
 
     def lose_power(self, chance: Chance, kept: float) -> int:
-        """Become what the disk has; returns how many changes went."""
+        """Replace the names by those on the disk; return how many changes were lost."""
         lost = 0
         for change in self.changes:
             if chance.happens(kept):
@@ -193,8 +197,9 @@ def _copied(node: Inode | Directory, known: dict[int, Inode | Directory]) -> Ino
 
 
 class SimulatedDisk:
-    """Everything that is stored. Guards: ``used_bytes`` are those of files that have a name or are open. reads_past: whether files can be
-    read past what the system keeps of them; of one that cannot, nobody could tell what a failed sync has lost."""
+    """All stored data. Guards: ``used_bytes`` counts files that have a name or are open. reads_past: whether files can
+    be read past the page cache; otherwise a process cannot find out what a failed sync lost.
+    """
 
     def __init__(self, capacity_bytes: int, *, reads_past: bool = True) -> None:
         self.capacity_bytes = capacity_bytes
@@ -205,7 +210,7 @@ class SimulatedDisk:
         self._number = 0
 
     def copied(self) -> SimulatedDisk:
-        """Another one that has the same, and lost the same."""
+        """Return a copy with the same contents and losses."""
         copy = SimulatedDisk(self.capacity_bytes, reads_past=self.reads_past)
         copy.root = self.root.copied({})
         copy.locks.update(self.locks)
@@ -213,16 +218,16 @@ class SimulatedDisk:
         return copy
 
     def make_file(self) -> Inode:
-        """A file without a name."""
+        """Create a file without a name."""
         self._number += 1
         return Inode(self._number)
 
     def directory(self, path: Path) -> Directory:
-        """The directory of this path. Raises FileNotFoundError, NotADirectoryError."""
+        """Return the directory of a path. Raises FileNotFoundError, NotADirectoryError."""
         return self._directory(path.parts[1:], path)
 
     def find(self, path: Path) -> Inode | Directory | None:
-        """What this path names. Raises what ``directory`` raises of the path above."""
+        """Return what a path names, None if nothing. Raises as ``directory`` for the parent."""
         parts = path.parts
         return self._directory(parts[1:-1], path).names.get(parts[-1]) if len(parts) > 1 else self.root
 
@@ -240,12 +245,12 @@ class SimulatedDisk:
         return found
 
     def files(self) -> Iterator[tuple[str, Inode]]:
-        """Every file that has a name, with its path."""
+        """Yield every named file with its path."""
         yield from _files(self.root, "")
 
     @property
     def used_bytes(self) -> int:
-        """Space that is taken."""
+        """The used space."""
         found: dict[int, int] = {}
         left = [self.root]
         for directory in left:
@@ -257,13 +262,13 @@ class SimulatedDisk:
         return sum(found.values())
 
     def close_all(self) -> None:
-        """The process is gone, and with it every file it had open."""
+        """Close every file of the process, which has ended."""
         for _, inode in self.files():
             inode.opened = 0
         self.locks.clear()
 
     def lose_power(self, chance: Chance, kept: float) -> tuple[int, int]:
-        """Become what the power loss leaves; returns how many sectors and how many changes of directories went."""
+        """Lose power; return how many sectors and how many changes of directories were lost."""
         changes = self._lose_names(chance, kept)
         found = list({inode.number: inode for _, inode in self.files()}.values())
         writing = [inode for inode in found if inode.dirty]

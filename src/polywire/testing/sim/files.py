@@ -1,7 +1,8 @@
-"""The files of one simulated process: the port ``store.files`` over a simulated disk, with faults.
+"""The files of one simulated process: implements ``store.files`` over a simulated disk, with faults.
 
-Promises: a process that is dead reads and changes nothing any more; every change is an event of the story; a fault is raised before
-anything has changed, but for a write, of which a beginning may be there, and a sync. Must not know: what the files hold.
+* A dead process reads and changes nothing.
+* Every change is an event.
+* A fault occurs before any effect, except that a write may write a beginning and a sync may lose data.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ ERRORS: Final = {
     "name": _WRITING,
     "list": _READING,
 }
-"""What a call of each kind may fail with."""
+"""The errors of each kind of call."""
 
 
 class Killed(BaseException):
-    """The process ends here: nobody catches this but who runs the world."""
+    """The process ends here. Only the code that runs the world catches this."""
 
 
 class Faults:
-    """What goes wrong in a process. ``calls_left`` before it is killed; ``rates`` of failures by kind of call."""
+    """The faults of a process. ``calls_left`` before it is killed; ``rates`` of failures by kind of call."""
 
     __slots__ = ("calls_left", "dead", "rates")
 
@@ -51,7 +52,7 @@ class Faults:
 
 
 class SimulatedMapping:
-    """A file as memory: the very bytes that are written."""
+    """A memory-mapped file over the bytes of the file itself."""
 
     __slots__ = ("_file", "view")
 
@@ -66,7 +67,7 @@ class SimulatedMapping:
         self._file.flush(start, stop)
 
     def forget(self) -> None:
-        """Nothing is mapped."""
+        """Do nothing: no memory is mapped."""
 
 
 class SimulatedFile:
@@ -75,7 +76,7 @@ class SimulatedFile:
     __slots__ = ("_direct", "_files", "_locked", "_open", "inode", "name")
 
     def __init__(self, files: SimulatedFiles, inode: Inode, name: str, *, direct: bool = False) -> None:
-        """direct: what is read is what the disk has."""
+        """direct: reads return what the disk has."""
         self._files = files
         self._direct = direct
         self._locked = self._open = False
@@ -124,7 +125,7 @@ class SimulatedFile:
         self._files.story.tell("synced", f"{self.name} sectors={self.inode.sync()}")
 
     def flush(self, start: int, stop: int) -> None:
-        """Put a range on the disk."""
+        """Sync a range."""
         self._files.enter_sync(self)
         self._files.story.tell("synced", f"{self.name} [{start}, {stop}) sectors={self.inode.sync(start, stop)}")
 
@@ -142,7 +143,7 @@ class SimulatedFile:
         return SimulatedMapping(self)
 
     def hint(self, hint: Hint, start: int, size: int) -> None:
-        """A disk that takes no hints."""
+        """Do nothing: this disk ignores hints."""
 
     def lock(self) -> None:
         if self.inode.number in self._files.disk.locks:
@@ -162,8 +163,9 @@ class SimulatedFile:
 
 
 class SimulatedFiles:
-    """Implements ``Files`` for one process. ``cold`` is how often a read would wait for the disk, ``short`` how often a write is cut,
-    ``haste`` how often a process is killed soon after a name has changed."""
+    """Implements ``Files`` for one process. ``cold``: how often a read would wait for the disk. ``short``: how often a
+    write is cut. ``haste``: how often a process is killed soon after a change of a name.
+    """
 
     def __init__(self, disk: SimulatedDisk, chance: Chance, story: Story) -> None:
         self.disk: Final = disk
@@ -181,7 +183,9 @@ class SimulatedFiles:
     # Faults
 
     def enter(self, kind: str, event: str, text: str, *, may_end_early: bool = False) -> bool:
-        """A call begins: the process may be killed in it, and it may fail. True when the process is to be killed in its midst."""
+        """Begin a call: the process may be killed in it, and the call may fail. Return True if the process must be
+        killed during the call.
+        """
         faults = self.faults
         if faults.dead:
             raise Killed
@@ -199,7 +203,7 @@ class SimulatedFiles:
         return False
 
     def enter_sync(self, file: SimulatedFile) -> None:
-        """A sync begins; when it fails, what was to be synced may be lost for good."""
+        """Begin a sync; if it fails, the pending data may be lost for good."""
         faults = self.faults
         if faults.dead:
             raise Killed
@@ -214,7 +218,7 @@ class SimulatedFiles:
             self._fail("sync", file.name)
 
     def die(self) -> None:
-        """The process is killed."""
+        """Kill the process."""
         self.faults.dead = True
         self.story.tell("killed")
         raise Killed
@@ -228,7 +232,7 @@ class SimulatedFiles:
         self.story.tell("fault", f"{kind} {errno.errorcode[code]} {text}")
         raise OSError(code, os.strerror(code), text)
 
-    # The port
+    # The interface
 
     def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> SimulatedFile:
         node = self.disk.find(path)

@@ -1,8 +1,4 @@
-"""A world of one disk.
-
-Promises: as ``World``; whoever asks for something does so between two steps of the process. Must not know: what a process is there for, who
-asks it for what.
-"""
+"""A world with one disk. Clients act between two steps of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from polywire.testing.sim.world import MOOD_STEPS, STEPS, World
 
 
 class LoneWorld(Node, World):
-    """Guards: there is a process, unless one is being started."""
+    """Guards: there is a process unless one is being started."""
 
     def __init__(
         self,
@@ -30,25 +26,25 @@ class LoneWorld(Node, World):
         self._choose_settings()
         self._process = self._make_process()
 
-    # What a world adds
+    # What a world implements
 
     @abstractmethod
     def _choose_settings(self) -> None:
-        """How the processes of this run are set up."""
+        """Choose the settings of all processes of this run."""
 
     @abstractmethod
     def _act(self) -> None:
-        """Somebody asks for something."""
+        """Let a client make a request."""
 
     @abstractmethod
     def _come_to_rest(self) -> None:
-        """The run ends: everybody is answered, and everything can be read."""
+        """End the run: every request gets an answer, and everything can be read."""
 
     @abstractmethod
     def _check_end(self) -> None:
-        """The last process has started after a clean stop and a power loss."""
+        """Check the last process, started after a clean stop and a power loss."""
 
-    # What happens
+    # Steps
 
     def _step(self) -> None:
         chance = self._chance
@@ -71,7 +67,7 @@ class LoneWorld(Node, World):
 
     def _end(self) -> None:
         self._calm()
-        self._process.until(lambda: self._process.loop.is_idle)  # whatever has failed by now is told
+        self._process.until(lambda: self._process.loop.is_idle)  # report all failures until now
         if self._failure is not None:
             self._powerless = False
             self._leave()

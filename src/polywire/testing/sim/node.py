@@ -1,7 +1,7 @@
-"""A disk, one process after another that works on it, and everything that can go wrong with them.
+"""A disk, the sequence of processes that use it, and their faults.
 
-Promises: a process that was killed is followed by another that finds what it left, or what the power loss did; a start that nothing disturbs
-succeeds. Must not know: what a process is there for, who asks it for what, what else is in the world.
+* After a killed process another one starts with the data that it left, or that the power loss left.
+* A start without faults succeeds.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ TROUBLES: Final = {
     "haste": 0,
     "short": 0,
 }
-"""What a run can be without; of some how likely a mood is to bring it, unless one before them comes."""
-REST_SECONDS: Final = 5.0  # what nobody needs is deleted by then
-STARTS_MAX: Final = 8  # in a row that are killed or fail
-CALLS_TO_START: Final = 250  # of the system: about what the longest start takes
+"""The faults that a run can exclude; some have the probability that a mood includes them, unless an earlier one does.
+"""
+REST_SECONDS: Final = 5.0  # garbage is deleted by then
+STARTS_MAX: Final = 8  # starts in a row that are killed or fail
+CALLS_TO_START: Final = 250  # system calls: about as many as the longest start makes
 
 
 class Node(ABC):
-    """Guards: ``_process`` is the one that was made last.
+    """Guards: ``_process`` is the latest one.
 
-    TROUBLES: what happens to it.
+    TROUBLES: its faults.
     """
 
     TROUBLES: ClassVar[Mapping[str, float]] = TROUBLES
@@ -55,60 +56,60 @@ class Node(ABC):
     _epoch = 0
     _powerless = False
 
-    # What it is there for
+    # What a node implements
 
     @abstractmethod
     def _make_process(self) -> Process:
-        """One that is not started yet."""
+        """Return a process that is not started yet."""
 
     @abstractmethod
     def _meet(self) -> None:
-        """A process has started: clients come."""
+        """Connect clients to a process that has started."""
 
     @property
     @abstractmethod
     def _failure(self) -> BrokerError | None:
-        """What the process said when its storage failed."""
+        """Return the error that the process reported for its failed storage."""
 
     @abstractmethod
     def _change_minds(self) -> None:
-        """From here on other things are asked for."""
+        """Change what clients request from here on."""
 
     @abstractmethod
     def _expect_failed_reads(self) -> None:
-        """Something fails from here on."""
+        """Expect failures from here on."""
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Nobody holds anything of the process from here on."""
+        """Release everything that clients hold of the process."""
 
     @abstractmethod
     def _closed(self) -> None:
-        """The process has stopped as asked to: everything that was asked for is acknowledged."""
+        """Note a clean stop: every request is acknowledged."""
 
     @abstractmethod
     def _check_closed(self) -> None:
-        """The process is gone, and nothing disturbed its stop."""
+        """Check after a clean stop without faults."""
 
     @abstractmethod
     def _check_start(self) -> None:
-        """A process has started: what was acknowledged is there; nothing is there that was not asked for."""
+        """Check a process that has started: all acknowledged data exists, and nothing exists that was not requested."""
 
-    # What happens
+    # Steps
 
     def _count_down(self) -> None:
-        """One step less until it is killed, if it is to be."""
+        """Count the steps until the process is killed, if it should be."""
         if self._kill_after == 0:
             self._process.files.die()
         self._kill_after -= 1
 
     def _notice_failure(self) -> None:
-        """A process whose storage has failed ends soon."""
+        """End a process soon after its storage failed."""
         if self._failure is not None and self._kill_after < 0:
             self._kill_after = self._chance.below(30)
 
     def _change_mood(self) -> None:
-        """From here on some things happen often, and others hardly ever."""
+        """Change the probabilities of faults and requests."""
         chance = self._chance
         self._change_minds()
         self._process.loop.change_mood()
@@ -143,14 +144,14 @@ class Node(ABC):
             self._rival()
 
     def _rival(self) -> None:
-        """Another process wants the directory, too."""
+        """Let another process try to open the directory."""
         self.story.tell("rival")
         with suppress(BrokerError):
             self._make_process().open()
             require(False, "one process at a time has a data directory")
 
     def _close(self) -> None:
-        """Stop as asked to."""
+        """Stop cleanly."""
         self.story.tell("close")
         process = self._process
         self._let_go()
@@ -166,7 +167,7 @@ class Node(ABC):
     # Starts
 
     def _restart(self) -> None:
-        """The process is gone, and perhaps the power; another one starts."""
+        """Start another process after one ended, perhaps after a power loss."""
         chance = self._chance
         self._powerless = chance.happens(0.5)
         self._leave()
@@ -183,7 +184,7 @@ class Node(ABC):
         self._start()
 
     def _leave(self) -> None:
-        """Nothing of the process is left but what it wrote."""
+        """Drop everything of the process except what it wrote."""
         self.story.actor = "world"
         self._disk.close_all()
 
@@ -193,7 +194,7 @@ class Node(ABC):
         self.story.tell("power loss", f"sectors={sectors} names={changes}")
 
     def _starts_at_all(self) -> bool:
-        """A start that may be killed, or fail for a reason."""
+        """Try a start that may be killed or fail."""
         chance = self._chance
         self._boot()
         faults, reason = self._process.files.faults, chance.below(4)
@@ -218,7 +219,7 @@ class Node(ABC):
         return True
 
     def _start(self) -> None:
-        """A start that nothing disturbs."""
+        """Start without faults."""
         self._disk.capacity_bytes = CAPACITY_BYTES
         self._boot()
         try:
@@ -250,7 +251,7 @@ class Node(ABC):
     # The end
 
     def _calm(self) -> None:
-        """Nothing goes wrong from here on."""
+        """End all faults."""
         files = self._process.files
         files.haste = 0.0
         files.faults.rates.clear()
@@ -258,7 +259,7 @@ class Node(ABC):
         self._disk.capacity_bytes = CAPACITY_BYTES
 
     def _close_for_good(self) -> None:
-        """After a clean stop not even a power loss takes anything."""
+        """Stop cleanly; after that even a power loss must not lose anything."""
         self.story.actor = "world"
         self._process.close()
         self._closed()
@@ -268,11 +269,11 @@ class Node(ABC):
         self._start()
         rested = self._clock.monotonic() + REST_SECONDS
         self._process.until(lambda: self._clock.monotonic() > rested and self._process.loop.is_idle)
-        rested += REST_SECONDS  # what was written last replaced something, too
+        rested += REST_SECONDS  # the last writes replaced data, too
         self._process.until(lambda: self._clock.monotonic() > rested or not self._remains())
         require(not self._remains(), "space comes back", remains=self._remains())
 
     def _remains(self) -> list[str]:
-        """What lies about that nobody needs."""
+        """Return the garbage that was left behind."""
         names = [name for name, _ in self._disk.files()]
         return [name for name in names if "/." in name] + [name for name in names if name.endswith(".pwt")][1:]

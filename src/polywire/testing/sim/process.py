@@ -1,7 +1,6 @@
-"""One process of a run: the files, the loop and the workers it sees.
+"""One process of a run: its files, its loop and its workers.
 
-Promises: whatever has to happen for an answer happens, and nothing else. Must not know: what the process is there for, who asks, what is
-right.
+Waiting for an answer runs only the steps that are necessary for it.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from polywire.testing.sim.story import Story
 DIRECTORY: Final = Path("/polywire-simulated/data")
 ANSWER_STEPS_MAX: Final = 20_000
 ANSWER_SECONDS_MAX: Final = (
-    7200.0  # and what looks at the disk a file at a time may take so long while others step often
+    7200.0  # and a check of the disk, one file at a time, may take that long while others step often
 )
 SPINNING_STEPS_MAX: Final = 10 * ANSWER_STEPS_MAX
 
 
 class Turns(Protocol):
-    """Whoever can do something, one step after the other."""
+    """Runs one step of the parts after the other."""
 
     def step(self) -> bool:
-        """Somebody does something; False when only time can help."""
+        """Run a step; return False if only time can help."""
 
     def pass_to_timer(self) -> bool:
-        """Let time pass until a timer is due; False when there is none."""
+        """Advance time to the next timer; return False if there is none."""
 
 
 class Process(ABC):
-    """Guards: ``log`` is there once ``open`` has returned."""
+    """Guards: ``log`` exists once ``open`` has returned."""
 
     log: FileLog
     turns: Turns
-    """Who steps while something is waited for: this process alone, unless it waits for others."""
+    """The parts that step during a wait: this process alone, unless it waits for others."""
 
     def __init__(self, disk: SimulatedDisk, clock: SimulatedClock, chance: Chance, story: Story) -> None:
         self.files: Final = SimulatedFiles(disk, chance, story)
@@ -56,19 +55,19 @@ class Process(ABC):
 
     @property
     def had_faults(self) -> bool:
-        """Whether anything has failed since it began."""
+        """Whether any call has failed since its start."""
         return self.files.story.counts["fault"] > self._faults_before
 
     @abstractmethod
     def open(self) -> None:
-        """Start. Raises what ``open_log`` raises."""
+        """Start. Raises as ``open_log``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop as asked to."""
+        """Stop cleanly."""
 
     def read(self, incarnation: int, offset: int) -> Read | BrokerError:
-        """What a reader is answered in the end."""
+        """Return the final answer to a read."""
         answers: list[Read | BrokerError] = []
         try:
             found = self.log.partition(incarnation).read(offset, bytes_max=1 << 16, then=answers.append)
@@ -80,23 +79,23 @@ class Process(ABC):
         return answers[0]
 
     def is_staged(self, token: bytes) -> bool:
-        """Whether the log has a staged batch of this token."""
+        """Return whether the log has a staged batch of this token."""
         try:
             return bool(self.log.staged_partitions([token]))
         except Missing:
             return False
 
     def until(self, reached: Callable[[], object]) -> None:
-        """Whatever has to happen for this, without any client."""
+        """Run steps, without clients, until the condition is true."""
         drive(self.turns, self._clock, reached)
 
 
 def drive(turns: Turns, clock: SimulatedClock, reached: Callable[[], object]) -> None:
-    """Have steps made until something is so."""
+    """Run steps until a condition is true."""
     steps, begun = 0, clock.monotonic()
     while not reached():
         steps += 1
         is_late = clock.monotonic() - begun > ANSWER_SECONDS_MAX or steps > SPINNING_STEPS_MAX
-        require(steps <= ANSWER_STEPS_MAX or not is_late, "it happens in the end", steps=steps)
+        require(steps <= ANSWER_STEPS_MAX or not is_late, "the condition becomes true", steps=steps)
         if not turns.step():
-            require(turns.pass_to_timer(), "somebody has something to do")
+            require(turns.pass_to_timer(), "a part has work")

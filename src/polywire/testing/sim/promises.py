@@ -1,7 +1,4 @@
-"""What a run holds the code under test to: a promise that is broken ends it.
-
-Promises: a broken promise says which one, with facts. Must not know: what is promised.
-"""
+"""The properties that a run checks; a violation ends the run and is reported with facts."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from polywire.types import Level
 
 
 class Violation(AssertionError):
-    """A promise was broken: which one, and facts about it."""
+    """A violated property, with facts."""
 
     def __init__(self, promise: str, facts: str) -> None:
         super().__init__(f"{promise} {facts}".rstrip())
@@ -32,29 +29,29 @@ BROKEN: Final = (
     TypeError,
     ValueError,
 )
-"""What ends a run in which a promise is broken: a ``Violation``, or whatever the code that broke it raised."""
+"""Exceptions that end a run as a failure: a ``Violation``, or any error of the code under test."""
 
 
 def require(holds: object, promise: str, **facts: object) -> None:
-    """Insist on a promise. Raises Violation."""
+    """Check a property. Raises Violation."""
     if not holds:
         raise Violation(promise, " ".join(f"{name}={value!r}" for name, value in facts.items()))
 
 
 @dataclass(slots=True)
 class Acknowledged:
-    """How far something was acknowledged: ``written`` survives a kill, ``synced`` a power loss."""
+    """How far data was acknowledged: ``written`` survives a kill, ``synced`` a power loss."""
 
     written: int = 0
     synced: int = 0
 
     def note(self, reached: int, level: Level) -> None:
-        """Everything below ``reached`` is acknowledged."""
-        if level is not Level.MEMORY:  # which survives nothing
+        """Note that everything below ``reached`` is acknowledged."""
+        if level is not Level.MEMORY:  # MEMORY survives nothing
             self.written = max(self.written, reached)
         if level is Level.SYNCED:
             self.synced = max(self.synced, reached)
 
     def floor(self, *, powerless: bool) -> int:
-        """What must be there after a stop."""
+        """Return the end of the data that must exist after a stop."""
         return self.synced if powerless else self.written

@@ -1,11 +1,11 @@
-"""Who does the next step: one thread plays the loop and every worker, on virtual time.
+"""Chooses the next step: one thread runs the loop and all workers on virtual time.
 
-Callbacks of the loop run in the order asyncio would run them. Between any two of them a worker may do its next job, or its answer may
-arrive, or nothing of that for a long time: chance decides, with weights that change now and then, so that a run has spells in which one
-worker is slow and others are quick.
+Callbacks of the loop run in the order of asyncio. Between any two of them, a worker may run its next job, or its answer
+may arrive, or nothing happens for a long time. The weights of these choices change now and then, so a run has phases
+with slow and fast workers.
 
-Promises: one worker's jobs are done, and answered, in the order they were given; nothing happens but in ``step``. Must not know: files,
-what jobs do.
+* Jobs of one worker run, and are answered, in order.
+* Things happen only in ``step``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from polywire.testing.loop import Handle
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.story import Story
 
-QUICKEST: Final = 0.02  # weights of workers lie between this and 1
+QUICKEST: Final = 0.02  # weights of workers are between this and 1
 
 
 class SimulatedWorker:
-    """Implements ``Worker``. ``weight`` is how likely it is the next to do something."""
+    """Implements ``Worker``. ``weight``: how likely it is to step next."""
 
     __slots__ = ("_answers", "_jobs", "_loop", "_story", "name", "weight")
 
@@ -42,14 +42,14 @@ class SimulatedWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether it has no work."""
         return not self._jobs and not self._answers
 
     def run(self, job: Job, completed: Completion[Any]) -> None:
         self._jobs.append((job, completed))
 
     def step(self, chance: Chance) -> None:
-        """Do the next job, or let its answer arrive."""
+        """Run the next job, or deliver its answer."""
         if self._answers and (not self._jobs or chance.happens(0.6)):
             self._loop.call_soon_threadsafe(*self._answers.popleft())
         else:
@@ -73,20 +73,20 @@ class SimulatedWorker:
 
 
 class Actor(Protocol):
-    """Whoever does something between two callbacks of the loop."""
+    """A part that steps between two callbacks of the loop."""
 
     weight: float
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether it has no work."""
 
     def step(self, chance: Chance) -> None:
-        """Do something."""
+        pass
 
 
 class Schedule:
-    """Implements ``Loop``, for one process. Guards: time passes only when a step lets it."""
+    """Implements ``Loop`` for one process. Guards: time passes only in steps."""
 
     def __init__(self, clock: SimulatedClock, chance: Chance, story: Story) -> None:
         self.clock: Final = clock
@@ -98,7 +98,7 @@ class Schedule:
         self.workers: Final[list[Actor]] = []
         self._loop_weight = 1.0
 
-    # The port of the loop
+    # The interface of the loop
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle:
         handle = Handle(callback, args)
@@ -115,7 +115,7 @@ class Schedule:
         return handle
 
     def make_worker(self, name: str, loop: Loop) -> SimulatedWorker:
-        """A worker of this process."""
+        """Return a worker of this process."""
         worker = SimulatedWorker(name, loop, self._story)
         self.workers.append(worker)
         return worker
@@ -123,18 +123,18 @@ class Schedule:
     # Steps
 
     def change_mood(self) -> None:
-        """From here on some are slow and others are quick."""
+        """Change which workers are slow."""
         self._loop_weight = 0.3 + 2 * self._chance.share()
         for worker in self.workers:
             worker.weight = QUICKEST ** self._chance.share()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing happens until a timer is due."""
+        """Whether nothing can happen before a timer is due."""
         return not self._ready and all(worker.idle for worker in self.workers)
 
     def step(self) -> bool:
-        """Somebody does something; False when only time can help."""
+        """Run a step; return False if only time can help."""
         busy = [worker for worker in self.workers if not worker.idle]
         weights = [worker.weight for worker in busy]
         if self._ready:
@@ -150,18 +150,18 @@ class Schedule:
         return True
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass; timers that are due become ready."""
+        """Advance time and make due timers ready."""
         self.clock.advance(seconds)
         self.wake()
 
     def wake(self) -> None:
-        """Timers that are due become ready."""
+        """Make due timers ready."""
         now = self.clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             self._ready.append(heapq.heappop(self._timers)[2])
 
     def pass_to_timer(self) -> bool:
-        """Let time pass until the next timer is due; False when there is none."""
+        """Advance time to the next timer; return False if there is none."""
         due_at = self.due_at
         if due_at is None:
             return False
@@ -170,7 +170,7 @@ class Schedule:
 
     @property
     def due_at(self) -> float | None:
-        """When the next timer is due; None when there is none."""
+        """Return when the next timer is due, None if there is none."""
         return self._timers[0][0] if self._timers else None
 
     def _call(self) -> None:
@@ -180,5 +180,5 @@ class Schedule:
 
 
 def until(at_s: float, clock: SimulatedClock) -> float:
-    """Seconds until then, of which the clock knows whole microseconds only."""
+    """Return the seconds until then, in whole microseconds of the clock."""
     return ceil(max(at_s - clock.monotonic(), 0.0) * 1_000_000) / 1_000_000

@@ -1,6 +1,6 @@
-"""The shortest story that still breaks the same promise: fewer steps, and fewer kinds of things that happen.
+"""Shrink a failed run: fewer steps and fewer kinds of events with the same violation.
 
-Promises: what is returned was run, and broke that promise; a bounded number of runs. Must not know: what the kinds are.
+Every result was run and has that violation. The number of runs is limited.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RUNS_MAX: Final = 150
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes a run: the world, its number, how long it is, and what does not happen in it."""
+    """The parameters of a run: its world, its seed, its length, and the excluded kinds of events."""
 
     kind: str
     seed: int
@@ -26,18 +26,18 @@ class Shape:
     without: frozenset[str] = frozenset()
 
     def world(self, *, show: Callable[[str], None] | None = None) -> World:
-        """The run itself."""
+        """Return the world of the run."""
         return WORLDS[self.kind](self.seed, steps=self.steps, without=self.without, show=show)
 
     @property
     def arguments(self) -> str:
-        """What replays it."""
+        """Return the arguments that repeat it."""
         found = f"--world {self.kind} --seed {self.seed} --steps {self.steps}"
         return f"{found} --without {','.join(sorted(self.without))}" if self.without else found
 
 
 def shrink(shape: Shape) -> Shape:
-    """A smaller run that breaks the promise which this one breaks, or the same. Raises ValueError when it breaks none."""
+    """Return a smaller run with the same violation, or the run itself. Raises ValueError if it has no violation."""
     failed = _failed(shape)
     if failed is None:
         raise ValueError("nothing to shrink: no promise is broken")
@@ -52,7 +52,7 @@ def shrink(shape: Shape) -> Shape:
 
 
 def _smaller(shape: Shape) -> Iterable[Shape]:
-    """What may be tried, whatever came of what was tried before."""
+    """Yield the smaller runs to try."""
     world = WORLDS[shape.kind]
     kinds = (*world.TROUBLES, *world.ACTS)
     for kind in kinds:
@@ -66,7 +66,7 @@ def _smaller(shape: Shape) -> Iterable[Shape]:
 
 
 def _failed(shape: Shape) -> tuple[str, Shape] | None:
-    """Which promise a run breaks, and the run up to there."""
+    """Return the violated property and the run up to it, None if there is no violation."""
     world = shape.world()
     try:
         world.run()

@@ -1,7 +1,4 @@
-"""What a run would ask the system's random numbers for: tokens that follow from the number of the run.
-
-Promises: what was there before is back afterwards. Must not know: what tokens are for.
-"""
+"""Replace the system's random numbers by those of the run's seed, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from polywire.testing.sim.chance import Chance
 
 @contextmanager
 def tokens_by(chance: Chance) -> Iterator[None]:
-    """While it lasts, whoever asks for random bytes or numbers is given those of this chance."""
+    """Let every request for random bytes or numbers inside the block use this sequence."""
     before = secrets.token_bytes, secrets.randbelow
     secrets.token_bytes = lambda nbytes=None: chance.token(32 if nbytes is None else nbytes)
     secrets.randbelow = lambda exclusive_upper_bound: chance.below(exclusive_upper_bound)

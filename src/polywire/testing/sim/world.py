@@ -1,7 +1,7 @@
-"""The world of a run: what follows from its number, from the first event to the last.
+"""The world of a run: all its events follow from its seed.
 
-Promises: the same number gives the same events, on any machine, compiled or not; a run ends with everything checked, closed and opened
-again. Must not know: who lives there, on how many disks.
+* The same seed gives the same events on any machine, compiled or not.
+* A run ends with all checks, a clean stop and a restart.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from polywire.testing.sim.files import Killed
 from polywire.testing.sim.story import Story
 
 STEPS: Final = 1500
-MOOD_STEPS: Final = 60  # on average, until other things happen often
+MOOD_STEPS: Final = 60  # average steps until the probabilities change
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Memory is given back by counts alone, so that two runs do it at the same moments."""
+    """Free memory by reference counts alone, so that two runs do it at the same moments."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -37,7 +37,7 @@ def without_collections() -> Iterator[None]:
 
 @contextmanager
 def in_small_pages() -> Iterator[None]:
-    """Memory to read into costs what is read: a large page is 2 MiB of zeros for the few bytes that are read here, a third of a run."""
+    """Use small pages for read buffers: a huge page zeroes 2 MiB for the few bytes read here, a third of a run's time."""
     before = allocation.LARGE_PAGE_BYTES
     try:
         allocation.LARGE_PAGE_BYTES = sys.maxsize
@@ -49,7 +49,7 @@ def in_small_pages() -> Iterator[None]:
 class World(ABC):
     """One run.
 
-    ACTS: names of what is asked for in this world. TROUBLES: what happens to it.
+    ACTS: names of the requests in this world. TROUBLES: its faults.
     """
 
     NAME: ClassVar[str]
@@ -64,7 +64,7 @@ class World(ABC):
         without: Collection[str] = (),
         show: Callable[[str], None] | None = None,
     ) -> None:
-        """without: what does not happen, of ``TROUBLES`` and ``ACTS``."""
+        """without: excluded ``TROUBLES`` and ``ACTS``."""
         self.seed: Final = seed
         self._without = without
         self.steps_done = 0
@@ -75,7 +75,7 @@ class World(ABC):
         self.story.follow(self._clock.monotonic)
 
     def run(self) -> None:
-        """Everything that this number says. Raises Violation."""
+        """Run everything. Raises Violation."""
         with without_collections(), in_small_pages(), self._small():
             self.story.tell("world", self._description())
             self._start()
@@ -89,32 +89,33 @@ class World(ABC):
 
     @property
     def rest(self) -> int:
-        """What this number leaves when divided by sixteen. What comes to a world later comes to numbers of some rests, so that the others,
-        and those that once found something, go on meaning what they meant."""
+        """The seed modulo sixteen. New workloads are enabled for some remainders only, so that older seeds keep their
+        meaning.
+        """
         return self.seed % 16
 
-    # What a world adds
+    # What a world implements
 
     @abstractmethod
     def _small(self) -> AbstractContextManager[None]:
-        """What must be small, or follow from chance, while this world runs."""
+        """Return a context in which sizes are small and random numbers come from the seed."""
 
     @abstractmethod
     def _description(self) -> str:
-        """The run in a line."""
+        """Return one line that describes the run."""
 
     @abstractmethod
     def _start(self) -> None:
-        """Whoever lives there comes."""
+        """Start the parts of the world."""
 
     @abstractmethod
     def _step(self) -> None:
-        """Something happens. Raises Killed."""
+        """Run one step. Raises Killed."""
 
     @abstractmethod
     def _restart(self) -> None:
-        """Something has ended a process."""
+        """Restart after a process has ended."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Everybody is answered; then everything is there, after a stop as well, and after a power loss."""
+        """End the run: every request gets an answer; all data must exist after a stop and after a power loss."""

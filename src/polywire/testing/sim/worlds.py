@@ -1,7 +1,4 @@
-"""Every world there is, by its name.
-
-Promises: the order in which ``make sim`` runs them. Must not know: what happens in one.
-"""
+"""All worlds by name, in the order in which ``make sim`` runs them."""
 
 from __future__ import annotations
 
