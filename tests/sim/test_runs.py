@@ -55,7 +55,7 @@ LATER = {
     10: ("joined", "synced up", "refused late"),
     11: ("ended",),
     13: ("published",),
-    6: ("denied", "rights", "told"),
+    6: ("denied", "rights", "answered"),
 }
 """What comes up in numbers of the world of wires that leave this when divided by sixteen."""
 TROUBLES = ("power loss", "killed", "short", "rival")

@@ -1,1 +1,1 @@
-"""The broker in the simulated world: clients that outlive its processes, and everything they were told (decision 0122)."""
+"""The broker in the simulation: clients that outlive its processes, and every answer they got (decision 0122)."""

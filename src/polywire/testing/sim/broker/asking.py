@@ -1,7 +1,6 @@
-"""How clients ask a broker for something, and what everybody sees of its state.
+"""Requests of clients to a broker, and checks of the broker's visible state.
 
-Promises: what a broker shows before and after is judged with every question: what was asked for is so, and nothing else is different.
-Must not know: what may be asked for.
+The state before and after every request is compared: the requested change has happened, and nothing else differs.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ from polywire.testing.sim.story import Story
 from polywire.types import Level, PositionKind
 
 BY_ITSELF: Final = frozenset(("group", "transaction", "holds"))
-"""What changes without being asked to: members and transactions have their time."""
+"""Parts of the state that change without a request: members and transactions expire."""
 
 Watcher = Callable[[Key, object, object], None]
-"""Judges a part of the state that has changed: what it was and what it is, None where it was not there."""
+"""Checks a changed part of the state: its value before and after, None if it did not exist."""
 
 Verb = Callable[[Completion[Any]], Any]
 
 
 def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]], staged: Iterable[bytes]) -> State:
-    """The state of a broker as it shows it. bounds: where a partition begins and ends; where retention has a say, nobody knows when.
-    staged: tokens that something is staged under."""
+    """Return the visible state of a broker. bounds: the first and next offset of a partition, because retention may
+    change them at any time. staged: tokens with staged batches.
+    """
     found: dict[Key, object] = {}
     for topic in broker.topics():
         name = topic.name.full
@@ -60,7 +60,7 @@ def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]], staged:
 
 
 class Asking:
-    """Guards: everybody is answered once; ``failure`` is what the broker said when its storage failed."""
+    """Guards: every request is answered once; ``failure`` is the error of a broker whose storage failed."""
 
     def __init__(self, process: BrokerProcess, model: Model, story: Story, durability: Level) -> None:
         self.broker: Final = process.broker
@@ -78,12 +78,12 @@ class Asking:
         self.story.tell("log failed", error.message)
 
     def look(self) -> State:
-        """The state as it must be once what was asked for is written."""
+        """Return the state as it must be once the requests are written."""
         staged = [token for token, known in self.model.tokens.items() if not known.is_gone]
         return look(self.broker, self._bounds, staged)
 
     def notice_last(self) -> None:
-        """The process was killed: what it did by itself since somebody asked last may be stored, or not."""
+        """Account for a killed process: its spontaneous changes since the last request may be stored or not."""
         history, state = self.model.history, self.look()
         kept = {key: value for key, value in history.latest.items() if key[0] not in BY_ITSELF}
         history.note({**kept, **{key: value for key, value in state.items() if key[0] in BY_ITSELF}})
@@ -93,7 +93,7 @@ class Asking:
         return max(kept.first, partition.log.first_offset), len(kept.records)
 
     def notice(self) -> None:
-        """What has changed since somebody asked last did so by itself."""
+        """Note the spontaneous changes since the last request."""
         state, history = self.look(), self.model.history
         if state == history.latest:
             return
@@ -105,11 +105,11 @@ class Asking:
         self._judge(self._watchers, before, changed)
 
     def watch(self, kind: str, watcher: Watcher) -> None:
-        """Have parts of this kind judged whenever they change."""
+        """Register a check of every change in parts of this kind."""
         self._watchers[kind] = watcher
 
     def watch_unasked(self, kind: str, watcher: Watcher) -> None:
-        """Have parts of this kind judged when they change by themselves."""
+        """Register a check of spontaneous changes in parts of this kind."""
         self._unasked[kind] = watcher
 
     @staticmethod
@@ -131,10 +131,11 @@ class Asking:
         moment: int | None = None,
         free: Collection[str] = (),
     ) -> Any:
-        """Ask for something; returns what the verb does, or the error that it raised.
+        """Make a request; return the call's result or the error that it raised.
 
-        applied: brings the model up to date, and says which parts of the state are what now, None for those that are gone. free: kinds of
-            parts that are not judged by that. completed: gets the answer. moment: what its level is about, where not about this question.
+        applied: updates the model and returns the expected parts of the state, None for removed parts. free: kinds of
+        parts that this does not check. completed: gets the answer. moment: of the history that the answer acknowledges,
+        if not that of this request.
         """
         self.notice()
         self.story.tell(event, text)
@@ -162,16 +163,16 @@ class Asking:
         require(changed == wanted, "what was asked for is so, and nothing else", changed=changed, wanted=wanted)
 
     def acknowledge(self, moment: int, level: Level) -> None:
-        """What had happened by then was answered at this level."""
+        """Note that everything up to this moment is acknowledged at this level."""
         self.model.history.acknowledge(moment, max(level, self._durability) if level is not Level.MEMORY else level)
 
     def is_excused(self, error: BrokerError) -> bool:
-        """Whether anything may be refused with this error."""
+        """Return whether this error may refuse any request."""
         return isinstance(error, Busy) or self.failure is not None or error.code is ErrorCode.STORAGE_FAILED
 
 
 class _Answer:
-    """A completion. Guards: it is called once, and not from inside the verb."""
+    """A completion. Guards: it is called once, and not from inside the request."""
 
     __slots__ = ("_asking", "_completed", "_level", "_what", "is_open", "moment")
 
@@ -185,20 +186,20 @@ class _Answer:
         asking.unanswered += 1
 
     def withdraw(self) -> None:
-        """Nothing more is said."""
+        """Expect no answer any more."""
         self.is_open = False
         self._asking.unanswered -= 1
 
     def __call__(self, found: object) -> None:
         asking = self._asking
-        require(self.is_open, "everybody is answered once", what=self._what)
-        require(self.moment >= 0, "nobody is answered before the verb returns", what=self._what)
+        require(self.is_open, "every request is answered once", what=self._what)
+        require(self.moment >= 0, "no answer comes before the call returns", what=self._what)
         self.is_open = False
         asking.unanswered -= 1
         if isinstance(found, BrokerError):
             asking.story.tell("refused", self._what)
             require(asking.is_excused(found), "refused for no reason", what=self._what, error=str(found))
             return
-        asking.story.tell("told", self._what)
+        asking.story.tell("answered", self._what)
         asking.acknowledge(self.moment, self._level)
         self._completed(found)

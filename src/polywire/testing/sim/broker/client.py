@@ -1,6 +1,6 @@
-"""The clients of a broker: everybody who asks one for something, in one place.
+"""All clients of a broker.
 
-Promises: whatever a client is told is judged by what the clients know together. Must not know: the disk, when a process is killed.
+Every answer is checked against the model that all clients share.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from polywire.testing.sim.promises import require
 
 
 class Client(TopicPart, RecordPart, GroupPart, TransactionPart, PublishPart):
-    """What is asked for is that of its bases, one for each kind of client."""
+    """Its requests are those of its base classes, one for each kind of client."""
 
     def act(self, weights: Sequence[float], without: Collection[str] = ()) -> None:
-        """Ask for something, unless it is among what is not asked for."""
+        """Make a request, unless it is excluded."""
         story = self.asking.story
         before, story.actor = story.actor, "client"
         chosen = self.chance.weighted(list(ACTS), weights)
@@ -29,13 +29,13 @@ class Client(TopicPart, RecordPart, GroupPart, TransactionPart, PublishPart):
         story.actor = before
 
     def commit(self) -> None:
-        """The process has read from all its peers: what they asked for is written."""
+        """Commit as at the end of a pass of the loop: all requests are written."""
         self.asking.story.tell("commit")
         self.broker.commit()
 
     def check_rest(self) -> None:
-        """Nothing is under way any more."""
-        require(not self.asking.unanswered, "everybody is answered once", unanswered=self.asking.unanswered)
+        """Check that nothing is outstanding."""
+        require(not self.asking.unanswered, "every request is answered once", unanswered=self.asking.unanswered)
         require(not self.reading, "every read is answered", reading=self.reading)
 
 
@@ -67,4 +67,4 @@ ACTS: Final[Mapping[Callable[[Client], None], float]] = {
     Client.read: 4,
     Client.commit: 6,
 }
-"""What may be asked for, and how often."""
+"""The requests and their weights."""

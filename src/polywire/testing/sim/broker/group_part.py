@@ -1,6 +1,6 @@
-"""Clients of a broker that are members of groups, some of them for longer than they know.
+"""Clients that are members of groups, some of them after they were removed.
 
-Promises: as ``Part``; judges who owns what, who is put out, and whose positions are stored. Must not know: who reads records.
+Checks ownership of partitions, removals of members and stored positions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GroupPart(Part):
             self._seat(group, name, id_, found)
 
     def _seat(self, group: str, topic: str, id_: str, found: Membership) -> None:
-        """Somebody was told what it may read."""
+        """Note an assignment."""
         self.asking.story.tell("seat", f"{group}/{topic} {id_} generation={found.generation} {found.partitions}")
         shown = self.model.history.latest.get(("group", topic, group))
         right = isinstance(shown, tuple) and shown[0] == found.generation and id_ in shown[1]
@@ -87,7 +87,7 @@ class GroupPart(Part):
         self._seat(*at, found)
 
     def _judge_refusal(self, member: Member, error: BrokerError) -> None:
-        """Somebody is told that it is no member, or of another generation."""
+        """Check an answer that a member is removed or its generation is stale."""
         if self.asking.is_excused(error):
             return
         shown = self.model.history.latest.get(("group", member.topic, member.group))
@@ -100,11 +100,11 @@ class GroupPart(Part):
         return self._is_long_ago(member.seen_at)
 
     def _is_long_ago(self, seen_at: float) -> bool:
-        """As the coordinator rounds it."""
+        """Return whether the timeout has passed, rounded as in the coordinator."""
         return seen_at < self._now() - self.broker.settings.member_timeout_s
 
     def commit_position(self) -> None:
-        """A member, perhaps of an earlier generation, stores how far it has read."""
+        """Commit a position as a member, perhaps in an earlier generation."""
         member = self._member()
         topic = None if member is None else self.broker.find_topic(member.topic)
         if member is None or topic is None:
@@ -147,7 +147,7 @@ class GroupPart(Part):
             member.seen_at = max(member.seen_at, self._now())
 
     def commit_plainly(self) -> None:
-        """Somebody stores a position of a group without being a member."""
+        """Commit a position of a group without being a member."""
         topic = self.topic()
         if topic is None:
             return
@@ -197,7 +197,7 @@ class GroupPart(Part):
             require(missing or self.asking.is_excused(found), "refused for no reason", error=str(found))
 
     def _group_changed(self, key: Key, before: object, after: object) -> None:
-        """A group is another one: whoever it lost was silent, or asked for it."""
+        """Check a changed group: a removed member was silent or left."""
         topic, group = str(key[1]), str(key[2])
         if not isinstance(after, tuple):
             self.model.members.end(group, topic)

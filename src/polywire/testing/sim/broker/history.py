@@ -1,10 +1,8 @@
-"""What the state of a broker was after each thing that happened to it: moments, one behind the other.
+"""The state of a broker after each of its changes: a sequence of moments.
 
-A process that stops leaves the state of one of its moments, as a whole: everything up to there, and nothing of what came later. It is not an
-earlier one than what was acknowledged. So a start needs no rules of its own for topics, positions, groups and transactions: whatever is found
-was all true at once, or something was torn apart.
-
-Promises: judges what a start has found. Must not know: what the parts of a state mean.
+After a stop, the broker must have the complete state of one moment, not earlier than the last acknowledged one. So a
+start needs no separate rules for topics, positions, groups and transactions: either the whole state existed at one
+moment, or the recovery is wrong.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from polywire.testing.sim.promises import Acknowledged, require
 from polywire.types import Level
 
 Key = tuple[str | int, ...]
-"""Names one part of a state: what kind it is, the topic it belongs to, and which of that topic's."""
+"""Names one part of a state: its kind, its topic, and its name in that topic."""
 
 State = Mapping[Key, object]
 
 
 class History:
-    """Guards: ``latest`` is the state after ``moment`` things that happened since the last start."""
+    """Guards: ``latest`` is the state after ``moment`` changes since the last start."""
 
     __slots__ = ("_base", "_changes", "acknowledged", "latest", "moment")
 
@@ -34,7 +32,7 @@ class History:
         self._changes: Final[dict[Key, list[tuple[int, object]]]] = {}
 
     def note(self, state: State) -> State:
-        """One more thing has happened, and this is the state now; returns what differs, None for what is there no more."""
+        """Add a moment with this state; return what differs, None for removed parts."""
         self.moment += 1
         differing: dict[Key, object] = {}
         for key in {**self.latest, **state}:
@@ -46,11 +44,13 @@ class History:
         return differing
 
     def acknowledge(self, moment: int, level: Level) -> None:
-        """What had happened by then is stored."""
+        """Note that everything up to this moment is stored."""
         self.acknowledged.note(moment, level)
 
     def settle(self, found: State, *, powerless: bool) -> int:
-        """A start has found this state; returns the moment that it is of, with which another history begins. Raises Violation."""
+        """Check the state that a start recovered; return its moment, at which the next history begins. Raises
+        Violation.
+        """
         possible = (2 << self.moment) - 1
         for key in {**self._base, **dict.fromkeys(self._changes), **found}:
             left = possible & self._moments(key, found.get(key))
@@ -72,13 +72,13 @@ class History:
         return moment
 
     def begin(self, state: State) -> None:
-        """This is the state now, and stored."""
+        """Begin with this stored state."""
         self.moment, self.acknowledged = 0, Acknowledged()
         self.latest = self._base = state
         self._changes.clear()
 
     def _moments(self, key: Key, value: object) -> int:
-        """When a part had this value: one bit for each moment."""
+        """Return the moments at which a part had this value, as a bit mask."""
         since, was, found = 0, self._base.get(key), 0
         for at, now in self._changes.get(key, []):
             if was == value:

@@ -1,6 +1,6 @@
-"""What members of groups know: what they were told they may read, when they were last heard of, and who else was told the same.
+"""The members' view of groups: their assignments, and when they last sent a heartbeat.
 
-Promises: no two members are told in one generation that they own a partition. Must not know: how partitions are dealt out.
+No two members get the same partition in one generation.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ NO_GENERATION: Final = -1
 
 
 def is_connected(id_: str) -> bool:
-    """Whether this member lives as long as its connection, so never beyond a start."""
+    """Return whether this member lives as long as its connection, never beyond a restart."""
     return id_ in _CONNECTED
 
 
 @dataclass(slots=True)
 class Member:
-    """One member, and what it was told last: at a moment of the history. seen_at: when it was heard of for certain; maybe_seen_at: when it
-    asked last for what was refused because nothing could be stored, before that was looked at or after."""
+    """One member with its last assignment, at a moment of the history. seen_at: time of its last certain heartbeat.
+    maybe_seen_at: time of the last request refused for lack of space, which may count as a heartbeat or not.
+    """
 
     group: str
     topic: str
@@ -38,22 +39,22 @@ class Member:
 
 
 class Members:
-    """Guards: members are those that the state shows; claims are of moments that a start has found."""
+    """Guards: members are those of the state; assignments are of recovered moments."""
 
     def __init__(self) -> None:
         self._members: Final[dict[tuple[str, str, str], Member]] = {}
         self._claims: Final[dict[tuple[str, str, int], dict[int, tuple[str, int]]]] = {}
 
     def all(self) -> list[Member]:
-        """Everybody."""
+        """All members."""
         return list(self._members.values())
 
     def find(self, group: str, topic: str, id_: str) -> Member | None:
-        """One of them."""
+        """Return a member, None if there is none."""
         return self._members.get((group, topic, id_))
 
     def seat(self, group: str, topic: str, id_: str, found: Membership, *, now: float, moment: int) -> None:
-        """Somebody was told what it owns. Raises Violation."""
+        """Note an assignment. Raises Violation."""
         claims = self._claims.setdefault((group, topic, found.generation), {})
         for number in found.partitions:
             other, _ = claims.setdefault(number, (id_, moment))
@@ -63,23 +64,23 @@ class Members:
         member.generation, member.partitions, member.moment = found.generation, found.partitions, moment
 
     def lose(self, member: Member) -> None:
-        """Somebody is no member any more."""
+        """Remove a member."""
         del self._members[member.group, member.topic, member.id]
 
     @staticmethod
     def lose_generation(member: Member) -> None:
-        """Somebody was told that its generation is over."""
+        """Note that a member's generation is over."""
         member.generation, member.partitions = NO_GENERATION, ()
 
     def end(self, group: str, topic: str) -> None:
-        """A group is there no more."""
+        """Remove a group."""
         for key in [key for key in self._members if key[:2] == (group, topic)]:
             del self._members[key]
         for claim in [claim for claim in self._claims if claim[:2] == (group, topic)]:
             del self._claims[claim]
 
     def settle(self, state: State, moment: int, now: float) -> None:
-        """A start has found the state of a moment: everybody has its whole time, but who was connected."""
+        """Account for a start with the state of a moment: members have a full timeout, except connected ones."""
         shown = {(key[2], key[1]): value for key, value in state.items() if key[0] == "group"}
         for claim, claims in list(self._claims.items()):
             kept = {number: (id_, 0) for number, (id_, at) in claims.items() if at <= moment}

@@ -1,6 +1,6 @@
-"""What clients of a broker know: what they asked for, what they were told, and what must follow from that.
+"""The model of a broker's clients: their requests, the answers, and the consequences.
 
-Promises: outlives every process; what a stop took is taken here as well. Must not know: how the broker does it, when anything happens.
+It outlives every process. It drops what a stop may lose.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from polywire.testing.sim.log.model import Content, KeptPartition
 
 OFFSET_FORGOTTEN: Final = -1
 NO_EPOCH: Final = -1
-OLD_MAX: Final = 6  # answered batches that a producer may still send again
+OLD_MAX: Final = 6  # acknowledged batches that a producer may send again
 
 
 @dataclass(slots=True)
 class Sent:
-    """One batch of a producer. ``taken``: a process that still runs has it."""
+    """One batch of a producer. ``taken``: a running process has it."""
 
     incarnation: int
     epoch: int
@@ -38,7 +38,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Producer:
-    """An idempotent producer, which sends what is not answered again. ``next``: sequences, by partition."""
+    """An idempotent producer, which repeats unacknowledged batches. ``next``: sequences by partition."""
 
     id: bytes
     epoch: int = 0
@@ -47,18 +47,18 @@ class Producer:
     old: deque[Sent] = field(default_factory=lambda: deque(maxlen=OLD_MAX))
 
     def due(self, incarnation: int) -> Sent | None:
-        """What has to be sent next, before anything new."""
+        """Return the batch to send before any new one."""
         return next((sent for sent in self.unanswered.get(incarnation, []) if not sent.taken), None)
 
     def answered(self, sent: Sent) -> None:
-        """It need not be sent again."""
+        """Note that a batch need not be repeated."""
         waiting = self.unanswered.get(sent.incarnation, [])
         if any(one is sent for one in waiting):
             waiting[:] = [one for one in waiting if one is not sent]
             self.old.append(sent)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Count from the beginning; what was not answered is given up."""
+        """Restart the sequences; unacknowledged batches are given up."""
         for waiting in self.unanswered.values():
             self.old.extend(waiting)
         self.epoch = epoch
@@ -67,7 +67,7 @@ class Producer:
 
 
 class Stored(NamedTuple):
-    """One batch of a producer that a partition has, since a moment."""
+    """One batch of a producer in a partition, since a moment."""
 
     moment: int
     epoch: int
@@ -78,7 +78,7 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """What a partition must know of a producer."""
+    """The state that a partition must have of a producer."""
 
     epoch: int
     first: int
@@ -87,7 +87,7 @@ class Known:
 
 
 class Repeat(NamedTuple):
-    """A batch that is stored already: the moment it was asked for, and the offset to be told."""
+    """A batch that is already stored: the moment of its request, and the offset to return."""
 
     moment: int
     offset: int
@@ -95,8 +95,9 @@ class Repeat(NamedTuple):
 
 @dataclass(slots=True)
 class HeldId:
-    """A transactional id. unsynced: epochs of those of whom nothing is synced. begun: moments from which on a transaction was open, and when
-    its time began."""
+    """A transactional id. unsynced: epochs whose holders have no synced data. begun: moments from which a transaction
+    was open, with their times.
+    """
 
     id: str
     unsynced: set[int] = field(default_factory=set)
@@ -104,19 +105,19 @@ class HeldId:
 
     @property
     def began_at(self) -> float:
-        """When the time of the transaction began that was opened last."""
+        """The time at which the last transaction began."""
         return self.begun[-1][1] if self.begun else -math.inf
 
     def settle(self, epoch: int, moment: int) -> None:
-        """A start has found this epoch: what came later was lost."""
+        """Account for a start with this epoch: later epochs were lost."""
         self.begun = [(0, began_at) for begun, began_at in self.begun if begun <= moment]
         if epoch in self.unsynced:
-            self.begun.clear()  # what is not synced ends with the process
+            self.begun.clear()  # unsynced data ends with the process
 
 
 @dataclass(slots=True)
 class Holder:
-    """Who holds a transactional id, or did. numbered: its wire numbers producers."""
+    """A current or former holder of a transactional id. numbered: its protocol numbers producers."""
 
     held: HeldId
     numbered: bool
@@ -128,11 +129,11 @@ class Holder:
 
     @property
     def synced(self) -> bool:
-        """Whether what it stages is synced."""
+        """Whether its staged data is synced."""
         return self.epoch not in self.held.unsynced
 
     def begin_epoch(self, epoch: int, *, synced: bool) -> None:
-        """It is held from here on; a start may find the one before, if this one was lost."""
+        """Begin an epoch; a start may recover the one before if this one was lost."""
         self.epoch = epoch
         self.held.unsynced.discard(epoch)
         if not synced:
@@ -141,7 +142,7 @@ class Holder:
 
 @dataclass(slots=True)
 class StagedRecords:
-    """What a transaction holds back since a moment, under a token. is_answered: whether somebody was told so."""
+    """Staged records of a transaction under a token, since a moment. is_answered: whether staging was acknowledged."""
 
     moment: int
     id: str
@@ -156,7 +157,7 @@ class StagedRecords:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Positions that a transaction moves, since a moment."""
+    """Positions that a transaction commits, since a moment."""
 
     moment: int
     token: bytes
@@ -167,7 +168,7 @@ class Held:
 
 @dataclass(slots=True)
 class Token:
-    """What a writer has staged for a number. is_gone: it was published or dropped, or its partition ended."""
+    """Staged batches of a writer for a number. is_gone: it was published or dropped, or its partition was deleted."""
 
     writer: str
     number: int
@@ -177,10 +178,10 @@ class Token:
 
 
 class Model:
-    """Guards: ``partitions`` hold what was asked for, up to what the last start found and everything since."""
+    """Guards: ``partitions`` have all requests up to the last recovered state and since."""
 
     def __init__(self, window: int) -> None:
-        """window: batches of a producer whose offsets are remembered."""
+        """window: batches per producer whose offsets are remembered."""
         self.history: Final = History()
         self.partitions: Final[dict[int, KeptPartition]] = {}
         self.producers: Final = [Producer(b"producer-%d" % number) for number in range(3)]
@@ -191,20 +192,20 @@ class Model:
         self.staged: list[StagedRecords] = []
         self.held: list[Held] = []
         self.torn: set[bytes] = set()
-        """Tokens of transactions that have lost what they were told is staged."""
+        """Tokens of transactions that lost acknowledged staged data."""
         self.tokens: Final[dict[bytes, Token]] = {}
         self._window = window
         self._count = 0
 
     def number(self) -> int:
-        """One that was never given before."""
+        """Return a unique number."""
         self._count += 1
         return self._count
 
     # Producers
 
     def known(self, incarnation: int, producer: bytes) -> Known | None:
-        """What a partition must know of a producer, from what it has of it."""
+        """Return the state that a partition must have of a producer, from its batches."""
         known: Known | None = None
         for stored in self._stored.get((incarnation, producer), []):
             if known is None or (stored.epoch, stored.base) != (known.epoch, known.last + 1):
@@ -214,7 +215,7 @@ class Model:
         return known
 
     def outcome(self, producer: Producer, sent: Sent) -> Repeat | ErrorCode | None:
-        """What must come of a batch: it is a repeat, or refused; None when it is stored."""
+        """Return the expected result of a batch: a repeat, an error, or None if it will be stored."""
         known = self.known(sent.incarnation, producer.id)
         if known is None or (sent.epoch, sent.base) == (known.epoch, known.last + 1):
             return None
@@ -230,14 +231,16 @@ class Model:
         return Repeat(self.history.moment, OFFSET_FORGOTTEN)
 
     def store(self, producer: Producer, sent: Sent, offset: int) -> None:
-        """A partition has this batch now, from this offset on."""
+        """Note that a partition has this batch from this offset."""
         stored = Stored(self.history.moment + 1, sent.epoch, sent.base, sent.last, offset)
         self._stored.setdefault((sent.incarnation, producer.id), []).append(stored)
 
     # Transactions
 
     def staged_by(self, holder: Holder, token: bytes, incarnation: int) -> list[StagedRecords]:
-        """What counts for the next sequence in a partition: of the transaction, or the epoch where sequences go on."""
+        """Return the batches that determine the next sequence in a partition: those of the transaction, or of the epoch
+        if sequences continue.
+        """
         own = [
             one for one in self.staged if (one.id, one.epoch, one.incarnation) == (holder.id, holder.epoch, incarnation)
         ]
@@ -246,7 +249,7 @@ class Model:
     # Starts
 
     def settle(self, moment: int, ends: dict[int, int], *, now: float) -> None:
-        """A start has found the state of a moment: what came later never was. ends: where partitions end."""
+        """Account for a start with the state of a moment: drop everything later. ends: next offsets of partitions."""
         self.members.settle(self.history.latest, moment, now)
         self.torn |= {one.token for one in self.staged if one.moment > moment and one.is_answered}
         self.staged = [replace(one, moment=0) for one in self.staged if one.moment <= moment]
@@ -258,7 +261,7 @@ class Model:
             epoch = state[0] if isinstance(state, tuple) else NO_EPOCH
             holder.held.settle(epoch, moment)
             if epoch < holder.epoch:
-                holder.epoch = NO_EPOCH  # that it was held was lost
+                holder.epoch = NO_EPOCH  # its epoch was lost
         for incarnation in [number for number in self.partitions if number not in ends]:
             del self.partitions[incarnation]
         for incarnation, kept in self.partitions.items():

@@ -1,6 +1,6 @@
-"""What every kind of client of a broker has: how it asks, and whom it asks about.
+"""The common part of all kinds of clients: how they make requests and choose topics.
 
-Promises: nothing but a full disk, or one that failed, refuses what is asked for here. Must not know: what is asked for.
+Only a full or failed disk may refuse these requests.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LEVELS: Final = (
     (Level.WRITTEN,),
     (Level.SYNCED,),
 )
-"""What is asked for, in one mood and in others."""
+"""The levels of requests by mood."""
 
 
 class Part:
-    """A base of ``Client``. Guards: what is under way with one process."""
+    """A base of ``Client``. Guards: the outstanding requests to one process."""
 
     def __init__(self, asking: Asking, chance: Chance) -> None:
         self.asking: Final = asking
@@ -38,11 +38,11 @@ class Part:
         self.levels: Sequence[Level] = LEVELS[0]
 
     def level(self) -> Level:
-        """One of this mood's."""
+        """Return a level of the current mood."""
         return self.chance.one_of(self.levels)
 
     def ask(self, event: str, text: str, verb: Callable[[Completion[Any]], Any], *, level: Level, **named: Any) -> Any:
-        """Ask for what nothing but a full disk, or one that failed, may refuse; what the verb returns, None where it was refused."""
+        """Make a request that only a full or failed disk may refuse; return its result, None if it was refused."""
         found = self.asking.ask(event, f"{text} {level.name}", verb, level=level, **named)
         if isinstance(found, BrokerError):
             require(self.asking.is_excused(found), "refused for no reason", what=event, error=str(found))
@@ -50,17 +50,17 @@ class Part:
         return found
 
     def topic(self) -> Topic | None:
-        """One of those that are there."""
+        """Return an existing topic."""
         topics = self.broker.topics()
         return self.chance.one_of(topics) if topics else None
 
     def partition(self) -> Partition | None:
-        """One of those that are there."""
+        """Return an existing partition."""
         topic = self.topic()
         return None if topic is None else self.chance.one_of(topic.partitions)
 
     def contents(self, keyed: bool) -> list[Content]:
-        """Some records that nobody sent before."""
+        """Return new records."""
         found: list[Content] = []
         for _ in range(1 + self.chance.below(3)):
             value: bytes | None = b"%d:" % self.model.number() + b"." * self.chance.one_of(VALUE_SIZES)
@@ -71,7 +71,7 @@ class Part:
         return found
 
     def append(self, partition: Partition, contents: list[Content]) -> dict[Key, object]:
-        """A partition has these records now; says so of the state."""
+        """Note the new records of a partition; return the changed state."""
         kept = self.model.partitions[partition.incarnation]
         kept.records += contents
         return {("end", partition.topic.name.full, partition.incarnation): len(kept.records)}

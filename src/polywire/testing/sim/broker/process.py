@@ -1,7 +1,4 @@
-"""A process that has a broker open over the log.
-
-Promises: as ``Process``. Must not know: who asks, what is right.
-"""
+"""A process with a broker over the log."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from polywire.testing.sim.story import Story
 
 
 class BrokerProcess(Process):
-    """Guards: ``log`` and ``broker`` are there once ``open`` has returned."""
+    """Guards: ``log`` and ``broker`` exist once ``open`` has returned."""
 
     broker: Broker
 

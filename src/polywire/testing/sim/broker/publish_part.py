@@ -1,6 +1,6 @@
-"""Clients of a broker that stage batches and publish them under a number of theirs, again until they are answered.
+"""Clients that stage batches and publish them under their own numbers, repeatedly until they get an answer.
 
-Promises: as ``Part``; a number of a writer is published once. Must not know: who writes numbers down.
+A number of a writer is published once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PublishPart(Part):
         return found
 
     def stage(self) -> None:
-        """A batch for the next number of a writer."""
+        """Stage a batch for the next number of a writer."""
         partition = self.partition()
         if partition is None:
             return
@@ -49,12 +49,12 @@ class PublishPart(Part):
         self.ask("stage", text, lambda done: verb(done=done), level=level, applied=applied)
 
     def publish(self) -> None:
-        """The next number of a writer, with all that is staged for it."""
+        """Publish the next number of a writer with everything staged for it."""
         writer = self.chance.one_of(WRITERS)
         self._publish(writer, self._last(writer) + 1)
 
     def publish_again(self) -> None:
-        """A number that may be published already, with what is staged for it now."""
+        """Publish a number that may be published already, with what is staged for it now."""
         writer = self.chance.one_of(WRITERS)
         if self._last(writer):
             self._publish(writer, 1 + self.chance.below(self._last(writer)))
@@ -69,7 +69,7 @@ class PublishPart(Part):
         }
         living = {partition.incarnation: partition for topic in self.broker.topics() for partition in topic.partitions}
         lost = [token for token, known in tokens.items() if known.incarnation not in living]
-        told: list[PublishAnswer] = []
+        answers: list[PublishAnswer] = []
 
         def applied(_: object) -> Mapping[Key, object]:
             changed: dict[Key, object] = {}
@@ -82,7 +82,7 @@ class PublishPart(Part):
             return changed
 
         def completed(answer: PublishAnswer) -> None:
-            told.append(answer)
+            answers.append(answer)
             require(answer.duplicate is repeated, "a number is published once", writer=writer, number=number)
 
         found = self.asking.ask(

@@ -1,7 +1,4 @@
-"""Clients of a broker that produce and read, and send again what was not answered.
-
-Promises: as ``Part``; what must come of a batch is foretold. Must not know: how topics come about.
-"""
+"""Clients that produce and read, and repeat unacknowledged batches. The result of every batch is predicted."""
 
 from __future__ import annotations
 
@@ -24,7 +21,9 @@ from polywire.testing.sim.promises import require
 
 
 class RecordPart(Part):
-    """A base of ``Client``. may_fail_reads: whether the disk has failed since the start. reading: how many reads are not answered."""
+    """A base of ``Client``. may_fail_reads: whether the disk has failed since the start. reading: number of outstanding
+    reads.
+    """
 
     def __init__(self, asking: Asking, chance: Chance) -> None:
         super().__init__(asking, chance)
@@ -32,7 +31,7 @@ class RecordPart(Part):
         self.reading = 0
 
     def produce(self) -> None:
-        """A producer sends its next batch, or again what it has to send first."""
+        """Send a producer's next batch, or first the one to repeat."""
         partition = self.partition()
         if partition is None:
             return
@@ -46,7 +45,7 @@ class RecordPart(Part):
         self._send(producer, partition, sent)
 
     def produce_again(self) -> None:
-        """Something that was sent before arrives once more, whatever came of it."""
+        """Send an earlier batch once more, whatever its result was."""
         producer = self.chance.one_of(self.model.producers)
         known = [*producer.old, *(sent for waiting in producer.unanswered.values() for sent in waiting)]
         living = {partition.incarnation: partition for topic in self.broker.topics() for partition in topic.partitions}
@@ -56,7 +55,7 @@ class RecordPart(Part):
             self._send(producer, living[sent.incarnation], sent)
 
     def begin_epoch(self) -> None:
-        """A producer starts anew: whatever of its past arrives late is not stored any more."""
+        """Begin a new epoch of a producer; late batches of earlier epochs must be refused."""
         producer = self.chance.one_of(self.model.producers)
         producer.begin_epoch(producer.epoch + 1)
 
@@ -98,7 +97,7 @@ class RecordPart(Part):
 
         def completed(found: int) -> None:
             forgotten = isinstance(outcome, Repeat) and not outcome.moment and found == OFFSET_FORGOTTEN
-            if not forgotten:  # a start may know that it has a batch, and not where
+            if not forgotten:  # a start may know a batch without its offset
                 self._check_offset(first, found)
             producer.answered(sent)
 
@@ -116,7 +115,7 @@ class RecordPart(Part):
             require(expected, "a batch is refused for a reason", error=str(found), expected=outcome)
             if (
                 found.code is outcome and sent.epoch == producer.epoch
-            ):  # something stored is gone, or somebody has its id
+            ):  # stored data is lost, or another producer has its id
                 known = self.model.known(sent.incarnation, producer.id)
                 producer.begin_epoch(1 + max(sent.epoch, 0 if known is None else known.epoch))
             return

@@ -1,7 +1,4 @@
-"""Clients of a broker that make, grow, empty and delete topics.
-
-Promises: as ``Part``. Must not know: who reads and writes them.
-"""
+"""Clients that create, grow, purge and delete topics."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from polywire.testing.sim.log.model import KeptPartition
 from polywire.types import TopicName
 
 TOPICS: Final = ("a", "b", "c")
-PARTITIONS_MAX: Final = 3  # of a topic
+PARTITIONS_MAX: Final = 3  # per topic
 RETENTION_BYTES: Final = 20_000
 
 

@@ -1,6 +1,6 @@
-"""Clients of a broker that hold transactional ids, one after the other and in each other's way.
+"""Clients that hold transactional ids, one after the other or in conflict.
 
-Promises: as ``Part``; a transaction is there as a whole once it is committed, and before that nowhere. Must not know: wires' words for it.
+A committed transaction is visible as a whole, an open one not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TransactionPart(Part):
         asking.watch_unasked("transaction", self._ended_by_itself)
 
     def _ended_by_itself(self, key: Key, before: object, after: object) -> None:
-        """A transaction was aborted although nobody asked for it: only when its time is over."""
+        """Check a transaction that aborted without a request: its timeout must have passed."""
         id_ = str(key[2])
         aborted = (
             isinstance(before, tuple) and isinstance(after, tuple) and (before[1], after[1]) == ("OPEN", "ABORTED")
@@ -46,7 +46,7 @@ class TransactionPart(Part):
         require(over, "a transaction has its time", id=id_, began_at=began_at)
 
     def _held(self, holder: Holder) -> Transaction | None:
-        """The transaction of who still holds its id."""
+        """Return the transaction of the current holder of an id, None for a former one."""
         try:
             found = self.broker.transactions.find(holder.id)
         except BrokerError as error:
@@ -63,9 +63,9 @@ class TransactionPart(Part):
         return holder, found
 
     def hold(self) -> None:
-        """Somebody wants to hold an id; whoever did before holds it no more."""
+        """Take over an id; the former holder is fenced."""
         holder, transactions = self.chance.one_of(self.model.holders), self.broker.transactions
-        self.asking.notice()  # the one before may have ended by itself
+        self.asking.notice()  # the earlier transaction may have expired
         before = self.model.history.latest.get(("transaction", "", holder.id))
         epoch = before[0] + 1 if isinstance(before, tuple) else 0
         level = self.level() if holder.numbered else Level.SYNCED
@@ -109,7 +109,7 @@ class TransactionPart(Part):
         return Level.SYNCED if holder.synced else Level.WRITTEN
 
     def stage_in_transaction(self) -> None:
-        """A record that nobody sees yet; or the last one once more, which changes nothing."""
+        """Stage an invisible record, or repeat the last one, which changes nothing."""
         opened, partition = self._open(), self.partition()
         if opened is None or partition is None:
             return
@@ -162,7 +162,7 @@ class TransactionPart(Part):
         self.ask("hold offsets", text, lambda done: verb(done=done), level=level, applied=applied, free=("holds",))
 
     def commit_transaction(self) -> None:
-        """All of it is there, or nothing."""
+        """Commit: afterwards all of it is visible."""
         opened = self._open()
         if opened is None:
             return

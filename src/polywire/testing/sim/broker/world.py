@@ -1,7 +1,4 @@
-"""The world of the broker: clients that outlive its processes, and what each start must show of what they were told.
-
-Promises: as ``World``. Must not know: how the broker does what it promises.
-"""
+"""The world of the broker: clients that outlive its processes, and the checks of each start."""
 
 from __future__ import annotations
 
@@ -33,11 +30,11 @@ BROKER: Final = BrokerSettings(
     retention_interval_s=0.5,
     expiry_interval_s=1.0,
 )
-"""What must be short so that it happens often."""
+"""Settings that are small so that their effects happen often."""
 
 
 class BrokerWorld(LoneWorld):
-    """Guards: ``client`` is of the process that was started last; the model is of every client since the beginning."""
+    """Guards: ``client`` is that of the latest process; the model is that of every client since the beginning."""
 
     NAME = "broker"
     ACTS = tuple(act.__name__ for act in ACTS)
@@ -148,9 +145,9 @@ class BrokerWorld(LoneWorld):
                 read_back(self._process, kept)
 
     def _come_to_rest(self) -> None:
-        told: list[int | BrokerError] = []
-        self._process.broker.settle(Level.SYNCED, told.append)
-        self._process.until(lambda: told and not self._process.log.sealing)
+        answers: list[int | BrokerError] = []
+        self._process.broker.settle(Level.SYNCED, answers.append)
+        self._process.until(lambda: answers and not self._process.log.sealing)
         self._process.until(lambda: self._process.loop.is_idle)
         self.client.asking.notice()
         self.client.check_rest()

@@ -1,1 +1,1 @@
-"""The log in the simulated world: callers that ask for anything at any time, and what it must have kept (decision 0122)."""
+"""The log in the simulation: callers that make any request at any time, and checks of what it stores (decision 0122)."""

@@ -1,7 +1,6 @@
-"""A client of the log that asks for anything at any time, and remembers what it was told.
+"""A client of the log that makes any request at any time, and remembers the answers.
 
-Promises: whatever is asked for is in the model before the log can answer; every answer is judged. Must not know: the disk, when the process
-is killed.
+The model has a request before the log can answer it. Every answer is checked.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ LEVELS: Final = (
     (Level.MEMORY, Level.WRITTEN),
     (Level.SYNCED,),
 )
-"""What is asked for, in one mood and in others."""
+"""The levels of requests by mood."""
 VALUE_SIZES: Final = (1, 50, 900, 4200)
 NEVER_US: Final = 2**62
 
 
 class BrokerState:
-    """Implements ``Replay``: every change, in order."""
+    """Implements ``Replay``: stores every change in order."""
 
     def __init__(self) -> None:
         self.changes: list[bytes] = []
@@ -51,7 +50,7 @@ class BrokerState:
         self.changes.append(change)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Nobody here is a producer."""
+        """Do nothing: no records have producers here."""
 
     def snapshot(self) -> bytes:
         return b"".join(change + b"\n" for change in self.changes)
@@ -66,7 +65,7 @@ def _pieces(changes: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def records_of(chunks: Sequence[memoryview]) -> list[Record]:
-    """The records of stored batches, in order."""
+    """Return the records of stored batches in order."""
     records: list[Record] = []
     for chunk in chunks:
         at = 0
@@ -78,7 +77,7 @@ def records_of(chunks: Sequence[memoryview]) -> list[Record]:
 
 
 class Client:
-    """Guards: what it asks for between two starts is judged by one model."""
+    """Guards: one model checks its requests between two starts."""
 
     def __init__(self, log: FileLog, state: BrokerState, model: Model, chance: Chance, story: Story) -> None:
         self.log: Final = log
@@ -94,13 +93,13 @@ class Client:
         self.levels: Sequence[Level] = LEVELS[0]
         self._asked = 0
         self._latest: dict[tuple[int, bool], int] = {}
-        """The last who was answered, by partition, 0 for what belongs to none, and by whether it waited for the disk."""
+        """The last answered request by partition (0 for none) and by whether it waited for the disk."""
         self.unanswered = 0
         self.failure: BrokerError | None = None
         log.on_failure(self._failed)
 
     def act(self, weights: Sequence[float], without: Collection[str] = ()) -> None:
-        """Ask for something, unless it is among what is not asked for."""
+        """Make a request, unless it is excluded."""
         before, self._story.actor = self._story.actor, "client"
         chosen = self._chance.weighted(list(ACTS), weights)
         try:
@@ -109,7 +108,8 @@ class Client:
         except Busy as busy:
             self._story.tell("busy", busy.code.name)
         except BrokerError as error:
-            failed = self.failure is not None or error.code is ErrorCode.STORAGE_FAILED  # whom the log tells later
+            # the log reports its failure later
+            failed = self.failure is not None or error.code is ErrorCode.STORAGE_FAILED
             require(failed, "only a log that failed refuses", error=str(error))
         self._story.actor = before
 
@@ -120,7 +120,7 @@ class Client:
         self._story.tell("log failed", error.message)
 
     def _ask(self, level: Level, partition: int = 0) -> Callable[[], None]:
-        """One more is to be answered; returns what is called when that happens."""
+        """Expect one more answer; return the function to call with it."""
         self.unanswered += 1
         self._asked += 1
         number, queue = self._asked, (partition, Level.SYNCED in (level, self.log.settings.durability))
@@ -137,14 +137,14 @@ class Client:
             self._story.tell("refused", what)
             require(self.failure or found.code is ErrorCode.STORAGE_FAILED, "refused for no reason", error=str(found))
             return
-        self._story.tell("told", what)
+        self._story.tell("answered", what)
         answered()
         then()
-        if self._chance.happens(0.15):  # whoever is told asks for more, and may commit it
+        if self._chance.happens(0.15):  # an answer may cause more requests, and a commit
             self.act(CALLBACK_WEIGHTS)
 
     def _confirm(self, what: str, level: Level) -> None:
-        """Everything asked for so far is acknowledged once a barrier is reached."""
+        """Note all requests so far as acknowledged once a barrier is reached."""
         asked = self._model.everything()
 
         def reached() -> None:
@@ -154,7 +154,7 @@ class Client:
         answered = self._ask(level)
         self.log.barrier(level, lambda found: self._answered(what, answered, reached, found))
 
-    # What is asked for
+    # Requests
 
     def _partition(self) -> KeptPartition | None:
         living = [kept for kept in self._model.partitions.values() if not kept.dropped]
@@ -177,7 +177,7 @@ class Client:
     def open(self) -> None:
         if len([kept for kept in self._model.partitions.values() if not kept.dropped]) >= PARTITIONS_MAX:
             return
-        incarnation = self._model.incarnations + 1  # never used again
+        incarnation = self._model.incarnations + 1  # never reused
         self._story.tell("open", f"p{incarnation}")
         self.log.open_partition(incarnation)
         self._model.open(incarnation, keyed=self._chance.happens(0.4))
@@ -289,7 +289,7 @@ class Client:
             self._model.tokens[token].spend()
 
     def publish_again(self) -> None:
-        """What is published or abandoned is so once."""
+        """Check that tokens are published or abandoned once only."""
         spent = [token for token, staged in self._model.tokens.items() if staged.spent]
         if not spent:
             return
@@ -373,7 +373,7 @@ class Client:
     """Whether the disk has failed since the start."""
 
     def judge(self, kept: KeptPartition, offset: int, found: Read) -> None:
-        """What a reader is given is what was appended."""
+        """Check that a reader gets what was appended."""
         records = [record for record in records_of(found.chunks) if offset <= record.offset < found.next_offset]
         if offset >= kept.first:
             kept.check_records(records, offset, found.next_offset)
@@ -381,7 +381,7 @@ class Client:
             kept.shown = max(kept.shown, found.next_offset)
 
     def release(self) -> None:
-        """A slow reader is done; what it was given is still what it was."""
+        """Release a slow read; its bytes must not have changed."""
         if self._held:
             found, known = self._held.pop(self._chance.below(len(self._held)))
             require(_sum_of(found) == known, "what a reader holds stays in place")
@@ -408,15 +408,15 @@ class Client:
         require(kept.dropped or partition.readable_offset > offset, "who is woken can read", offset=offset)
 
     def check_rest(self) -> None:
-        """Nothing is under way any more: everybody was answered, and nobody waits for what is there."""
-        require(not self.unanswered, "everybody is answered once", unanswered=self.unanswered)
+        """Check that every request was answered and no reader waits for existing records."""
+        require(not self.unanswered, "every request is answered once", unanswered=self.unanswered)
         require(not self._reading, "every read is answered", reading=self._reading)
         for kept, offset in self._waiting.values():
             due = kept.dropped or self.log.partition(kept.incarnation).readable_offset > offset
             require(not due, "who waits is woken", partition=kept.incarnation, offset=offset)
 
     def let_go(self) -> None:
-        """All readers are done, and hold nothing from now on."""
+        """Release all reads."""
         self._hurried = True
         while self._held:
             self.release()
@@ -447,7 +447,7 @@ ACTS: Final[Mapping[Callable[[Client], None], float]] = {
     Client.release: 2,
     Client.wait: 1,
 }
-"""What may be asked for, and how often."""
+"""The requests and their weights."""
 
 CALLBACK_WEIGHTS: Final = [
     weight if act in (Client.append, Client.change, Client.commit, Client.stage) else 0.0

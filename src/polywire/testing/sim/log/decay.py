@@ -1,7 +1,7 @@
-"""A disk that flips a bit of a sealed segment while the log goes on, and flips it back before the process ends.
+"""A disk that flips a bit of a sealed segment while the log runs, and flips it back before the process ends.
 
-Promises: the model knows which records may be refused meanwhile, and after that where the damage was copied; the scrub finds it.
-Must not know: who reads.
+The model knows which records may be refused meanwhile, and later where the damage was copied. The scrub must find the
+damage.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from polywire.testing.sim.process import DIRECTORY
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 
-PADDING_BYTES: Final = 8  # at the end of a batch: up to seven bytes that say nothing, which nothing verifies
+PADDING_BYTES: Final = 8  # at the end of a batch: up to seven unverified padding bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Flip:
-    """What was flipped: a bit of a file, which lies in a batch of these records, or in none. ``offsets`` may be refused, and
-    ``certain`` must be, which are among them: what lies behind a damaged header is found by the index, or is not."""
+    """A flipped bit of a file. ``offsets`` may be refused, and ``certain``, a subset, must be. Records behind a damaged
+    header can be found by the index or not.
+    """
 
     name: str
     inode: Inode
@@ -39,7 +40,7 @@ class _Flip:
     offsets: frozenset[int]
     certain: frozenset[int]
     links: int
-    """Names that files had been given by then."""
+    """Hard links to the file at that time."""
 
     def apply(self) -> None:
         for data in (self.inode.data, self.inode.durable):
@@ -48,7 +49,7 @@ class _Flip:
 
 
 class Decay:
-    """Guards: one bit at a time is flipped, and what it damages is in the model."""
+    """Guards: one bit at a time is flipped, and the model has its damage."""
 
     def __init__(self, disk: SimulatedDisk, model: Model, process: LogProcess, chance: Chance, story: Story) -> None:
         self._disk = disk
@@ -60,7 +61,7 @@ class Decay:
         self._begun_without: frozenset[int] = frozenset()
 
     def begin(self) -> None:
-        """Flip a bit of a segment that is there; the system has to ask the disk for whatever is read from now on."""
+        """Flip a bit of an existing segment; from now on every read goes to the disk."""
         names = sorted(sealed.segment.name for sealed in self._process.log._state.segments.by_location.values())
         if self._flip is not None or not names:
             return
@@ -88,8 +89,7 @@ class Decay:
         self._story.tell("decay", f"{name} at={at} records={sorted(offsets)[:1]}+{len(offsets)}")
 
     def _place(self, inode: Inode, run: SegmentRun) -> tuple[int, frozenset[int], frozenset[int]]:
-        """A byte of a run, the offsets that may be lost with it, of its batch, or of all that lie behind a header, and those that are: of its
-        batch."""
+        """Return a byte of a run, the offsets that may be lost with it, and those that certainly are."""
         at = run.position + self._chance.below(run.size)
         begin = run.position
         while begin + (header := read_header(inode.data, begin)).length <= at:
@@ -99,30 +99,32 @@ class Decay:
         return at, frozenset(range(header.base_offset, last)), frozenset(range(header.base_offset, header.next_offset))
 
     def judge(self) -> None:
-        """Who reads what is damaged is told so, and everything around it is there; the scrub finds it."""
+        """Check that reads of damaged records report it, that their neighbours are readable, and that the scrub finds
+        the damage.
+        """
         flip = self._flip
         if flip is None or flip.kept is None or flip.kept.dropped:
             return
         partition, reader = self._process.log.partition(flip.kept.incarnation), self._process.log._state.reader
-        # What was read before the bit was flipped may arrive after it.
+        # A read from before the flip may complete after it.
         self._process.until(lambda: not reader._cold._asked)
         reader.forget(partition)
         if self._lives(flip.name) and self._store.open(flip.name).is_cached:
-            read_back(self._process, flip.kept)  # what memory has of it is sound
+            read_back(self._process, flip.kept)  # the copy in memory is sound
             self._store.forget(flip.name)
             self._process.until(lambda: not reader._cold._asked)
             reader.forget(partition)
         begun = partition.first_offset
         lay = [offset for offset in sorted(flip.certain) if begun <= offset and self._lies_there(flip, offset)]
         refused = read_back(self._process, flip.kept)
-        # Whoever reads beside a merge reads what was there before.
+        # A read during a merge gets the data from before.
         due = [offset for offset in lay if self._lies_there(flip, offset)]
         require(not due or refused, "what is damaged is not served", damaged=flip.name, offsets=due)
         self._process.until(lambda: self._is_found(flip.name) or not self._lives(flip.name))
         self._story.tell("refused rot", f"{flip.name} records={sorted(refused)}")
 
     def _lies_there(self, flip: _Flip, offset: int) -> bool:
-        """Whether a record is read from the damaged file still."""
+        """Return whether a record is still read from the damaged file."""
         assert flip.kept is not None, "it is one of a partition"
         runs = self._process.log._state.partitions[flip.kept.incarnation].runs
         if not len(runs) or offset < runs.entry(0)[0]:
@@ -144,7 +146,7 @@ class Decay:
         return any(sealed.segment.name == name for sealed in segments)
 
     def end(self) -> None:
-        """Flip it back. What may have been read of it, by who merges or compacts segments or for who waits for it, stays damaged."""
+        """Flip the bit back. Copies of the damage, made by merging, compaction or waiting reads, stay damaged."""
         flip, self._flip = self._flip, None
         if flip is None:
             return

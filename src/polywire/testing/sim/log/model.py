@@ -1,7 +1,7 @@
-"""What a log must hold: everything that was asked for, in order, and how much of it was acknowledged at which level.
+"""The model of a log: all requests in order, and how far each was acknowledged at which level.
 
-Promises: judges what a start has found and what a reader was given; whatever cannot be explained by what was asked for, acknowledged and
-lost is a ``Violation``. Must not know: how the log does it, when anything happens.
+It checks recovered states and reads. Anything that requests, acknowledgements and permitted losses do not explain is a
+``Violation``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Content = tuple[bytes | None, bytes | None]
 
 @dataclass(slots=True)
 class KeptPartition:
-    """One partition. ``records`` are all that were asked for, by offset; ``gone`` those that compaction took.
+    """One partition. ``records``: all appended records by offset. ``gone``: those removed by compaction.
 
-    first: where it begins by what was asked for; ``first_known`` by what was acknowledged. opened, dropped: whether that was asked for, and
-        acknowledged. shown: what readers have seen is below this offset. rotten: offsets of records that a disk has damaged.
+    first: its first offset by request; ``first_known`` by acknowledgement. opened, dropped: whether that was requested,
+    and acknowledged. shown: readers have seen only records below this offset. rotten: offsets of damaged records.
     """
 
     incarnation: int
@@ -39,7 +39,7 @@ class KeptPartition:
     rotten: set[int] = field(default_factory=set)
 
     def copied(self) -> KeptPartition:
-        """Another one of the same."""
+        """Return a copy."""
         return replace(
             self,
             records=list(self.records),
@@ -52,7 +52,7 @@ class KeptPartition:
         )
 
     def check_records(self, found: list[Record], first: int, end: int) -> None:
-        """Judge what was read of offsets [first, end)."""
+        """Check the records read of offsets [first, end)."""
         offset = first
         for record in found:
             require(offset <= record.offset < end, "records come in order, once", expected=offset, found=record.offset)
@@ -64,7 +64,7 @@ class KeptPartition:
         self._check_hole(offset, end)
 
     def _check_hole(self, start: int, stop: int) -> None:
-        """Only a record whose key has a newer one, or the newest null of a key, may be missing."""
+        """Check that missing records have a newer one of their key, or are the newest null of a key."""
         for offset in range(start, stop):
             require(self.keyed, "every offset has its record", partition=self.incarnation, offset=offset)
             key, value = self.records[offset]
@@ -73,14 +73,15 @@ class KeptPartition:
             self.gone.add(offset)
 
     def pass_damage(self, offset: int, error: BrokerError, *, damaged: str = "") -> int:
-        """A record was refused, as one that is damaged may be: where reading goes on, by what the reader was told.
+        """Check the refusal of a record as damaged; return where reading continues, as the error says.
 
-        damaged: a file of which something is; without one, it is known which records are."""
+        damaged: a file with damage somewhere; otherwise the model knows the damaged records.
+        """
         facts: dict[str, object] = {"partition": self.incarnation, "offset": offset, "error": error.message}
-        told = isinstance(error, Corrupt) and "segment=" in error.message
+        is_reported = isinstance(error, Corrupt) and "segment=" in error.message
         if not damaged:
-            require(told and offset in self.rotten, "every record can be read", **facts)
-        require(told, "a reader is told what is damaged", damaged=damaged, **facts)
+            require(is_reported and offset in self.rotten, "every record can be read", **facts)
+        require(is_reported, "the error names the damaged file", damaged=damaged, **facts)
         first, end = _fact(error.message, "first_offset", offset), _fact(error.message, "next_offset", offset + 1)
         require(first <= offset < end, "what is around damage stays readable", **facts)
         spared = [] if damaged else [sound for sound in range(offset, end) if sound not in self.rotten]
@@ -88,7 +89,9 @@ class KeptPartition:
         return end
 
     def check_nulls(self, found: set[int]) -> None:
-        """The newest null of a key goes only after all that was older: nothing that was deleted is back. ``found``: offsets there are."""
+        """Check that the newest null of a key disappears only after all older records of the key. ``found``: existing
+        offsets.
+        """
         for offset in self.gone:
             key, value = self.records[offset]
             if value is None and offset >= self.first:
@@ -105,25 +108,25 @@ def _fact(message: str, name: str, otherwise: int) -> int:
 
 @dataclass(slots=True)
 class Staged:
-    """What lies staged under one token."""
+    """The batches staged under one token."""
 
     partition: int
     contents: list[Content]
     known: Acknowledged = field(default_factory=Acknowledged)
     size: int = 0
     leaving: bool = False
-    """Whether publishing or abandoning it was asked for, or dropping its partition."""
+    """Whether its publication or abandonment, or the deletion of its partition, was requested."""
     spent: bool = False
-    """Whether publishing or abandoning it was."""
+    """Whether its publication or abandonment was requested."""
 
     def spend(self) -> None:
-        """Publishing or abandoning it is asked for."""
+        """Note a request to publish or abandon it."""
         self.leaving = self.spent = True
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """One thing that was asked for, in the order of all: it reaches up to ``end`` of a partition, or of the changes."""
+    """One request in the order of all; it reaches up to ``end`` of a partition or of the changes."""
 
     partition: int
     """0 for the changes."""
@@ -131,21 +134,21 @@ class Addition:
 
 
 class Model:
-    """Guards: what is kept here is what the log has, and what was asked for since the last start."""
+    """Guards: it has what the log has, plus all requests since the last start."""
 
     def __init__(self) -> None:
         self.partitions: Final[dict[int, KeptPartition]] = {}
         self.incarnations = 0
-        """The last one that was used."""
+        """The last one in use."""
         self.changes: Final[list[bytes]] = []
         self.changed: Final = Acknowledged()
         self.tokens: Final[dict[bytes, Staged]] = {}
         self.additions: Final[list[Addition]] = []
         self.publications: Final[list[tuple[list[bytes], int, list[Addition]]]] = []
-        """Tokens, end of the changes, and what reaches how far with them."""
+        """Tokens, the end of the changes, and the ends of the partitions."""
 
     def copied(self) -> Model:
-        """Another one of the same, for what happens to a copy of the disk."""
+        """Return a copy, for experiments on a copy of the disk."""
         copy = Model()
         copy.partitions.update((number, kept.copied()) for number, kept in self.partitions.items())
         copy.incarnations = self.incarnations
@@ -157,26 +160,26 @@ class Model:
         return copy
 
     def open(self, incarnation: int, *, keyed: bool) -> KeptPartition:
-        """A partition begins."""
+        """Add a partition."""
         self.incarnations = incarnation
         self.partitions[incarnation] = kept = KeptPartition(incarnation, keyed)
         return kept
 
     def append(self, kept: KeptPartition, contents: list[Content]) -> int:
-        """Records are appended; the offset of the first."""
+        """Append records; return the offset of the first."""
         first = len(kept.records)
         kept.records += contents
         self.additions.append(Addition(kept.incarnation, len(kept.records)))
         return first
 
     def change(self, change: bytes) -> int:
-        """A change is added; how many there are then."""
+        """Add a change; return the number of changes."""
         self.changes.append(change)
         self.additions.append(Addition(0, len(self.changes)))
         return len(self.changes)
 
     def publish(self, tokens: list[bytes], change: bytes) -> dict[int, tuple[int, int]]:
-        """Tokens are published, with a change; offsets that each partition gets."""
+        """Publish tokens with a change; return the offsets of each partition."""
         ranges: dict[int, tuple[int, int]] = {}
         reached = []
         for token in tokens:
@@ -192,7 +195,7 @@ class Model:
         return ranges
 
     def everything(self) -> list[tuple[Acknowledged, int]]:
-        """What is asked for by now, to be noted once a barrier behind it is reached."""
+        """Return all requests until now, to be noted once a later barrier is reached."""
         found = [(self.changed, len(self.changes))]
         for kept in self.partitions.values():
             found += [(kept.appended, len(kept.records)), (kept.opened, 1), (kept.trimmed, kept.first)]
@@ -201,7 +204,7 @@ class Model:
         return found
 
     def forget_acknowledged(self) -> None:
-        """Whatever was acknowledged may be lost."""
+        """Permit the loss of everything acknowledged."""
         known = [acknowledged for acknowledged, _ in self.everything()]
         for acknowledged in [*known, *(staged.known for staged in self.tokens.values())]:
             acknowledged.written = acknowledged.synced = 0
@@ -209,8 +212,10 @@ class Model:
     # After a start
 
     def check_prefix(self, ends: dict[int, int]) -> None:
-        """What a stop took was asked for behind everything that is kept: groups are a chain, and each is there as a whole. ``ends`` are
-        those found, by partition, for the changes by 0."""
+        """Check that everything lost was requested after everything recovered: groups are ordered and atomic.
+
+        ``ends``: the recovered ends by partition, 0 for the changes.
+        """
         lost: Addition | None = None
         for addition in self.additions:
             if addition.partition not in ends:
@@ -224,7 +229,7 @@ class Model:
         self.additions.clear()
 
     def check_changes(self, found: list[bytes], *, powerless: bool) -> None:
-        """Judge the broker's state."""
+        """Check the broker's state."""
         require(found == self.changes[: len(found)], "changes are those asked for, in order", found=found[-3:])
         floor = self.changed.floor(powerless=powerless)
         require(len(found) >= floor, "an acknowledged change is there", found=len(found), acknowledged=floor)
@@ -232,7 +237,7 @@ class Model:
         self.changed.written = self.changed.synced = len(found)
 
     def check_publications(self, ends: dict[int, int]) -> None:
-        """A publish is there as a whole or not at all."""
+        """Check that a publication exists as a whole or not at all."""
         for tokens, changed, reached in self.publications:
             there = ends[0] >= changed
             for addition in reached:
@@ -248,7 +253,7 @@ class Model:
         self.publications.clear()
 
     def check_survival(self, kept: KeptPartition, first: int, end: int, *, powerless: bool, shown_stays: bool) -> None:
-        """Judge a partition that is there; records beyond ``end`` are lost."""
+        """Check a recovered partition; records beyond ``end`` are lost."""
         floor = kept.appended.floor(powerless=powerless)
         facts = {"partition": kept.incarnation, "end": end, "asked": len(kept.records)}
         require(end <= len(kept.records), "no number without its record", **facts)
@@ -266,7 +271,7 @@ class Model:
         kept.rotten = {offset for offset in kept.rotten if offset < end}
 
     def check_loss(self, kept: KeptPartition, *, powerless: bool) -> None:
-        """Judge a partition that is not there."""
+        """Check that a partition may be missing."""
         known = kept.opened.floor(powerless=powerless) or kept.appended.floor(powerless=powerless)
         require(kept.dropped or not known, "an acknowledged partition is there", partition=kept.incarnation)
         del self.partitions[kept.incarnation]

@@ -1,7 +1,4 @@
-"""A process that has the log open, and nothing above it.
-
-Promises: as ``Process``. Must not know: who asks, what is right.
-"""
+"""A process that has only the log open."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from polywire.testing.sim.story import Story
 
 
 class LogProcess(Process):
-    """Guards: ``log`` and ``state`` are there once ``open`` has returned."""
+    """Guards: ``log`` and ``state`` exist once ``open`` has returned."""
 
     state: BrokerState
 

@@ -1,6 +1,6 @@
-"""What a start shows: the state that was asked for, as far as it must be there, and everything of it that can be read.
+"""Checks of a start: the recovered state and all readable records.
 
-Promises: each record is what was asked for, or who reads it is told that it is damaged, where it may be. Must not know: what damaged it.
+Each record is as it was appended, or its read reports the damage where damage is possible.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from polywire.types import Level
 
 
 def check_start(process: LogProcess, model: Model, *, powerless: bool, shown_stays: bool, damaged: str = "") -> None:
-    """What was acknowledged at its level is there, and nothing that was not asked for. The model goes on from what was found.
+    """Check that everything acknowledged at its level exists, and nothing that was not requested. The model continues
+    with the recovered state.
 
-    damaged: a file of which something is, so that anything of it may be refused."""
+    damaged: a file with damage somewhere, so any of its records may be refused.
+    """
     log = process.log
     ends = {0: len(process.state.changes)}
     found = {incarnation: log.partition(incarnation) for incarnation in log.incarnations()}
@@ -53,8 +55,10 @@ def _check_staged(process: LogProcess, model: Model, *, powerless: bool) -> None
 
 
 def read_back(process: Process, kept: KeptPartition, *, damaged: str = "") -> set[int]:
-    """Read a partition from its first record to its last; returns the offsets that were refused. damaged: a file of which something is, so
-    that anything of it may be refused."""
+    """Read a partition from its first to its last record; return the refused offsets.
+
+    damaged: a file with damage somewhere, so any of its records may be refused.
+    """
     partition = process.log.partition(kept.incarnation)
     offset, end = partition.first_offset, partition.readable_offset
     seen, refused = set[int](), set[int]()

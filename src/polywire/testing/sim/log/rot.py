@@ -1,6 +1,6 @@
-"""What if something of a disk were damaged: a start on a copy of it, judged by what was there before.
+"""Damage tests: a start on a damaged copy of a disk, compared with the model.
 
-Promises: the disk that is asked about stays as it is. Must not know: what the files hold.
+The original disk stays unchanged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 
 JOURNAL: Final = ".pwj"
-UNNEEDED: Final = ("LOCK",)  # written anew by every start
+UNNEEDED: Final = ("LOCK",)  # written by every start
 
 
 def _places(data: bytearray, pattern: bytes) -> Iterator[int]:
-    """Where a pattern stands."""
+    """Yield the positions of a pattern."""
     at = data.find(pattern)
     while at >= 0:
         yield at
@@ -45,7 +45,7 @@ class Rot:
         self._story = story
 
     def judge(self, disk: SimulatedDisk) -> None:
-        """The log was closed. Damage a copy of the disk somewhere and start on it: everything is there, or it is said what is damaged."""
+        """Damage a copy of the disk after a clean stop and start on it: everything is there, or the damage is reported."""
         path, process = self._start(disk)
         if process is None:
             return
@@ -58,7 +58,7 @@ class Rot:
         process.log.close()
 
     def judge_killed(self, disk: SimulatedDisk) -> None:
-        """What if the process were killed now, too. Of a journal nobody can tell its damaged end from one that was never written whole."""
+        """Do the same after a kill. A damaged end of the journal looks like an incomplete write then."""
         path, process = self._start(disk)
         if process is None:
             return
@@ -68,7 +68,7 @@ class Rot:
         process.log.close()
 
     def _start(self, disk: SimulatedDisk) -> tuple[str, LogProcess | None]:
-        """Damage a copy and start on it: what was damaged, and the process, if it said nothing of that."""
+        """Damage a copy and start on it; return the damaged file, and the process unless it reported the damage."""
         copy = disk.copied()
         copy.close_all()
         path, cut = self._spoil(copy)
@@ -77,7 +77,7 @@ class Rot:
         try:
             process.open()
         except Corrupt as error:
-            self._story.tell("told rot", error.message)
+            self._story.tell("reported rot", error.message)
             require(path in error.message, "a start says what is damaged", damaged=path, error=error.message)
             twice = not cut and (path.endswith(".pwt") or "seed" in path)
             require(not twice, "what is kept twice may be damaged once", damaged=path, error=error.message)
@@ -89,7 +89,7 @@ class Rot:
         return path, process
 
     def _spoil(self, disk: SimulatedDisk) -> tuple[str, bool]:
-        """Change something: the file's path in the data directory, and whether it was cut."""
+        """Damage something; return the file's path in the data directory, and whether it was truncated."""
         chance = self._chance
         files = [(name, inode) for name, inode in disk.files() if inode.data and not name.endswith(UNNEEDED)]
         path, inode = chance.one_of(sorted(files, key=lambda file: file[0]))
@@ -107,7 +107,7 @@ class Rot:
         return short, kind == 0 and not path.endswith(JOURNAL)
 
     def _some_place(self, inode: Inode, path: str) -> int:
-        """A byte of the file, mostly one that says something: of a journal often one of a group's header."""
+        """Return a position in the file, mostly a significant one: in a journal often a group's header."""
         heads = list(_places(inode.data, GROUP_MAGIC)) if path.endswith(JOURNAL) and self._chance.happens(0.5) else []
         if heads:
             return min(self._chance.one_of(heads) + self._chance.below(GROUP_HEADER_BYTES), len(inode.data) - 1)

@@ -1,6 +1,6 @@
-"""The world of the log: a client of it, and what the processes that have it open must have kept.
+"""The world of the log: a client of it, and checks of what its processes stored.
 
-Promises: as ``World``; after a clean stop copies of the disk are damaged. Must not know: how the log does what it promises.
+After a clean stop, copies of the disk are damaged.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ SETTINGS: Final = LogSettings(
     slot_bytes=48 * 1024, staged_bytes_max=256 * 1024, disk_reserve_bytes=0, scrub_hours=0.0001, open_blobs_max=4
 )
 COMPACTION: Final = {"DIRTY_BYTES_MIN": 4000, "KEY_SLOTS": 64}
-"""What must be small so that it happens often."""
-CACHE_BYTES: Final = 64 * 1024  # of what was sealed last, in some numbers: a segment or two
-CACHED: Final = (1, 4, 9, 12)  # rests of those numbers
+"""Settings that are small so that compaction happens often."""
+CACHE_BYTES: Final = 64 * 1024  # of the last sealed data, for some seeds: a segment or two
+CACHED: Final = (1, 4, 9, 12)  # remainders of those seeds
 REMOVING: Final = (6,)
 REMOVALS: Final = {"trim": 5.0, "drop": 4.0, "compact": 3.0, "barrier": 0.0, "publish": 0.3}
-"""How many times as often what happens in numbers that are about segments that go."""
+"""Factors of the weights in runs about deleted segments."""
 
 
 @contextmanager
 def small_compaction() -> Iterator[None]:
-    """Passes of compaction are worth it early."""
+    """Make compaction worthwhile early."""
     before = {name: getattr(compaction, name) for name in COMPACTION}
     try:
         for name, value in COMPACTION.items():
@@ -50,7 +50,7 @@ def small_compaction() -> Iterator[None]:
 
 
 class LogWorld(LoneWorld):
-    """Guards: ``client`` is of the process that was started last; the model is what every client together asked for."""
+    """Guards: ``client`` is that of the latest process; the model has the requests of all clients."""
 
     NAME = "log"
     ACTS = tuple(act.__name__ for act in ACTS)
@@ -80,7 +80,7 @@ class LogWorld(LoneWorld):
         )
         if self.rest in CACHED:
             self._settings = replace(self._settings, cache_bytes=CACHE_BYTES)
-        elif self.rest in REMOVING:  # where hardly anything is synced but what has to be
+        elif self.rest in REMOVING:  # runs in which hardly anything is synced except what must be
             self._settings = replace(self._settings, sync_interval_ms=60_000, durability=Level.WRITTEN)
 
     def _description(self) -> str:
@@ -96,7 +96,7 @@ class LogWorld(LoneWorld):
         self._weights = self._usual()
 
     def _usual(self) -> list[float]:
-        """How often what is asked for, in this run."""
+        """Return the weights of requests in this run."""
         factors = REMOVALS if self.rest in REMOVING else {}
         return [weight * factors.get(act.__name__, 1.0) for act, weight in ACTS.items()]
 
@@ -126,7 +126,7 @@ class LogWorld(LoneWorld):
             self._rot().judge_killed(self._disk)
 
     def _mend(self) -> None:
-        """The disk has what it was given once more."""
+        """Restore the damaged disk."""
         if self._failure is None and not self._process.log.uncommitted:
             self._decay.judge()
         self._decay.end()
@@ -150,7 +150,7 @@ class LogWorld(LoneWorld):
             acknowledged.note(count, Level.SYNCED)
 
     def _check_closed(self) -> None:
-        """The disk as a clean stop has left it, and what if something of it were damaged."""
+        """Check the disk after a clean stop, and damaged copies of it."""
         for _ in range(0 if "rot" in self._without else ROTS):
             self._rot().judge(self._disk)
 
@@ -161,21 +161,21 @@ class LogWorld(LoneWorld):
         check_start(self._process, self._model, powerless=self._powerless, shown_stays=shown_stays)
 
     def _check_records(self) -> None:
-        """Everything can be read."""
+        """Check that everything can be read."""
         for kept in [kept for kept in self._model.partitions.values() if not kept.dropped]:
             read_back(self._process, kept)
 
     def _come_to_rest(self) -> None:
-        told: list[int | BrokerError] = []
-        self._process.log.barrier(Level.SYNCED, told.append)
-        self._process.until(lambda: told and not self._process.log.sealing)
+        answers: list[int | BrokerError] = []
+        self._process.log.barrier(Level.SYNCED, answers.append)
+        self._process.until(lambda: answers and not self._process.log.sealing)
         self._process.until(lambda: self._process.loop.is_idle)
         self.client.check_rest()
         self._check_records()
         self._check_snapshots()
 
     def _check_snapshots(self) -> None:
-        """Of the snapshots that this process has written the last one is left, unless something failed."""
+        """Check that only the last snapshot of this process is left, unless something failed."""
         if self._process.had_faults:
             return
         self._process.until(lambda: sum(name.endswith(".pwt") for name, _ in self._disk.files()) <= 1)

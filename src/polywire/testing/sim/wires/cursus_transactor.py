@@ -177,7 +177,7 @@ class CursusTransactor(LonePeer):
             then, self._then, self._is_waiting = self._then, None, False
             require(then is not None, "an answer is to a request", peer="v")
             assert then is not None, "it was looked at"
-            self._story.tell("told", f"v {self._count} {decoded(body)[:60]}")
+            self._story.tell("answered", f"v {self._count} {decoded(body)[:60]}")
             if not body.startswith(b"ERROR:"):
                 then(body)
             elif not (self._result and STILL_OPEN in decoded(body) and self._chance.happens(0.5)):

@@ -59,7 +59,7 @@ class LoneKafkaPeer(LonePeer):
             require(asked is not None, "an answer is to a request", peer=self.name)
             assert asked is not None, "it was looked at"
             _, body = decode_response(asked[0], self._versions[asked[0]], frame)
-            self._story.tell("told", f"{self.name} {self._count} {asked[0].name} {error_of(body).name}")
+            self._story.tell("answered", f"{self.name} {self._count} {asked[0].name} {error_of(body).name}")
             asked[1](body)
 
 

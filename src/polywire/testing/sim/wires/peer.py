@@ -333,7 +333,7 @@ class Peer:
             elif not self.may_be_refused or answer.error == GAP:
                 asked.refused()
             return
-        self._story.tell("told", f"{self.name} {answer.number} {asked.what}")
+        self._story.tell("answered", f"{self.name} {answer.number} {asked.what}")
         asked.judge(answer)
 
 

@@ -165,7 +165,7 @@ class Publisher(LonePeer):
         then, self._then, self._is_waiting = self._then, None, False
         require(then is not None and number == self._count, "an answer is to a request", peer="u", number=number)
         assert then is not None, "it was looked at"
-        self._story.tell("told", f"u {number} {decode_answer(head, Failure).message if is_refused else 'OK'}")
+        self._story.tell("answered", f"u {number} {decode_answer(head, Failure).message if is_refused else 'OK'}")
         then(head, is_refused)
 
 
