@@ -1,1 +1,1 @@
-"""The Iggy wire."""
+"""The Iggy protocol."""

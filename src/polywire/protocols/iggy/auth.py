@@ -1,7 +1,9 @@
-"""Logins, users, permissions and personal access tokens (spec: iggy#d1-login, iggy#d3-register, iggy#users-and-tokens).
+"""Commands for logins, users, permissions and personal access tokens.
 
-Promises: a password is verified off the loop; what changes is synced before it is answered; a user may always read, and change the password
-of, itself. Must not know: frames, how permissions are checked.
+Passwords are verified in a thread, off the event loop. Changes are synced to disk before the reply. Every user may read
+itself and change its own password.
+
+(spec: iggy#d1-login, iggy#d3-register, iggy#users-and-tokens)
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ TOKEN_NAME_BYTES: Final = range(3, 31)
 SECRET_BYTES: Final = 32
 _USER: Final = Struct("<IQB")
 _NEVER: Final = 2**64 - 1
-# The wire's flags in their order; what reading and writing records takes on other wires comes with them.
+# The protocol's permission flags, in its order. The last two also grant what other protocols need to read and write
+# records.
 _EVERYWHERE: Final = (
     Permission.MANAGE_SERVERS,
     Permission.READ_SERVERS,
@@ -55,11 +58,11 @@ _IN_STREAM: Final = _EVERYWHERE[4:]
 _IN_TOPIC: Final = _EVERYWHERE[6:]
 
 
-# Logging in
+# Logins
 
 
 def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """LOGIN_USER, or REGISTER in today's dialect."""
+    """Handle LOGIN_USER, or REGISTER in the framed dialects."""
     if reader.dialect.framed:
         _register(session, answer, reader)
         return
@@ -68,7 +71,7 @@ def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 
 def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """LOGIN_WITH_PERSONAL_ACCESS_TOKEN."""
+    """Handle LOGIN_WITH_PERSONAL_ACCESS_TOKEN."""
     token = reader.name()
     try:
         principal = session.broker.access.log_in_with_token(token, peer=session.peer)
@@ -78,7 +81,7 @@ def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -
 
 
 def _logged_in(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
-    """The password was verified: who it is, or why not."""
+    """Reply to a login whose credentials were accepted or rejected."""
     framed = answer.dialect.framed
     if not isinstance(who, BrokerError):
         who = _let_in(session, who)
@@ -105,7 +108,7 @@ def _let_in(session: IggySession, who: Principal) -> Principal | BrokerError:
 
 
 def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
-    """User and password, or the same bytes read as a token (spec: iggy#d3-register)."""
+    """Read a user and password, or the same bytes as a token (spec: iggy#d3-register)."""
     try:
         version = reader.u32()
         reader.name()
@@ -127,7 +130,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
             session.broker.access.log_in(
                 words[0], words[1], lambda who: _logged_in(session, answer, who), peer=session.peer
             )
-        except BrokerError:  # too many at once: the client may come back
+        except BrokerError:  # too many logins at once: the client may retry
             answer.evict(vsr.EVICT_BUSY)
         return
     reader.at = at
@@ -146,7 +149,9 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
 
 
 def _took_secret(reader: Reader) -> bool:
-    """Skip the secret by which a client may bind other connections to its login; we bind none (spec: iggy#d4-logins)."""
+    """Skip the secret that binds further connections to a login, which the broker does not support (spec:
+    iggy#d4-logins).
+    """
     try:
         reader.take(SECRET_BYTES)
     except Refused:
@@ -155,7 +160,7 @@ def _took_secret(reader: Reader) -> bool:
 
 
 def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...] | None:
-    """What was read if that used the body up."""
+    """Return what ``read`` returns if it consumes the whole body, else None."""
     try:
         words = read()
     except Refused:
@@ -164,13 +169,13 @@ def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, 
 
 
 def log_out(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """LOGOUT."""
+    """Handle LOGOUT."""
     del answer, reader
     session.logged_out()
     return b""
 
 
-# Permissions of the wire and ours
+# Conversion between the protocol's permissions and the broker's
 
 
 def _granted(flags: tuple[bool, ...], rights: tuple[Permission, ...]) -> int:
@@ -178,7 +183,10 @@ def _granted(flags: tuple[bool, ...], rights: tuple[Permission, ...]) -> int:
 
 
 def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) -> Grants | None:
-    """Permissions as the broker keeps them, by name; what is not there is left out: its number may become that of anything, of anybody."""
+    """Convert permissions to the broker's, which refer to names.
+
+    Numbers of missing streams and topics are skipped: they may later be assigned to another user's stream or topic.
+    """
     if flags is None:
         return None
     streams: dict[str, int] = {}
@@ -201,7 +209,7 @@ def _flags(granted: int, rights: tuple[Permission, ...]) -> tuple[bool, ...]:
 
 
 def flags_of(grants: Grants | None, directory: Directory, base: int) -> PermissionFlags | None:
-    """Permissions as the wire has them; streams and topics that are gone are left out."""
+    """Convert the broker's permissions to the protocol's; missing streams and topics are skipped."""
     if grants is None:
         return None
     inner: dict[str, dict[str, int]] = {space: {} for space in grants.streams}
@@ -213,16 +221,16 @@ def flags_of(grants: Grants | None, directory: Directory, base: int) -> Permissi
         stream = directory.find_space(space)
         if stream is None:
             continue
-        told = []
+        topic_flags = []
         for name, rights in sorted(topics.items()):
             topic = directory.find_full(TopicName(space, name))
             if topic is not None:
-                told.append((directory.kept(topic).number + base, _flags(rights, _IN_TOPIC)))
-        streams.append((stream.number + base, _flags(grants.streams.get(space, 0), _IN_STREAM), tuple(told)))
+                topic_flags.append((directory.kept(topic).number + base, _flags(rights, _IN_TOPIC)))
+        streams.append((stream.number + base, _flags(grants.streams.get(space, 0), _IN_STREAM), tuple(topic_flags)))
     return PermissionFlags(_flags(grants.everywhere, _EVERYWHERE), tuple(streams))
 
 
-# How a user is written
+# Encoding of users
 
 
 def _user_bytes(user: User, reader: Reader) -> bytes:
@@ -246,7 +254,7 @@ def _own(session: IggySession) -> User:
 
 
 def _allow(session: IggySession, action: Action, user: User) -> None:
-    """Everybody may do to itself what this action does to others. Raises Denied."""
+    """Require permission for ``action`` unless users act on themselves. Raises Denied."""
     if session.principal is None or session.principal.user_id != user.id:
         session.authorize(action)
 
@@ -259,7 +267,7 @@ def _completed(answer: Answer, user: User | BrokerError) -> None:
 
 
 def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[User]:
-    """Answer; who has changed itself stays logged in here, and only here."""
+    """Return a completion that replies; a user who changed itself stays logged in on this connection only."""
 
     def done(changed: User | BrokerError) -> None:
         principal = session.principal
@@ -275,7 +283,7 @@ def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[Us
 
 
 def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_USER."""
+    """Handle GET_USER."""
     del answer
     user = session.broker.access.find_user(_who(reader))
     if user is None:
@@ -288,7 +296,7 @@ def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 
 
 def get_users(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_USERS."""
+    """Handle GET_USERS."""
     del answer
     session.authorize(Action.USER_DESCRIBE)
     return b"".join(_user_bytes(user, reader) for user in session.broker.access.users())
@@ -301,7 +309,7 @@ def _checked(text: str, sizes: range, number: int) -> str:
 
 
 def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CREATE_USER."""
+    """Handle CREATE_USER."""
     name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME)
     password = _checked(reader.name(), PASSWORD_BYTES, errors.BAD_PASSWORD)
     active = _status(reader)
@@ -326,7 +334,7 @@ def _status(reader: Reader) -> bool:
 
 
 def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_USER."""
+    """Handle DELETE_USER."""
     session.authorize(Action.USER_DELETE)
     user = session.broker.access.user(_who(reader))
     if user.configured:
@@ -335,7 +343,7 @@ def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """UPDATE_USER."""
+    """Handle UPDATE_USER."""
     session.authorize(Action.USER_ALTER)
     user = session.broker.access.user(_who(reader))
     name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME) if reader.flag() else None
@@ -345,7 +353,7 @@ def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """UPDATE_PERMISSIONS."""
+    """Handle UPDATE_PERMISSIONS."""
     session.authorize(Action.USER_ALTER)
     user = session.broker.access.user(_who(reader))
     flags = reader.permissions()
@@ -354,7 +362,7 @@ def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) 
 
 
 def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CHANGE_PASSWORD."""
+    """Handle CHANGE_PASSWORD."""
     named = _who(reader)
     found = session.broker.access.find_user(named)
     if found is None:
@@ -371,14 +379,14 @@ def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> 
 
 
 def get_tokens(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_PERSONAL_ACCESS_TOKENS: one's own."""
+    """Handle GET_PERSONAL_ACCESS_TOKENS: return the user's own tokens."""
     del answer, reader
     tokens = _own(session).tokens
     return b"".join(name_bytes(token.name) + U64.pack(token.expires_at_us or 0) for token in tokens)
 
 
 def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CREATE_PERSONAL_ACCESS_TOKEN: told this once."""
+    """Handle CREATE_PERSONAL_ACCESS_TOKEN; the token is returned only in this reply."""
     name = _checked(reader.name(), TOKEN_NAME_BYTES, errors.BAD_TOKEN_NAME)
     if reader.dialect.topic_settings >= 3:
         expiry_us = reader.u64()
@@ -396,7 +404,7 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_PERSONAL_ACCESS_TOKEN."""
+    """Handle DELETE_PERSONAL_ACCESS_TOKEN."""
     session.broker.access.delete_token(
         _own(session), reader.name(), by=session.principal, done=partial(_completed, answer)
     )

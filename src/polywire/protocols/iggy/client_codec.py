@@ -1,7 +1,7 @@
-"""The documented dialect from the client's side: requests written, replies read (spec: iggy#d0-requests, iggy#d0-replies).
+"""Client side of the documented dialect: encode requests and decode replies (spec: iggy#d0-requests, iggy#d0-replies).
 
-Promises: what is written here is read back the same by ``messages.Reader``; a value the wire cannot carry raises Refused with the number
-that the server would answer. Must not know: sockets, the broker.
+``messages.Reader`` reads back what this module encodes. A value that the protocol cannot represent raises Refused with
+the error number that the server would return.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BAD_HEADER_KEY: Final = 4018
 BAD_HEADER_VALUE: Final = 4019
 EMPTY_PAYLOAD: Final = 4024
 BAD_KEY: Final = 4028
-PART_BYTES_MAX: Final = 255  # of a name, a key, a header's key or value
+PART_BYTES_MAX: Final = 255  # limit of a name, a key, a header's key and a header's value
 
 BALANCED: Final = b"\x01\x00"
 
@@ -33,7 +33,7 @@ _PARTITION: Final = Struct("<IQIQQQ")
 
 @dataclass(frozen=True, slots=True)
 class StreamSeen:
-    """A stream as GET_STREAMS shows it."""
+    """A stream in a reply to GET_STREAMS."""
 
     id: int
     created_at_us: int
@@ -45,7 +45,7 @@ class StreamSeen:
 
 @dataclass(frozen=True, slots=True)
 class TopicSeen:
-    """A topic as GET_TOPICS shows it; ``expiry_s`` is 0 when its messages stay for ever."""
+    """A topic in a reply to GET_TOPICS; ``expiry_s`` is 0 when its messages do not expire."""
 
     id: int
     created_at_us: int
@@ -58,7 +58,7 @@ class TopicSeen:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSeen:
-    """A partition as GET_TOPIC shows it; ``current_offset`` is that of its newest message, 0 when it is empty."""
+    """A partition in a reply to GET_TOPIC; ``current_offset`` is the offset of its newest message, 0 when it is empty."""
 
     id: int
     created_at_us: int
@@ -70,7 +70,7 @@ class PartitionSeen:
 
 @dataclass(frozen=True, slots=True)
 class MemberSeen:
-    """A member of a group: the number of its connection, and its partitions."""
+    """A member of a group: its connection's number and its partitions."""
 
     id: int
     partitions: tuple[int, ...]
@@ -78,7 +78,7 @@ class MemberSeen:
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """A poll's reply: the partition that was read, its newest offset, the messages."""
+    """A reply to POLL_MESSAGES: the partition, its newest offset and the messages."""
 
     partition: int
     current_offset: int
@@ -89,49 +89,54 @@ class Polled:
 
 
 def request(code: int, body: bytes = b"") -> bytes:
-    """A whole request."""
+    """Encode a whole request."""
     return HEAD.pack(4 + len(body), code) + body
 
 
 def ident(who: int | str) -> bytes:
-    """A number or a name. Raises Refused when the name has not 1 to 255 bytes."""
+    """Encode an identifier, which is a number or a name. Raises Refused unless a name has 1 to 255 bytes."""
     if isinstance(who, int):
         return b"\x01\x04" + U32.pack(who)
     return b"\x02" + name(who)
 
 
 def name(text: str) -> bytes:
-    """A name behind its length. Raises Refused when it has not 1 to 255 bytes."""
+    """Encode a name with its length. Raises Refused unless it has 1 to 255 bytes."""
     if not 1 <= len(text.encode()) <= PART_BYTES_MAX:
         raise Refused(3)
     return name_bytes(text)
 
 
 def place(consumer: Consumer, topic: bytes, partition: int) -> bytes:
-    """Consumer, stream and topic, partition (0: none): what polls and stored offsets begin with."""
+    """Encode consumer, stream, topic and partition (0: none), with which requests for polls and stored offsets begin."""
     assert isinstance(consumer.who, int), "consumers of this dialect are numbers"
     return bytes((2 if consumer.group else 1,)) + U32.pack(consumer.who) + topic + U32.pack(partition)
 
 
 def poll(at: bytes, kind: int, value: int, count: int, *, commit: bool = False) -> bytes:
-    """The body of POLL_MESSAGES; ``at`` is a ``place``, ``kind`` a polling strategy from 1 (offset) to 5 (next)."""
+    """Encode the body of POLL_MESSAGES.
+
+    Args:
+        at: A ``place``.
+        kind: The polling strategy, from 1 (offset) to 5 (next).
+    """
     return at + bytes((kind,)) + U64.pack(value) + U32.pack(count) + bytes((commit,))
 
 
 def to_partition(partition: int) -> bytes:
-    """Partitioning by number."""
+    """Encode partitioning by partition number."""
     return b"\x02\x04" + U32.pack(partition)
 
 
 def by_key(key: bytes) -> bytes:
-    """Partitioning by a key. Raises Refused when it has not 1 to 255 bytes."""
+    """Encode partitioning by key. Raises Refused unless the key has 1 to 255 bytes."""
     if not 1 <= len(key) <= PART_BYTES_MAX:
         raise Refused(BAD_KEY)
     return bytes((3, len(key))) + key
 
 
 def messages(records: Sequence[Record]) -> bytes:
-    """Messages to send, one after the other. Raises Refused for what the wire cannot carry."""
+    """Encode messages to send. Raises Refused for records that the protocol cannot represent."""
     parts: list[bytes] = []
     for record in records:
         if not record.value:
@@ -153,11 +158,11 @@ def _header(header: Header) -> bytes:
     return U32.pack(len(header.key)) + header.key + value
 
 
-# Replies; all raise Refused for bytes that make no sense
+# Replies; all functions raise Refused for malformed bytes
 
 
 def read_streams(payload: bytes) -> list[StreamSeen]:
-    """GET_STREAMS."""
+    """Decode a reply to GET_STREAMS."""
     reader, found = _reader(payload), []
     while reader.left:
         found.append(_stream(reader))
@@ -170,7 +175,7 @@ def _stream(reader: Reader) -> StreamSeen:
 
 
 def read_stream(payload: bytes) -> tuple[StreamSeen, list[TopicSeen]]:
-    """GET_STREAM."""
+    """Decode a reply to GET_STREAM."""
     reader = _reader(payload)
     stream, topics = _stream(reader), []
     while reader.left:
@@ -179,7 +184,7 @@ def read_stream(payload: bytes) -> tuple[StreamSeen, list[TopicSeen]]:
 
 
 def read_topics(payload: bytes) -> list[TopicSeen]:
-    """GET_TOPICS."""
+    """Decode a reply to GET_TOPICS."""
     reader, found = _reader(payload), []
     while reader.left:
         found.append(_topic(reader))
@@ -192,7 +197,7 @@ def _topic(reader: Reader) -> TopicSeen:
 
 
 def read_topic(payload: bytes) -> tuple[TopicSeen, list[PartitionSeen]]:
-    """GET_TOPIC."""
+    """Decode a reply to GET_TOPIC."""
     reader = _reader(payload)
     topic, partitions = _topic(reader), []
     while reader.left:
@@ -201,7 +206,7 @@ def read_topic(payload: bytes) -> tuple[TopicSeen, list[PartitionSeen]]:
 
 
 def read_group(payload: bytes) -> tuple[int, int, list[MemberSeen]]:
-    """GET_CONSUMER_GROUP: number, partitions, members."""
+    """Decode a reply to GET_CONSUMER_GROUP: number, partitions, members."""
     reader = _reader(payload)
     number, partition_count, member_count = reader.u32(), reader.u32(), reader.u32()
     members: list[MemberSeen] = []
@@ -213,7 +218,7 @@ def read_group(payload: bytes) -> tuple[int, int, list[MemberSeen]]:
 
 
 def read_groups(payload: bytes) -> list[int]:
-    """GET_CONSUMER_GROUPS: the number of each group."""
+    """Decode a reply to GET_CONSUMER_GROUPS: the number of each group."""
     reader, numbers = _reader(payload), []
     while reader.left:
         numbers.append(reader.u32())
@@ -222,12 +227,12 @@ def read_groups(payload: bytes) -> list[int]:
 
 
 def read_client_id(payload: bytes) -> int:
-    """The number of this connection, from GET_ME."""
+    """Decode a reply to GET_ME: the number of this connection."""
     return _reader(payload).u32()
 
 
 def read_offset(payload: bytes) -> tuple[int, int, int]:
-    """GET_CONSUMER_OFFSET: partition, newest offset, the last one consumed (0 also when none was)."""
+    """Decode a reply to GET_CONSUMER_OFFSET: partition, newest offset, last consumed offset (also 0 if there is none)."""
     if len(payload) != _OFFSET.size:
         raise Refused(3)
     partition, current, stored = _OFFSET.unpack(payload)
@@ -235,7 +240,7 @@ def read_offset(payload: bytes) -> tuple[int, int, int]:
 
 
 def read_polled(payload: bytes) -> Polled:
-    """POLL_MESSAGES."""
+    """Decode a reply to POLL_MESSAGES."""
     reader = _reader(payload)
     partition, current, count = _POLLED.unpack(reader.take(_POLLED.size))
     records = tuple(_message(reader) for _ in range(count))

@@ -1,7 +1,6 @@
-"""What the sessions of one Iggy listener share: the directory, who is connected, reply buffers, settings.
+"""State shared by the sessions of one Iggy listener: the directory, connected clients, reply buffers and settings.
 
-Promises: client numbers are unique among the connections there are; members of groups last as long as their connection.
-Must not know: bytes, sockets.
+Client numbers are unique among open connections. Group memberships end with their connection.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ if TYPE_CHECKING:
 class IggyBroker(
     DirectoryBroker, TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol
 ):
-    """What this wire calls of the broker; its directory keeps the wire's own state."""
+    """The part of the broker's API that this protocol calls; its directory stores the protocol's own state."""
 
 
 @dataclass(frozen=True, slots=True)
 class IggySettings:
-    """Settings of the Iggy wire.
+    """Settings of the Iggy protocol.
 
-    dialect: forces one by its name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``, ``vsr``,
-        ``vsr-0.12``, ``vsr-0.12.2``); ``auto`` recognises it.
-    reply_bytes_max: bytes of messages in one poll's reply, unless a single message is longer.
-    data_dir: where the broker's files are, for GET_STATS.
+    dialect: a dialect to force, by name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``,
+    ``vsr``, ``vsr-0.12``, ``vsr-0.12.2``); ``auto`` recognises the client's dialect. reply_bytes_max: bytes of messages
+    in the reply to one poll; a single longer message is still returned. data_dir: directory of the broker's files,
+    reported by GET_STATS.
     """
 
     dialect: str = "auto"
@@ -54,11 +53,11 @@ class IggySettings:
     data_dir: Path | None = None
 
 
-CLIENT_BITS: Final = 26  # of a connection's number, beside its shard
+CLIENT_BITS: Final = 26  # bits of a client number below its shard number
 
 
 class GroupNumbers(NamedTuple):
-    """Which group: numbers as we count."""
+    """The numbers that identify a group, counted from 0."""
 
     stream: int
     topic: int
@@ -66,27 +65,27 @@ class GroupNumbers(NamedTuple):
 
 
 class Member(Protocol):
-    """A connection, as groups see it."""
+    """A connection as a member of groups."""
 
     @property
     def member_id(self) -> str:
-        """How groups know it."""
+        """The member id under which the coordinator knows this connection."""
 
     @property
     def caller(self) -> Caller:
-        """Who asks, for what belongs to somebody."""
+        """The caller to whom created resources are attributed."""
 
     @property
     def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]:
-        """Groups joined over it, by topic id and group name."""
+        """Groups joined over this connection, by topic id and group name."""
 
 
 class Client(Member, Protocol):
-    """A connection, as far as the others of its listener see it."""
+    """A connection as other connections of its listener see it."""
 
     @property
     def client_id(self) -> int:
-        """Its number."""
+        """The client number."""
 
     @property
     def peer(self) -> str:
@@ -94,21 +93,22 @@ class Client(Member, Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """Who has logged in."""
+        """The authenticated user, if any."""
 
     @property
     def member_count(self) -> int:
-        """Of how many groups it is a member."""
+        """Number of groups it is a member of."""
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Find out the numbers of these groups."""
+        """Call ``done`` with the numbers of the groups it is a member of."""
 
 
 class Shared:
-    """Invariant: ``clients`` are the open sessions by their number, ``links`` those that other processes of this broker have here.
+    """State shared by all sessions of one listener.
 
-    ``choosing``: topics in the making whose numbers clients have chosen, by the broker's stream and number, for whom.
-    ``streams_version``: counts up when streams have ended, or have other names.
+    ``clients``: open sessions by client number. ``links``: sessions of other processes of this broker. ``choosing``:
+    the sessions that are creating a topic under a client-chosen number, by stream (the broker's name) and number.
+    ``streams_version``: incremented when streams are deleted or renamed.
     """
 
     __slots__ = (
@@ -127,7 +127,6 @@ class Shared:
     )
 
     def __init__(self, broker: IggyBroker, settings: IggySettings, shard: int | None = None) -> None:
-        """shard: which of several this is."""
         self.broker: Final = broker
         self.settings: Final = settings
         self.directory: Final = Directory(broker, shard)
@@ -138,12 +137,12 @@ class Shared:
         self.links: Final[set[Member]] = set()
         self.choosing: Final[dict[tuple[str, int], Member]] = {}
         self.streams_version = 0
-        self.epochs = int(time())  # a login's number in D3: rising, also over restarts
+        self.epochs = int(time())  # last login number of D3; it also increases across restarts
         self.started_at: Final = time()
         self.reply_buffers: Final = ReplyBuffers()
 
     def enter(self, session: Client, peer: str) -> int:
-        """A number for a new connection: that of its address, as the reference has it, unless it is taken."""
+        """Assign a client number: the hash of the address, like the reference server, or the next free number."""
         first, mask = self._client_numbers
         number = first + (crc32(peer.encode()) & mask)
         while number == 0 or number in self.clients:
@@ -153,25 +152,25 @@ class Shared:
 
     @property
     def _client_numbers(self) -> tuple[int, int]:
-        """The first number of a connection here, and which bits more; those of several shards differ."""
+        """The first client number of this shard, and a mask of the bits that vary; shards have disjoint ranges."""
         return (0, 0xFFFFFFFF) if self.shard is None else (self.shard << CLIENT_BITS, (1 << CLIENT_BITS) - 1)
 
     def forget_members(self, topic_id: bytes, group: str) -> None:
-        """A group has ended."""
+        """Remove a deleted group from the memberships of every connection."""
         for member in (*self.clients.values(), *self.links):
             member.members.pop((topic_id, group), None)
 
     def leave(self, session: Client) -> None:
-        """The connection is gone."""
+        """Remove a closed connection."""
         self.clients.pop(session.client_id, None)
 
     def next_epoch(self) -> int:
-        """The number of a new login."""
+        """Return the number of a new login."""
         self.epochs += 1
         return self.epochs
 
     def membership(self, session: Member, topic: Topic, group: str) -> Membership:
-        """A member's place now; it stays one until its connection ends. Raises BrokerError."""
+        """Return the current membership, which lasts until the connection ends. Raises BrokerError."""
         return self.broker.groups.join(
             group,
             topic.name.full,

@@ -1,21 +1,22 @@
-"""Messages that arrive in one request, in every layout Iggy has had, straight into a stored batch.
+"""Decode the messages of one request, in every layout Iggy has had, into one stored batch.
 
-Promises: two passes over the received bytes and one allocation per request; nothing per message. Every length, index, checksum and
-reserved field is checked before a byte is copied. Must not know: sockets, the broker, which stream or topic it is.
+Guarantees:
 
-A message is told by the bytes of its head. From D2 on payload and user headers follow the head; in D0 and D1 ``24`` counts what is not
-headers or payload::
+* A request costs two passes over the received bytes and one allocation; there is no work in Python per message.
+* Every length, index, checksum and reserved field is checked before a byte is copied.
 
-    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3)
-    checksum                                  0, not looked at          0
-    id           0                            8                         8
-    origin time                               u64 at 40                 delta u32 at 28
-    headers      u32 at 16, then themselves   u32 at 48                 u32 at 32
-    payload      u32 behind them, then it     u32 at 52                 u32 at 36
+The size of a message's head identifies its layout. From D2 on, payload and user headers follow the head. In D0 and D1,
+``24`` counts all bytes except headers and payload::
 
-The page of 2023 also lists a message's bytes without headers: a head of 20 bytes, the id and the u32 of the payload (``LISTED``).
+    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3) checksum
+    0, not checked            0 id           0                            8                         8 origin time
+    u64 at 40                 delta u32 at 28 headers      u32 at 16, then themselves   u32 at 48                 u32 at
+    32 payload      u32 behind them, then it     u32 at 52                 u32 at 36
 
-spec: iggy#d0-message-to-send, iggy#d2-messages, iggy#d3-send
+The page of 2023 also describes a message without headers: a head of 20 bytes, made of the id and the u32 of the payload
+(``LISTED``).
+
+(spec: iggy#d0-message-to-send, iggy#d2-messages, iggy#d3-send)
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ else:
 LISTED = 20  # bytes of a message's head in the byte list of 2023
 
 _COLUMN_COUNT = cython.declare(cython.int, 27)
-# Limits of header values in one message, and of payloads in one request before batches (spec: iggy#error-numbers).
+# Limits of header values in one message, and of payloads in one request of the dialects before batches (spec:
+# iggy#error-numbers).
 _HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)
 _FLAT_PAYLOADS_MAX = cython.declare(cython.longlong, 10_485_760)
 _NO_TIME = cython.declare(cython.longlong, -(2**63))
-# A time this small is milliseconds (spec: iggy#between-dialects).
+# A smaller time is in milliseconds (spec: iggy#between-dialects).
 _MILLISECONDS_BELOW = cython.declare(cython.longlong, 100_000_000_000_000)
 _TIME_MAX = cython.declare(cython.longlong, 2**62)
 
@@ -75,7 +77,9 @@ _TIME_MAX = cython.declare(cython.longlong, 2**62)
 def _measure_headers(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, typed: cython.bint, sums: cython.p_longlong
 ) -> cython.int:
-    """Add the entries between ``at`` and ``end`` to ``sums`` (entries, key bytes, value bytes); 0 or an error number."""
+    """Add the entries between ``at`` and ``end`` to ``sums`` (entries, key bytes, value bytes); return 0 or an error
+    number.
+    """
     values: cython.longlong = sums[2]
     size: cython.longlong
     while at < end:
@@ -112,7 +116,10 @@ def _split(
     head: cython.Py_ssize_t,
     parts: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Put position and size of headers and of payload into ``parts``; position after the message, or -1 when it does not fit."""
+    """Write position and size of headers and of payload to ``parts``.
+
+    Returns the position after the message, or -1 if the message does not fit.
+    """
     sizes_at: cython.Py_ssize_t = at + (32 if head == 48 else 48)
     if stop - at < head:
         return -1
@@ -144,7 +151,7 @@ def _split(
 def _check_frame(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, i: cython.Py_ssize_t
 ) -> cython.int:
-    """What only a frame of D3 has; 0 or an error number."""
+    """Check the fields that only a frame of D3 has; return 0 or an error number."""
     if load_u32(p, at + 24) != cython.cast(cython.uint, i):
         return 4036
     if load_u64(p, at + 40) != 0:
@@ -166,7 +173,10 @@ def _measure(
     index_at: cython.Py_ssize_t,
     sums: cython.p_longlong,
 ) -> cython.int:
-    """Check all messages; ``sums`` gets entries, key bytes and value bytes of their headers, payload bytes, messages with an id."""
+    """Check all messages and return 0 or an error number.
+
+    ``sums`` gets the totals of headers (entries, key bytes, value bytes), payload bytes, and messages with an id.
+    """
     start: cython.Py_ssize_t = at
     id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
     end: cython.Py_ssize_t
@@ -217,9 +227,9 @@ def _fill_headers(
     typed: cython.bint,
     done: cython.p_longlong,
 ) -> cython.void:
-    """Copy one message's entries behind those ``done`` tells of (entries, key bytes, value bytes)."""
+    """Copy one message's headers behind the ones that ``done`` counts (entries, key bytes, value bytes)."""
     size: cython.Py_ssize_t
-    kind: cython.uchar = 2  # a string
+    kind: cython.uchar = 2  # kind of a string
     while at < end:
         if typed:
             kind = source[at]
@@ -245,7 +255,7 @@ def _fill_headers(
 def _origin(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, base: cython.longlong
 ) -> cython.longlong:
-    """When a message was made, in microseconds, or that nobody knows."""
+    """Return a message's origin time in microseconds, or the value for an unknown time."""
     time: cython.longlong
     if head == 48:
         time = base + load_u32(p, at + 28) if 0 < base < _TIME_MAX else 0
@@ -270,7 +280,7 @@ def _fill(
     base: cython.longlong,
     done: cython.p_longlong,
 ) -> cython.void:
-    """Copy every message into its columns."""
+    """Copy every message into the columns."""
     id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
     end: cython.Py_ssize_t
     value_end: cython.Py_ssize_t = 0
@@ -310,7 +320,7 @@ def _fill_key(
     size: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """The request's key is the key of each of its messages."""
+    """Set the request's key as the key of every message."""
     i: cython.Py_ssize_t
     store_u32(p, places[6], 0)
     for i in range(count):
@@ -326,7 +336,7 @@ def _arrange(
     key: cython.Py_ssize_t,
     timed: cython.bint,
 ) -> cython.void:
-    """Sizes of the columns."""
+    """Compute the sizes of the columns."""
     i: cython.int
     for i in range(_COLUMN_COUNT):
         places[2 * i + 1] = -1
@@ -394,9 +404,9 @@ def _build(
 def from_indexed(
     source: Lendable, index_at: int, stop: int, count: int, head: int, key: Buffer | None = None
 ) -> bytearray | int:
-    """A batch of the ``count`` messages behind the index at ``index_at`` (D2), or the error number of what is wrong with them.
+    """Return a batch of the ``count`` messages behind the index at ``index_at`` (D2), or an error number.
 
-    head: bytes of a message's head, see ``message_head``. key: the record key of each of them.
+    head: bytes of a message's head, see ``message_head``. key: the record key of each message.
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at
@@ -408,7 +418,7 @@ def from_indexed(
 
 
 def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None, head: int = 24) -> bytearray | int:
-    """A batch of the messages that fill ``start`` to ``stop`` (D0, D1), or the error number of what is wrong with them.
+    """Return a batch of the messages between ``start`` and ``stop`` (D0, D1), or an error number.
 
     head: bytes of a message's head, 24 or those of ``LISTED``.
     """
@@ -432,9 +442,9 @@ def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None
 
 
 def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
-    """Bytes of a message's head, 56 or 64, by the first message's end in the index; 0 when it is neither.
+    """Return the bytes of a message's head, 56 or 64, by the first message's end in the index; 0 when it is neither.
 
-    spec: iggy#recognising-the-dialect
+    (spec: iggy#recognising-the-dialect)
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at + 16 * count
@@ -455,8 +465,10 @@ def gather_checksums(
     count: cython.Py_ssize_t,
     scratch: cython.p_uchar,
 ) -> cython.ulonglong:
-    """The checksum of the batch at ``at`` whose frames are known to be whole: over 40 bytes of its head, its count, its producer where it
-    names one, and its frames' checksums."""
+    """Return the checksum of the batch at ``at``, whose frames were checked.
+
+    It covers 40 bytes of the batch's head, its count, its producer if set, and the checksums of its frames.
+    """
     place: cython.Py_ssize_t = 44
     move(scratch, 0, p, at, 40)
     move(scratch, 40, p, at + 48, 4)
@@ -493,7 +505,7 @@ def _check_batch_head(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cyth
 
 
 def from_frames(source: Lendable, start: int, stop: int, key: Buffer | None = None) -> bytearray | int:
-    """A batch of the frames of the D3 batch between ``start`` and ``stop``, or the error number of what is wrong with it."""
+    """Return a batch of the frames of the D3 batch between ``start`` and ``stop``, or an error number."""
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop

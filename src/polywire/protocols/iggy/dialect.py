@@ -1,7 +1,7 @@
-"""The dialects of Iggy's binary protocol: what differs between them, as facts (spec: iggy#dialects, iggy#timeline).
+"""The dialects of Iggy's binary protocol, described as data (spec: iggy#dialects, iggy#timeline).
 
-Promises: every difference that a request's or a reply's bytes show is one field here; nothing else asks which dialect it is. Must not know:
-how a dialect is recognised, bytes.
+Every difference between dialects is a field of ``Dialect``. Other modules test these fields and never the dialect
+itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polywire.protocols.iggy import encoder
 
 
 def packed(major: int, minor: int, patch: int = 0) -> int:
-    """Return a protocol version as headered logins have it: ten bits for each of its numbers."""
+    """Return a protocol version as headered logins encode it: ten bits for each number."""
     return major << 20 | minor << 10 | patch
 
 
@@ -21,17 +21,18 @@ def packed(major: int, minor: int, patch: int = 0) -> int:
 class Dialect:
     """One dialect.
 
-    one_based: ids and partitions count from 1 on this wire. normalises: names are lower-cased and their white space becomes dots.
-    has_login: clients log in. ident_consumers: a consumer is a kind and an ident, not a kind and a number. named_groups: groups have a name.
-    topic_settings: fields of a topic beyond the first ones: 0 expiry in seconds, 1 and size and replication, 2 and compression, 3 expiry in
-    microseconds, 4 settings in options. chosen_ids: create requests carry an id; auto_ids: where 0 means that the broker picks one.
-    optional_partition: a partition is a flag and a number. returns_created: create requests are answered with what was made.
-    empty_when_missing: asking for what is not there gets an empty success. batched: messages come behind metadata and an index, or in frames.
-    framed: the headered framing. protocols: the protocol versions with which clients of the headered framing log in. server_version: of the
-    reference server that speaks it, as reported to them.
-    contexts: partitions have incarnations, which polls, routes and topics report, and streams and users have two blocks of options.
-    member_lists: a topic's partitions name the nodes that store them.
-    message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.
+    one_based: ids and partitions count from 1 in this dialect. normalises: names are lower-cased and their white space
+    is replaced by dots. has_login: clients log in. ident_consumers: a consumer is a kind and an ident, not a kind and a
+    number. named_groups: groups have a name. topic_settings: a topic's extra fields. 0: expiry in seconds; 1: also size
+    and replication; 2: also compression; 3: expiry in microseconds; 4: settings in options. chosen_ids: create requests
+    contain an id. auto_ids: the id 0 asks the broker to choose one. optional_partition: a partition is a flag and a
+    number. returns_created: replies to create requests describe the created resource. empty_when_missing: a request for
+    a missing resource gets an empty success. batched: messages follow metadata and an index, or are in frames. framed:
+    the headered framing. protocols: the protocol versions with which clients of the headered framing log in.
+    server_version: version of the reference server with this dialect, as reported to clients. contexts: partitions have
+    incarnations, which polls, routes and topics report; streams and users have two blocks of options. member_lists: a
+    topic's partitions list the nodes that store them. message_head: layout of sent messages, see ``decoder``. form:
+    layout of polled messages, see ``encoder``.
     """
 
     name: str
@@ -57,16 +58,16 @@ class Dialect:
 
     @property
     def option_blocks(self) -> int:
-        """How many blocks of options stand behind a stream or a user."""
+        """Number of option blocks that follow a stream or a user."""
         return int(self.framed) + int(self.contexts)
 
     @property
     def base(self) -> int:
-        """What is added to our numbers on the way out."""
+        """The number to add to the broker's ids, which count from 0, to encode them."""
         return 1 if self.one_based else 0
 
 
-# Each is told as what it changed in the one before it.
+# Each dialect lists what it changed from the one before.
 D0: Final = Dialect("0.0", has_login=False, ident_consumers=False, named_groups=False, auto_ids=False)
 D1A: Final = replace(D0, name="0.1.0", has_login=True, ident_consumers=True, named_groups=True)
 D1B: Final = replace(D1A, name="0.1", topic_settings=1, auto_ids=True)
@@ -95,8 +96,8 @@ OLD: Final = (
     D1B,
     D1A,
     D0,
-)  # whose login has no version, in the order in which they are tried (spec: iggy#recognising-the-dialect)
-NEW: Final = (D2C, D2B, D2A, D1D)  # whose login has one
+)  # dialects whose login has no version, in the order in which they are tried (spec: iggy#recognising-the-dialect)
+NEW: Final = (D2C, D2B, D2A, D1D)  # dialects whose login has a version
 VERSIONS: Final = {"0.5": D1D, "0.6": D1D, "0.7": D2A, "0.8": D2B, "0.9": D2C, "0.10": D2C}
 FRAMED: Final = (D3, D4A, D4B)
 DIALECTS: Final = (D0, D1A, D1B, D1C, D1D, D2A, D2B, D2C, *FRAMED)

@@ -1,15 +1,17 @@
-"""Streams, topics and groups as Iggy knows them: with numbers, names of their own, and streams that may be empty.
+"""Streams, topics and groups with Iggy's numbers and names; a stream may be empty.
 
-Promises: a number once given stays for the life of what it names, also over restarts; what other wires make gets one when it is first seen.
-Numbers count from 0 here. Must not know: bytes, sessions.
+A number is never reassigned while its stream, topic or group exists, also across restarts. Streams and topics of other
+protocols get a number when they are first seen. Numbers count from 0 here.
 
-A stream is kept in the wire's own state under ``stream.<number>``; a topic's number, name and settings, and its groups' numbers, lie in its
-``wire_options``. A name changed over this wire is changed on this wire only: the broker's name of a topic is where its records lie.
+A stream is stored in the protocol's own state under ``stream.<number>``. A topic's ``wire_options`` hold its number,
+name and settings, and the numbers of its groups. A rename over this protocol affects only this protocol: the broker's
+name of a topic is where its records are.
 
-Of several shards (decision 0127) the first keeps the streams; another one's directory has what it has seen of them, under numbers below
-zero, which nobody is told. A topic's number tells its shard, unless it was chosen, or given while there was one.
+With several shards (decision 0127) the first shard stores the streams. The directories of other shards hold the streams
+they have seen, under negative numbers that are never sent to clients. A topic's number identifies its shard, unless a
+client chose the number or it was assigned while there was one shard.
 
-spec: iggy#between-dialects
+(spec: iggy#between-dialects)
 """
 
 from __future__ import annotations
@@ -40,22 +42,22 @@ from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import DEFAULT_STREAM, Level, TopicName
 
-NUMBER_MAX: Final = 2**32 - 32  # of streams: numbers above are the default stream's and those that mean none
-NUMBERS_END: Final = 2**32 - 1  # of topics and groups, which the dialects that count from 1 show as one more
+NUMBER_MAX: Final = 2**32 - 32  # limit for streams: higher numbers are the default stream and the values for "none"
+NUMBERS_END: Final = 2**32 - 1  # limit for topics and groups: dialects that count from 1 add one
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
-STREAMS_MAX: Final = 10_000  # each is a value of the wire's own state
-GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
-SCANNED_MAX: Final = 1_000  # topics looked at in passing, in some 2 ms
-UNSEEN_MAX: Final = 64  # topics of other wires numbered in passing: a few milliseconds
-STREAMS_SHARD: Final = 0  # that keeps the streams
-CHOSEN_MAX: Final = 2**25  # numbers of topics below were chosen, or given by a shard that was alone
+STREAMS_MAX: Final = 10_000  # each is a value of the protocol's own state
+GROUPS_MAX: Final = 1_000  # per topic: they are stored in its settings
+SCANNED_MAX: Final = 1_000  # topics scanned while a request waits, some 2 ms
+UNSEEN_MAX: Final = 64  # topics of other protocols numbered while a request waits: a few milliseconds
+STREAMS_SHARD: Final = 0  # the shard that stores the streams
+CHOSEN_MAX: Final = 2**25  # lower topic numbers were chosen by clients, or assigned while there was one shard
 _STREAM: Final = "stream."
-_NAMELESS: Final = "group-"  # and a number of at most ten digits that does not begin with 0
+_NAMELESS: Final = "group-"  # followed by a number of at most ten digits without a leading 0
 _NAMELESS_DIGITS_MAX: Final = 10
 
 
 class StreamKept(msgspec.Struct, frozen=True, array_like=True):
-    """A stream as kept. ``space``: the stream of its topics in the broker's words, which stays when the name changes."""
+    """A stream as stored. ``space``: the broker's stream of its topics, which a rename does not change."""
 
     number: int
     name: str
@@ -64,7 +66,7 @@ class StreamKept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicKept(msgspec.Struct, frozen=True, array_like=True):
-    """What this wire keeps of a topic. ``expiry_us``: 0 never, None the default; ``size_max``: 0 the default."""
+    """The protocol's own state of a topic. ``expiry_us``: 0 never, None the default; ``size_max``: 0 the default."""
 
     number: int
     name: str
@@ -76,8 +78,11 @@ class TopicKept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stream:
-    """A stream and its topics. Invariant: ``by_number`` and ``by_name`` hold the same living topics, or ones that ended meanwhile; all
-    numbers below ``free_from`` are taken."""
+    """A stream and its topics.
+
+    Invariant: ``by_number`` and ``by_name`` hold the same topics, or topics that were deleted meanwhile. All numbers
+    below ``free_from`` are taken.
+    """
 
     __slots__ = ("by_name", "by_number", "free_from", "kept")
 
@@ -89,26 +94,30 @@ class Stream:
 
     @property
     def number(self) -> int:
-        """Its number."""
+        """The stream's number."""
         return self.kept.number
 
 
 class DirectoryBroker(TopicVerbs, WireStateVerbs, WireBroker, Protocol):
-    """What the directory calls of the broker."""
+    """The part of the broker's API that the directory calls."""
 
     @property
     def streams(self) -> Streams:
-        """Which streams there are."""
+        """The broker's streams."""
 
     @property
     def groups(self) -> Coordinator:
-        """Groups and their members."""
+        """The coordinator of groups."""
 
 
 class Directory:
-    """All streams. Invariant: ``_by_number`` and ``_by_name`` hold the same streams; ``_kept`` caches what a topic's settings say; topics
-    are as they were at the catalogue's version ``_seen_version``, and all numbers of streams below ``_free_from`` are taken.
-    ``_waiting``: who waits for a look in slices; ``_given_up_version``: the catalogue's version when one failed."""
+    """All streams.
+
+    Invariant: ``_by_number`` and ``_by_name`` hold the same streams. ``_kept`` caches the decoded settings of topics.
+    The topics are those of catalogue version ``_seen_version``. All stream numbers below ``_free_from`` are taken.
+
+    ``_waiting``: callbacks of a scan in slices. ``_given_up_version``: the catalogue version at which a scan failed.
+    """
 
     __slots__ = (
         "_balanced",
@@ -126,7 +135,6 @@ class Directory:
     )
 
     def __init__(self, broker: DirectoryBroker, shard: int | None = None) -> None:
-        """shard: which of several this is."""
         self._broker = broker
         self._shard = shard
         self._foreign = -1
@@ -142,9 +150,7 @@ class Directory:
         for key, value in broker.wire_state(WIRE).items():
             if key.startswith(_STREAM):
                 self._enter(Stream(_STREAMS.decode(value)))
-        if (
-            DEFAULT_STREAM not in self._by_space
-        ):  # it need not be kept: it is always there, and listed once it has topics
+        if DEFAULT_STREAM not in self._by_space:  # not stored: it always exists, and is listed once it has topics
             self._enter(
                 Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us()))
             )
@@ -153,14 +159,14 @@ class Directory:
     # Streams
 
     def streams(self) -> list[Stream]:
-        """All streams by number; the default one only when it has topics."""
+        """Return all streams by number; the default stream only when it has topics."""
         self._refresh()
         return [
             stream for _, stream in sorted(self._by_number.items()) if stream.by_number or stream.number < NUMBER_MAX
         ]
 
     def find_stream(self, who: int | str) -> Stream | None:
-        """A stream by its number (counting from 0), its name, or what it is called elsewhere."""
+        """Find a stream by its number (counting from 0), its name, or the broker's name."""
         found = self._look_up(who)
         if found is None:
             self._refresh()
@@ -169,22 +175,22 @@ class Directory:
 
     @property
     def keeps_streams(self) -> bool:
-        """Whether streams are kept here."""
+        """Whether this shard stores the streams."""
         return self._shard in (None, STREAMS_SHARD)
 
     def in_space(self, space: str) -> Stream | None:
-        """The stream that has this stream of the broker; where streams are kept elsewhere there is said to be one."""
+        """Return the stream of this broker's stream; on a shard that does not store the streams it is assumed to exist."""
         found = self._by_space.get(space) or self.find_space(space)
         return (
             found if found is not None or self.keeps_streams else self._enter_space(space, self._broker.clock.now_us())
         )
 
     def kept_streams(self) -> list[StreamKept]:
-        """All streams as they are kept, by number."""
+        """Return all streams as stored, by number."""
         return [stream.kept for _, stream in sorted(self._by_number.items())]
 
     def adopt(self, spaces: Iterable[str]) -> None:
-        """Keep streams that other wires have made in any shard. Raises Busy."""
+        """Store streams that other protocols have created in any shard. Raises Busy."""
         for space in spaces:
             if self._by_space.get(space) is None:
                 self._enter_space(space, self._broker.clock.now_us())
@@ -195,12 +201,12 @@ class Directory:
         return self._by_name.get(who) or self._by_space.get(who)
 
     def create_stream(self, name: str, number: int | None, by: Caller, done: Completion[int] | None) -> Stream:
-        """A new, empty stream. Raises Refused 1011, 1012, 1013, Busy."""
+        """Create an empty stream. Raises Refused 1011, 1012, 1013, Busy."""
         if number is not None and self.find_stream(number) is not None:
             raise Refused(errors.STREAM_ID_TAKEN)
         self._refresh()
         space = space_of(name)
-        if name in self._by_name or space in self._by_space:  # the latter: a stream that was renamed since
+        if name in self._by_name or space in self._by_space:  # the latter: the space of a stream that was renamed since
             raise Refused(errors.STREAM_NAME_TAKEN)
         if name == DEFAULT_STREAM or len(self._by_number) >= STREAMS_MAX or not is_broker_name(name):
             raise Refused(errors.BAD_STREAM_NAME)
@@ -211,13 +217,15 @@ class Directory:
         return stream
 
     def _admit_stream(self, by: Caller) -> None:
-        """Refuse a stream to whoever has made nearly all there may be, so that others can make some. Raises Busy(BUSY)."""
+        """Refuse a stream if its caller owns ``bulk_share`` of the limit, so that others can create some. Raises
+        Busy(BUSY).
+        """
         owned = [self._broker.wire_owner(WIRE, f"{_STREAM}{number}") for number in self._by_number]
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
             raise Busy(ErrorCode.BUSY, "too many streams for one user or address")
 
     def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
-        """Give a stream another name on this wire. Raises Refused 1012, 1013."""
+        """Rename a stream on this protocol. Raises Refused 1012, 1013."""
         other = self.find_stream(name)
         if other is not None and other is not stream:
             raise Refused(errors.STREAM_NAME_TAKEN)
@@ -228,12 +236,15 @@ class Directory:
         self._keep(stream, done)
 
     def delete_stream(self, stream: Stream, done: Completion[int]) -> None:
-        """End a stream and its topics: with many of them one after the other, and the stream behind the last. A stop, or an error, in between
-        leaves the stream with the topics that are left; what was made in it meanwhile ends with it, unless that is much."""
+        """Delete a stream's topics, then the stream.
+
+        Topics are deleted one after the other if there are many. A stop or an error in between leaves the stream with
+        the remaining topics. Topics created meanwhile are deleted too, unless they are too many.
+        """
 
         def emptied() -> None:
             if self._by_number.get(stream.number) is not stream:
-                return  # somebody else was faster
+                return  # another request has deleted it
             self._end_few(stream)
             if stream.number >= 0:
                 self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None)
@@ -242,7 +253,7 @@ class Directory:
         self._broker.delete_topics(self.topics(stream), ended=partial(self._forget, stream), then=emptied, done=done)
 
     def _end_few(self, stream: Stream) -> None:
-        """End the topics that were made in a stream while it was emptied. Raises Busy(BUSY) where they are too many to do at once."""
+        """Delete topics created while the stream was emptied. Raises Busy(BUSY) if they are too many to delete at once."""
         left = [topic for topic in stream.by_number.values() if self._lives(topic)]
         if sum([1 + len(topic.partitions) for topic in left]) > AT_ONCE_MAX:
             raise Busy(ErrorCode.BUSY, "another request created topics in the stream (retry)")
@@ -251,7 +262,7 @@ class Directory:
             self._forget(stream, topic)
 
     def _forget(self, stream: Stream, topic: Topic) -> None:
-        """A topic has ended."""
+        """Remove a deleted topic."""
         _, kept = self._kept.pop(topic.id, (None, None))
         self._balanced.pop(topic.id, None)
         if kept is None:
@@ -262,7 +273,7 @@ class Directory:
         if stream.by_name.get(kept.name) is topic:
             del stream.by_name[kept.name]
         if self._seen_version + 1 == self._broker.topics_version:
-            self._seen_version += 1  # its end is all that is new
+            self._seen_version += 1  # the deletion is the only change
 
     def _keep(
         self, stream: Stream, done: Completion[int] | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF
@@ -296,12 +307,12 @@ class Directory:
     # Topics
 
     def topics(self, stream: Stream) -> list[Topic]:
-        """A stream's topics by number."""
+        """Return a stream's topics by number."""
         self._refresh()
         return [topic for _, topic in sorted(stream.by_number.items())]
 
     def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
-        """A topic of a stream by its number or name."""
+        """Find a topic of a stream by its number or name."""
         found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
         if found is None or not self._lives(found):
             self._refresh()
@@ -309,7 +320,7 @@ class Directory:
         return found
 
     def stream_of(self, topic: Topic) -> Stream:
-        """The stream of a topic."""
+        """Return the stream of a topic."""
         found = self._by_space.get(topic.name.stream)
         if found is None:
             self._refresh()
@@ -317,16 +328,16 @@ class Directory:
         return found
 
     def find_space(self, space: str) -> Stream | None:
-        """The stream whose topics lie in this stream of the broker."""
+        """Find the stream with this broker's stream."""
         self._refresh()
         return self._by_space.get(space)
 
     def find_full(self, name: TopicName) -> Topic | None:
-        """The topic of this name of the broker's."""
+        """Find a topic by the broker's name."""
         return self._broker.find_topic(name.full)
 
     def check_topic_name(self, stream: Stream, name: str, *, but: Topic | None = None) -> None:
-        """Refuse a name that is taken or that the broker cannot have. Raises Refused 2013, 2014."""
+        """Check that a name is free and valid in the broker. Raises Refused 2013, 2014."""
         other = self.find_topic(stream, name)
         if other is not None and other is not but:
             raise Refused(errors.TOPIC_NAME_TAKEN)
@@ -344,9 +355,10 @@ class Directory:
         then: Then,
         done: Completion[int],
     ) -> None:
-        """A new topic: elsewhere it is ``stream.topic``, never under another name; ``then`` is called with it once it can be used.
+        """Create a topic, ``stream.topic`` on other protocols; call ``then`` with it once it is usable.
 
-        One that takes long to make may find its number or name taken; it gets another then. Raises Refused 2012, 2013, 2014, BrokerError.
+        If its number or name is taken while it is created, it gets another one. Raises Refused 2012, 2013, 2014,
+        BrokerError.
         """
         if number is not None and self.find_topic(stream, number) is not None:
             raise Refused(errors.TOPIC_ID_TAKEN)
@@ -355,7 +367,7 @@ class Directory:
         kept = msgspec.structs.replace(kept, number=number)
         options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
         name = TopicName(stream.kept.space, kept.name)
-        if self._broker.find_topic(name.full) is not None:  # by an update it has another name on this wire
+        if self._broker.find_topic(name.full) is not None:  # this topic was renamed on this protocol
             raise Refused(errors.TOPIC_NAME_TAKEN)
         if not name.is_plain:
             raise Refused(errors.BAD_TOPIC_NAME)
@@ -377,12 +389,12 @@ class Directory:
         else:
             self._enter_topic(stream, topic, kept)
         if self._seen_version + 1 == self._broker.topics_version:
-            self._seen_version += 1  # this topic is all that is new
+            self._seen_version += 1  # this topic is the only change
 
     def update_topic(
         self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int] | None
     ) -> None:
-        """Other settings, and on this wire another name."""
+        """Change a topic's settings, and its name on this protocol."""
         stream = self.stream_of(topic)
         stream.by_name.pop(self.kept(topic).name, None)
         options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
@@ -391,12 +403,12 @@ class Directory:
         self._enter_topic(stream, topic, kept)
 
     def kept(self, topic: Topic) -> TopicKept:
-        """What this wire keeps of a topic."""
+        """Return the protocol's own state of a topic."""
         known = self._kept.get(topic.id)
         if known is not None and known[0] is topic.settings:
             return known[1]
         value = topic.settings.wire_options.get(WIRE)
-        if value is None:  # made over another wire, or changed by one that does not know this one
+        if value is None:  # created over another protocol, or changed by one that drops this state
             self._number(self.stream_of(topic), topic)
             value = topic.settings.wire_options[WIRE]
         kept = _TOPICS.decode(value)
@@ -412,7 +424,7 @@ class Directory:
         self._kept[topic.id] = (topic.settings, kept)
 
     def _number(self, stream: Stream, topic: Topic) -> None:
-        """A topic of another wire gets a number, and its name unless that is taken."""
+        """Assign a number to a topic of another protocol; use its name unless it is taken."""
         number = self._free_topic(stream)
         name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
         value = topic.settings.wire_options.get(WIRE)
@@ -423,33 +435,33 @@ class Directory:
         self._enter_topic(stream, topic, kept)
 
     def _refresh(self) -> None:
-        """See what other wires have made and ended. Costs as much as there are topics, so only when some began or ended."""
+        """Scan all topics, if any were created or deleted since the last scan."""
         if self._seen_version != self._broker.topics_version:
             deque(self._scan(), maxlen=0)
 
     @property
     def is_far_behind(self) -> bool:
-        """Whether topics began or ended unseen, and so many of them, or of all, that one look would hold everybody up."""
+        """Whether so many topics are unseen, or there are so many in all, that one scan would delay other connections."""
         version = self._broker.topics_version
         unseen = version - self._seen_version
         is_long = unseen > UNSEEN_MAX or (unseen and len(self._kept) > SCANNED_MAX)
         return bool(is_long) and version != self._given_up_version
 
     def catch_up(self, then: Callable[[], None]) -> None:
-        """See what other wires have made and ended, a little at a time; ``then`` is called when that is done."""
+        """Scan all topics in slices and call ``then`` at the end."""
         self._waiting.append(then)
         if len(self._waiting) == 1:
             Slices(self._broker, self._scan(), self._caught_up)
 
     def _caught_up(self, seen: object) -> None:
-        if isinstance(seen, BrokerError):  # whoever asks is told in passing
+        if isinstance(seen, BrokerError):  # the requests that wait scan the topics themselves
             self._given_up_version = self._broker.topics_version
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()
 
     def _scan(self) -> Iterator[None]:
-        """See all topics and number the new ones, each between two yields; what changes meanwhile is left to the next look."""
+        """Scan all topics and number the new ones, one per step; changes during the scan are left to the next one."""
         version = self._broker.topics_version
         for stream in list(self._by_number.values()):
             yield from self._forget_ended(stream)
@@ -485,17 +497,17 @@ class Directory:
                 del stream.by_name[name]
 
     def _is_elsewhere(self, stream: Stream, topic: Topic, kept: TopicKept) -> bool:
-        """Whether a topic was kept under its full name, or a number that is another's here: an earlier release had it in ``default``."""
+        """Whether the stored name is the full name or the number is taken: an earlier release stored it in ``default``."""
         return (kept.name == topic.name.full != topic.name.topic) or stream.by_number.get(
             kept.number, topic
         ) is not topic
 
     def _adopt(self, topic: Topic) -> Stream:
-        """The stream of a topic that another wire has made."""
+        """Return the stream of a topic that another protocol has created."""
         return self._enter_space(topic.name.stream, topic.created_at_us)
 
     def _enter_space(self, space: str, created_at_us: int) -> Stream:
-        """A stream of the broker that is none yet here."""
+        """Add a stream of the broker that this directory does not have yet."""
         if not self.keeps_streams:
             self._foreign -= 1
             stream = Stream(StreamKept(self._foreign, space, space, created_at_us))
@@ -508,7 +520,7 @@ class Directory:
         return stream
 
     def next_balanced(self, topic: Topic) -> int:
-        """The partition whose turn it is: one after the other, beginning with the first after every start."""
+        """Return the next partition in turn, beginning with the first after every start."""
         turn = self._balanced.get(topic.id, 0)
         self._balanced[topic.id] = turn + 1
         return turn % len(topic.partitions)
@@ -516,7 +528,10 @@ class Directory:
     # Groups
 
     def groups(self, topic: Topic) -> dict[int, str]:
-        """Names of a topic's groups by number; those of other wires get one, those that ended lose theirs."""
+        """Return a topic's groups by number.
+
+        Groups of other protocols get a number; the numbers of deleted groups are freed.
+        """
         kept = self.kept(topic)
         living = self._broker.groups.names(topic.name.full)
         groups = {number: name for number, name in kept.groups.items() if name in living}
@@ -530,32 +545,36 @@ class Directory:
         return groups
 
     def _group_number(self, name: str, taken: dict[int, str]) -> int:
-        """A group called as the documented dialect calls its nameless ones gets that number, so that its clients find it."""
+        """Return a number for a group.
+
+        A name that the documented dialect gives its nameless groups determines the number, so that its clients find the
+        group.
+        """
         digits = name.removeprefix(_NAMELESS) if name.startswith(_NAMELESS) else ""
         known = 0 < len(digits) <= _NAMELESS_DIGITS_MAX and consists_of(digits, DIGITS) and digits[0] != "0"
         number = int(digits) - 1 if known else NUMBERS_END
         return number if number < NUMBERS_END and number not in taken else _first_free(taken, 0)
 
     def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
-        """Number and name of a group."""
+        """Find number and name of a group."""
         kept = self.kept(topic).groups
         name = kept.get(who) if isinstance(who, int) else who
         if name not in kept.values() or self._broker.groups.view(str(name), topic.name.full) is None:
-            kept = self.groups(topic)  # another wire has made it, or ended it
+            kept = self.groups(topic)  # another protocol has created or deleted it
         for number, name in kept.items():
             if who == (number if isinstance(who, int) else name):
                 return number, name
         return None
 
     def group(self, topic: Topic, who: int | str) -> tuple[int, str]:
-        """Number and name of a group. Raises Refused 5000 or 5003."""
+        """Return number and name of a group. Raises Refused 5000 or 5003."""
         found = self.find_group(topic, who)
         if found is None:
             raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
         return found
 
     def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, done: Completion[int]) -> int:
-        """A new group without members. Raises Refused 5001, 5004, 5005."""
+        """Create a group without members. Raises Refused 5001, 5004, 5005."""
         groups = self.groups(topic)
         if number is not None and number in groups:
             raise Refused(errors.GROUP_ID_TAKEN)
@@ -570,19 +589,19 @@ class Directory:
         return number
 
     def delete_group(self, topic: Topic, number: int, by: Caller, done: Completion[int]) -> None:
-        """End a group with its members and positions. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
+        """Delete a group with its members and offsets. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
         groups = dict(self.groups(topic))
         self._broker.groups.delete(groups.pop(number), topic.name.full, by=by)
         self.update_topic(topic, msgspec.structs.replace(self.kept(topic), groups=groups), topic.settings, done)
 
 
 def numbers_from(shard: int) -> int:
-    """The first of the numbers that one of several shards gives topics: a range for each."""
+    """Return the first topic number of a shard; shards have disjoint ranges."""
     return (shard + 1) * CHOSEN_MAX
 
 
 def shard_of_number(number: int) -> int | None:
-    """The shard that has given a topic this number, None for one that may be any shard's."""
+    """Return the shard that assigned a topic number, None if it may be any shard's."""
     return number // CHOSEN_MAX - 1 if number >= CHOSEN_MAX else None
 
 

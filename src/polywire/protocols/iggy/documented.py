@@ -1,15 +1,14 @@
-"""A request of the documented dialect as its page has it: what a payload's layout is, and what may be behind it.
+"""Payload layouts of the documented dialect, and the bytes that may follow a payload.
 
-Promises: no byte of a payload is passed over but one or two zeros at its end. A payload is carried out only as what it can be alone.
-Must not know: sessions, what commands do.
+Every byte of a payload is read, except one or two zeros at its end. A payload that can be read in two ways is refused.
 
-The page gives two commands in two forms: CREATE_STREAM and CREATE_TOPIC once as a struct, which clients send, and once as a list of bytes
-in which the id is an ident, and a topic has no expiry::
+The page describes two commands in two forms: CREATE_STREAM and CREATE_TOPIC once as a struct, which clients send, and
+once as a list of bytes in which the id is an ident, and a topic has no expiry::
 
-    struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name
-    byte list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
+    struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name byte
+    list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
 
-spec: iggy#d0-requests, iggy#disagreements-of-the-document
+(spec: iggy#d0-requests, iggy#disagreements-of-the-document)
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from polywire.protocols.iggy.dialect import D0
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes
 from polywire.protocols.iggy.names import is_allowed
 
-PARTITIONS_MAX: Final = 100_000  # that the page allows: more are letters
-SPARE: Final = (b"", b"\0", b"\0\0")  # behind a payload: a Go client has two zeros behind a topic
-LETTER_MIN: Final = 0x20  # a number whose highest byte is at least this may be letters; as an expiry it is 17 years
-NAMED: Final = replace(D0, auto_ids=True)  # of a request that gives a name for the id: the broker picks the number
+PARTITIONS_MAX: Final = 100_000  # the limit of the page: higher numbers are letters
+SPARE: Final = (b"", b"\0", b"\0\0")  # allowed at the end of a payload: a Go client sends two zeros after a topic
+# a number whose highest byte is at least this may be letters; as an expiry it would be 17 years
+LETTER_MIN: Final = 0x20
+NAMED: Final = replace(D0, auto_ids=True)  # for requests with a name as the id: the broker chooses the number
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a payload consists of: so many bytes, idents, bytes, and perhaps a name."""
+    """A payload's parts: ``before`` bytes, then idents, then ``behind`` bytes, then optionally a name."""
 
     before: int = 0
     idents: int = 0
@@ -63,7 +63,7 @@ LAYOUTS: Final[Mapping[int, Layout]] = {
 }
 
 
-# Of the byte list: whether the id is an ident, and bytes of the numbers between the id and the name.
+# For the byte list: whether the id is an ident, and bytes of the numbers between the id and the name.
 _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
     Code.CREATE_STREAM: ((True, 0),),
     Code.CREATE_TOPIC: ((False, 4), (True, 4), (True, 8)),
@@ -71,8 +71,10 @@ _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
 
 
 def reader_of(code: int, payload: memoryview) -> Reader:
-    """A request's payload, as a struct whichever form it has. Raises Refused: 3 for what has none, 1014 or 2016 for a name that is an id but
-    not the name."""
+    """Return a request's payload as a struct, whichever form it has.
+
+    Raises Refused: 3 for an invalid payload, 1014 or 2016 if the id is a name that differs from the request's name.
+    """
     layout = LAYOUTS.get(code)
     if layout is None:
         return Reader(payload, D0)
@@ -88,13 +90,13 @@ def reader_of(code: int, payload: memoryview) -> Reader:
     if fits and not listed:
         return Reader(payload, D0)
     allowed = [payload_read for payload_read in listed if is_allowed(payload_read.name)]
-    if fits or len(allowed) != 1:  # where it may be either, nothing is made that nobody meant
+    if fits or len(allowed) != 1:  # both forms fit: do not create what the client may not have meant
         raise Refused(errors.UNKNOWN_COMMAND)
     return allowed[0].as_struct(code)
 
 
 def _end(payload: memoryview, layout: Layout) -> int:
-    """Where a payload of this layout ends; -1 when it is longer than what is there."""
+    """Return where a payload of this layout ends; -1 when the payload is shorter."""
     at, stop = layout.before, len(payload)
     for _ in range(layout.idents):
         if at + 2 > stop:
@@ -118,7 +120,7 @@ def _may_be_letters(code: int, payload: memoryview) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListedPayload:
-    """A payload read as a byte list: what is before the id, the id, what is between it and the name, the name."""
+    """A payload in the form of the byte list. ``front``: before the id; ``numbers``: between the id and the name."""
 
     front: bytes
     given: int | str
@@ -126,7 +128,7 @@ class ListedPayload:
     name: str
 
     def as_struct(self, code: int) -> Reader:
-        """The same as a struct; a name as an id says nothing but the name. Raises Refused 1014, 2016."""
+        """Convert to a struct; an id that is a name is dropped. Raises Refused 1014, 2016."""
         if isinstance(self.given, str) and self.given != self.name:
             raise Refused(errors.BAD_STREAM_ID if code == Code.CREATE_STREAM else errors.BAD_TOPIC_ID)
         number, dialect = (self.given, D0) if isinstance(self.given, int) else (0, NAMED)
@@ -135,7 +137,7 @@ class ListedPayload:
 
 
 def _listed_payloads(code: int, payload: memoryview) -> Iterator[ListedPayload]:
-    """What a payload may be as a byte list, used up to its last byte."""
+    """Yield every reading of a payload as a byte list that consumes all its bytes."""
     for has_ident, size in _LISTED[code]:
         reader = Reader(payload, D0)
         try:

@@ -1,13 +1,18 @@
-"""Stored batches as the messages of a poll's reply, in every layout Iggy has had.
+"""Encode stored batches as the messages of a poll's reply, in every layout Iggy has had.
 
-Promises: one call per chunk that was read, whatever wire its records came over; nothing per message; a message is written whole or not at
-all. Must not know: sockets, the broker, who polls.
+Guarantees:
 
-The ``state`` array, i64 words: next offset wanted, messages that may still be written, bytes of ``out`` that may be used, position in
-``out``, position in the chunk of a compressed batch, offset of the last message written (-1: none), bytes the next message needs when it
-did not fit, and two words from which the ids of records that have none are made.
+* One call encodes a chunk of a read, whichever protocol stored its records; there is no work in Python per message.
+* A message is written completely or not at all.
 
-spec: iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply
+The ``state`` array has these i64 words:
+
+* next offset to write, messages left, bytes of ``out`` that may be used
+* position in ``out``, position in the chunk of a compressed batch
+* offset of the last message written (-1: none), bytes needed by the next message if it did not fit
+* two words of the seed for ids of records without one, and the partition
+
+(spec: iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply)
 """
 
 from __future__ import annotations
@@ -63,10 +68,10 @@ else:
     from polywire.records.xxh3 import xxh3_raw
 
 DONE: Final = 0  # the chunk was used up
-FULL: Final = 1  # nothing more may be, or fits to be, written
-COMPRESSED: Final = 2  # a compressed batch comes next
+FULL: Final = 1  # the limits or the buffer allow no more messages
+COMPRESSED: Final = 2  # the next batch is compressed
 
-NEXT: Final = 0  # places in the state
+NEXT: Final = 0  # indexes of the state words
 LEFT: Final = 1
 CAP: Final = 2
 AT: Final = 3
@@ -75,10 +80,10 @@ LAST: Final = 5
 NEEDED: Final = 6
 SEED_LOW: Final = 7
 SEED_HIGH: Final = 8
-PARTITION: Final = 9  # a record of D3 tells it
+PARTITION: Final = 9  # written in records of D3
 STATE_WORDS: Final = 10
 
-FLAT: Final = 4  # forms of a message: D0 and D1
+FLAT: Final = 4  # layouts of a message; this is the one of D0 and D1
 D2A: Final = 0
 D2B: Final = 1
 D2C: Final = 2
@@ -100,7 +105,7 @@ _EVENT_NAMES: Final = b"event.type\0\0\0\0\0\0\0\0\0\0event.schema_version\0even
 @cython.nogil
 @cython.exceptval(check=False)
 def _stir(x: cython.ulonglong) -> cython.ulonglong:
-    """A number all of whose bits depend on all bits of ``x`` (splitmix64)."""
+    """Mix the bits of ``x`` (splitmix64)."""
     if cython.compiled:
         x = (x ^ (x >> 30)) * cython.cast(cython.ulonglong, 0xBF58476D1CE4E5B9)
         x = (x ^ (x >> 27)) * cython.cast(cython.ulonglong, 0x94D049BB133111EB)
@@ -123,7 +128,7 @@ def _put_id(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.void:
-    """A record's id; one without gets a random-looking UUID that is the same whenever it is read."""
+    """Write a record's id; a record without one gets a random-looking UUID that is the same at every read."""
     low: cython.ulonglong = 0
     high: cython.ulonglong = 0
     if places[16] >= 0:
@@ -143,7 +148,7 @@ def _put_id(
 def _is_shown(
     p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t, typed: cython.bint
 ) -> cython.bint:
-    """Whether Iggy has words for a header: 1 to 255 bytes of key and value, and before D2c a key that is text."""
+    """Whether Iggy can represent a header: key and value of 1 to 255 bytes, and before D2c a text key."""
     size: cython.longlong = load_i32(p, places[26] + 4 * entry + 4) - load_i32(p, places[26] + 4 * entry)
     if size < 1 or size > _VALUE_MAX or (not typed and p[places[24] + entry] != 2):
         return False
@@ -157,7 +162,7 @@ def _is_shown(
 def _event_size(
     places: cython.p_const_longlong, p: cython.p_const_uchar, row: cython.Py_ssize_t, column: cython.int
 ) -> cython.longlong:
-    """Bytes of a record's event type or metadata, 0 when Iggy has no words for it."""
+    """Return the bytes of a record's event type or metadata, 0 when Iggy cannot represent it."""
     if places[2 * column] < 0:
         return 0
     size: cython.longlong = load_i32(p, places[2 * column] + 4 * row + 4) - load_i32(p, places[2 * column] + 4 * row)
@@ -178,7 +183,7 @@ def _is_event(p: cython.p_const_uchar, places: cython.p_const_longlong, row: cyt
 def _headers_bytes(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, typed: cython.bint
 ) -> cython.longlong:
-    """Bytes of a record's user headers as they will be written."""
+    """Return the encoded size of a record's user headers."""
     total: cython.longlong = 0
     fixed: cython.longlong = 10 if typed else 9
     size: cython.longlong
@@ -214,7 +219,7 @@ def _put_entry(
     value_size: cython.Py_ssize_t,
     value_kind: cython.uchar,
 ) -> cython.Py_ssize_t:
-    """Write one header, its key's kind only when there is one; position after it."""
+    """Write one header, with its key's kind only if it has one; return the position after it."""
     if key_kind != 0:
         out[at] = key_kind
         at += 1
@@ -238,7 +243,7 @@ def _put_headers(
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write a record's user headers, and what else of it is a header to Iggy; position after them."""
+    """Write a record's user headers and its event fields as headers; return the position after them."""
     size: cython.Py_ssize_t
     start: cython.Py_ssize_t
     i: cython.Py_ssize_t
@@ -286,12 +291,12 @@ def _put_flat(
     offset: cython.longlong,
     append_time: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write a message of D0 or D1; position after it."""
+    """Write a message of D0 or D1; return the position after it."""
     at: cython.Py_ssize_t = state[3]
     value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * row)
     size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - load_i32(p, places[0] + 4 * row)
     store_i64(out, at, offset)
-    out[at + 8] = 1  # available
+    out[at + 8] = 1  # state: available
     store_i64(out, at + 9, append_time)
     _put_id(p, places, row, out, at + 17, state, offset)
     store_u32(out, at + 33, crc32_raw(p, value_at, size))
@@ -317,7 +322,7 @@ def _put_message(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write what all forms from D2 on have in common, at the same place: id, sizes, payload, headers; position after it."""
+    """Write the fields that all layouts from D2 on share: id, sizes, payload, headers; return the position after it."""
     at: cython.Py_ssize_t = state[3]
     start: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row)
     size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - start
@@ -328,7 +333,8 @@ def _put_message(
     store_u32(out, at + sizes_at + 4, cython.cast(cython.uint, size))
     move(out, at + head, p, places[2] + start, size)
     at += head + size
-    return _put_headers(p, places, row, head != 56, out, at) if headers > 0 else at  # a head of 56: keys are text
+    # with a head of 56 bytes keys are text
+    return _put_headers(p, places, row, head != 56, out, at) if headers > 0 else at
 
 
 @cython.cfunc
@@ -338,7 +344,7 @@ def _put_message(
 def _origin(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, append_time: cython.longlong
 ) -> cython.longlong:
-    """When a record was made; what does not say so was made when it was appended."""
+    """Return a record's origin time, or its append time if it has none."""
     time: cython.longlong = _NO_TIME
     if places[18] >= 0:
         time = load_i64(p, places[18] + 8 * row)
@@ -357,7 +363,7 @@ def _finish_indexed(
     origin: cython.longlong,
     form: cython.int,
 ) -> cython.void:
-    """Offset, times and checksum of a message of D2."""
+    """Write offset, times and checksum of a message of D2."""
     store_i64(out, at + 24, offset)
     store_i64(out, at + 32, append_time)
     store_i64(out, at + 40, origin)
@@ -366,7 +372,7 @@ def _finish_indexed(
 
 @cython.cfunc
 def _close_record(out: Lent, start: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.Py_ssize_t) -> cython.void:
-    """Length, count and checksum of a D3 record whose frames are there."""
+    """Write length, count and checksum of a D3 record after its frames."""
     if count == 0:
         return
     scratch: Lent = lend_writable(bytearray(44 + 8 * count))
@@ -386,7 +392,7 @@ def _put_classic(
     state: cython.p_longlong,
     form: cython.int,
 ) -> cython.int:
-    """The messages of one batch in a form of D0 to D2."""
+    """Write the messages of one batch in a layout of D0 to D2."""
     base: cython.longlong = load_base_offset(p, at)
     append_time: cython.longlong = load_append_time_us(p, at)
     count: cython.Py_ssize_t = load_record_count(p, at)
@@ -426,7 +432,7 @@ def _earliest(
     count: cython.Py_ssize_t,
     append_time: cython.longlong,
 ) -> cython.longlong:
-    """The earliest origin time from a row on."""
+    """Return the earliest origin time among the rows from ``row`` on."""
     earliest: cython.longlong = _origin(p, places, row, append_time)
     time: cython.longlong
     if places[18] < 0:
@@ -450,7 +456,10 @@ def _open_record(
     earliest: cython.longlong,
     first: cython.longlong,
 ) -> cython.longlong:
-    """Begin a D3 record; returns its origin time: the earliest of its messages, or the first one's when that is too long ago."""
+    """Begin a D3 record and return its origin time.
+
+    That is the earliest origin of its messages, or the first message's when the earliest is too long ago for a delta.
+    """
     origin: cython.longlong = earliest if first - earliest <= _DELTA_MAX else first
     clear(out, start, 256)
     store_i64(out, start + 8, offset)
@@ -463,7 +472,7 @@ def _open_record(
 def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
-    """The messages of one batch as records of D3: a new one whenever a time does not fit the one before."""
+    """Write the messages of one batch as records of D3; a time that does not fit begins a new record."""
     base: cython.longlong = load_base_offset(source.p, at)
     append_time: cython.longlong = load_append_time_us(source.p, at)
     count: cython.Py_ssize_t = load_record_count(source.p, at)
@@ -516,9 +525,9 @@ def _put_framed(
 
 
 def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: int) -> int:
-    """Write the records of the batches from position ``at`` of a chunk on, as far as ``state`` allows; returns how it ended.
+    """Write the messages of a chunk's batches from ``at`` on, as far as ``state`` allows; return how it ended.
 
-    Every chunk of a read goes through here in turn, with the same state; bytes behind the position in ``out`` are undefined.
+    Call it with every chunk of a read in turn and the same state. Bytes behind the position in ``out`` are undefined.
     Raises ValueError when the state allows more than ``out`` holds.
     """
     source: Lent = lend(chunk)
@@ -558,7 +567,7 @@ def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: in
 
 
 def new_state() -> array[int]:
-    """A state that allows nothing yet."""
+    """Return a state that allows no messages yet."""
     return array("q", bytes(8 * STATE_WORDS))
 
 

@@ -1,6 +1,7 @@
-"""Errors in Iggy's words: numbers (spec: iggy#error-numbers, iggy#d1-and-d2-error-numbers, iggy#d3-error-numbers).
+"""Iggy's error numbers for the broker's errors (spec: iggy#error-numbers, iggy#d1-and-d2-error-numbers,
+iggy#d3-error-numbers).
 
-Promises: total for every ``ErrorCode``. Must not know: frames, who asked.
+Every ``ErrorCode`` has a number.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ NUMBERS: Final[dict[ErrorCode, int]] = {
     ErrorCode.NEWER_FORMAT: ERROR,
 }
 
-# D0 counts its group errors differently and knows nothing of users.
+# D0 numbers group errors differently and has no users.
 _D0: Final = {
     NOT_ALLOWED: UNAVAILABLE,
     BAD_GROUP_ID: 5003,
@@ -128,6 +129,6 @@ _D0: Final = {
 
 
 def number_of(error: BrokerError | Refused, dialect: Dialect) -> int:
-    """The number that a dialect has for an error."""
+    """Return a dialect's number for an error."""
     number = error.number if isinstance(error, Refused) else NUMBERS.get(error.code, ERROR)
     return _D0.get(number, number) if dialect is D0 else number

@@ -1,7 +1,4 @@
-"""The Iggy wire as the server sees it: recognises its connections and opens sessions for them.
-
-Promises: everything that sessions of one broker share is made once. Must not know: sockets.
-"""
+"""The Iggy protocol's session factories: recognise its connections and open sessions for them."""
 
 from __future__ import annotations
 
@@ -86,18 +83,17 @@ class IggyFactory:
     __slots__ = ("shared",)
 
     def __init__(self, broker: IggyBroker, settings: IggySettings | None = None, *, shard: int | None = None) -> None:
-        """shard: which of several this broker has."""
         self.shared: Final = Shared(broker, settings or IggySettings(), shard)
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether this is a classic request of a known command, or begins with the zeros of the headered framing.
+        """Return whether this is a classic request of a known command, or the zeros of the headered framing.
 
-        spec: iggy#recognising-the-framing
+        (spec: iggy#recognising-the-framing)
         """
         if len(prefix) < HEAD.size:
             length = int.from_bytes(prefix[:4].ljust(4, b"\xff"), "little")
@@ -112,27 +108,27 @@ class IggyFactory:
         return prefix[60] == vsr.REQUEST
 
     def open(self, output: Output, resume: Callable[[], None]) -> IggySession:
-        """A session for a new connection."""
+        """Open a session for a new connection."""
         return IggySession(self.shared, COMMANDS, output, resume)
 
 
 class CarryingIggyFactory(CarryingFactory[IggyFactory]):
-    """Its sessions carry requests to the shards that have what they name."""
+    """Opens sessions that forward requests to the shards that own what they name."""
 
     __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingIggySession:
-        """A session for a new connection."""
+        """Open a session for a new connection."""
         return CarryingIggySession(self._shards, self._inside.shared, COMMANDS, output, resume)
 
 
 class IggyLinkFactory(LinkFactory[IggyFactory]):
-    """For what other processes of this broker carry here."""
+    """Opens sessions for links from other processes of this broker."""
 
     __slots__ = ()
 
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        """A session for a link."""
+        """Open a session for a link."""
         return LinkedSession(self._key, self._inside.shared, COMMANDS, output, resume)

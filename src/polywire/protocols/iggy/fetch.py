@@ -1,7 +1,7 @@
 """POLL_MESSAGES (spec: iggy#polling, iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply).
 
-Promises: a poll never waits for messages and never gives more than was asked for; what it commits is what it tells. Must not know: frames,
-how messages are laid out.
+A poll never waits for messages and never returns more than requested. With auto-commit, the committed offset is that of
+the last message returned.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.types import PositionKind
 
-BY_TIME: Final = 2  # the kind of strategy whose start may have to be read
-COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
-SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
-MESSAGE_BYTES_MIN: Final = 128  # bytes a message's head and headers take beyond what is stored of it, mostly
+BY_TIME: Final = 2  # the polling strategy whose start may require a read
+COUNT_MAX: Final = 1_000_000  # messages of one poll; the byte limit allows fewer
+SMALL_REPLY_BYTES: Final = 64 * 1024  # a smaller reply is copied, so that its buffer is free at once
+MESSAGE_BYTES_MIN: Final = 128  # typical bytes of a message's head and headers beyond its stored size
 _POLLED: Final = Struct("<IQI")
 _length: Final = header_fields("length")
 _sizes: Final = header_fields("length", "record_count")
@@ -38,8 +38,11 @@ _SEEDS: Final = Struct("<qq")
 
 
 class Asked(NamedTuple):
-    """A poll as requested. partition: None where a member has none. starts: kind and value of the polling strategy. owner: whose position
-    it reads, and commits where ``commits``."""
+    """A poll as requested.
+
+    partition: None if a member has none. starts: kind and value of the polling strategy. owner: whose offset it reads,
+    and commits if ``commits``.
+    """
 
     topic: Topic
     partition: Partition | None
@@ -50,7 +53,7 @@ class Asked(NamedTuple):
 
 
 def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """POLL_MESSAGES."""
+    """Handle POLL_MESSAGES."""
     asked = read_poll(session, answer, reader)
     if asked.partition is None:
         return nothing_owned(reader.dialect)
@@ -59,7 +62,7 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
 
 
 def begin_poll(session: IggySession, polling: PollReply, partition: Partition, asked: Asked) -> bytes | None:
-    """Begin to read where the strategy says. Raises BrokerError."""
+    """Begin to read at the offset of the polling strategy. Raises BrokerError."""
     kind, value = asked.starts
     if kind == BY_TIME:
         start = partition.log.offset_at(min(value, 2**62), polling.found)
@@ -74,7 +77,7 @@ def nothing_owned(dialect: Dialect) -> bytes:
 
 
 def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
-    """Read what all polls begin with, and check whether the caller may do it. Raises Refused, Denied."""
+    """Read the common part of all polls and check the caller's permission. Raises Refused, Denied."""
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     number = reader.partition()
@@ -97,7 +100,7 @@ def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
 def authorize_poll(
     session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool
 ) -> tuple[PositionKind, str]:
-    """Return whose position a poll reads, for a caller who may poll so. Raises Denied, Refused."""
+    """Return the owner of the offset that a poll reads, if the caller may use it. Raises Denied, Refused."""
     if consumer.group:
         session.authorize(Action.GROUP_JOIN, topic)
     if commits:
@@ -109,7 +112,10 @@ def authorize_poll(
 def _members_partition(
     session: IggySession, topic: Topic, group: str, number: int | None, reader: Reader
 ) -> Partition | None:
-    """The partition a member reads next: the one it names in D3, else its own round-robin; None when it has none."""
+    """Return the partition a member reads next, or None if it has none.
+
+    In D3 the request may name it; otherwise it is the next of the member's own in round-robin order.
+    """
     key = (topic.id, group)
     if key not in session.members:
         raise Refused(errors.NO_MEMBER)
@@ -131,7 +137,7 @@ def _members_partition(
 def start_of(
     session: IggySession, partition: Partition, starts: tuple[int, int], count: int, owner: tuple[PositionKind, str]
 ) -> int:
-    """The offset a polling strategy, but that by time, begins at; never below the oldest one kept."""
+    """Return the start offset of a polling strategy other than by time; never below the oldest retained one."""
     log = partition.log
     kind, value = starts
     match kind:
@@ -147,10 +153,11 @@ def start_of(
 
 
 class PollReply:
-    """One poll's reply in the making.
+    """The reply to one poll while it is built.
 
-    Invariant: nothing of a read is used after its pin was released; the buffer goes back once the reply has left. ``_bytes_max``: bytes that
-    its messages may have; ``_is_limited``: that the peer has set it, and takes no more for a single message either.
+    Invariant: data of a read is not used after its pin was released; the buffer is returned once the reply was sent.
+    ``_bytes_max``: limit for the messages' bytes. ``_is_limited``: the client set that limit, and it holds for a single
+    message too.
     """
 
     __slots__ = ("_answer", "_bytes_max", "_commit", "_count", "_is_limited", "_partition", "_session", "_state")
@@ -164,7 +171,7 @@ class PollReply:
         commit: tuple[PositionKind, str] | None,
         bytes_max: int | None = None,
     ) -> None:
-        """bytes_max: where the peer says how much it takes."""
+        """bytes_max: the client's own limit, if any."""
         most = session.shared.settings.reply_bytes_max
         self._is_limited = bytes_max is not None
         self._bytes_max = most if bytes_max is None else min(most, bytes_max)
@@ -176,11 +183,11 @@ class PollReply:
         self._state = encoder.new_state()
 
     def refuse(self, error: BrokerError | Refused) -> None:
-        """Tell the peer what is in the way."""
+        """Reply with an error."""
         self._answer.refuse(error)
 
     def found(self, start: int | BrokerError) -> None:
-        """The offset to begin at had to be looked for."""
+        """Continue after the start offset was searched for."""
         if isinstance(start, BrokerError):
             self.refuse(start)
             return
@@ -193,7 +200,9 @@ class PollReply:
             self._answer.ok(reply)
 
     def begin(self, start: int) -> bytes | None:
-        """The reply when there is nothing to read; otherwise it comes at once, or when the bytes are at hand. Raises BrokerError."""
+        """Return the reply if there is nothing to read; otherwise fill the answer now or after the read. Raises
+        BrokerError.
+        """
         log = self._partition.log
         if start >= log.readable_offset:
             return self._front(0)
@@ -238,7 +247,7 @@ class PollReply:
         self._finish(buffer)
 
     def _room(self, read: Read) -> int:
-        """Bytes the reply will take, if all its messages are like those of the first batch."""
+        """Estimate the reply's bytes, assuming that all messages are like those of the first batch."""
         if not read.chunks:
             return 0
         length, records = _sizes(read.chunks[0])
@@ -246,7 +255,7 @@ class PollReply:
         return int(count * (length // max(records, 1) + MESSAGE_BYTES_MIN)) + MESSAGE_BYTES_MIN
 
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
-        """Write the messages; a larger buffer is returned when they need one."""
+        """Write the messages; return the buffer, or a larger one if they need it."""
         state = self._state
         state[encoder.CAP] = min(len(buffer), self._bytes_max)
         for chunk in read.chunks:
@@ -264,7 +273,7 @@ class PollReply:
         return buffer
 
     def _larger(self, size: int) -> int:
-        """Size of the next larger buffer; 0 when the reply is long enough, but its first message always goes in."""
+        """Return the size of the next larger buffer; 0 when the reply is long enough and has at least one message."""
         state = self._state
         needed = state[encoder.AT] + state[encoder.NEEDED]
         limit = self._bytes_max
@@ -296,7 +305,7 @@ class PollReply:
             self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.reply_buffers.give, buffer))
 
     def _has_stored(self, buffer: bytearray) -> bool:
-        """Commit what was read, where that was asked for; what cannot be committed is not returned, and polled again."""
+        """Commit the offset if requested; if that fails, reply with the error instead of the messages."""
         if self._commit is None or self._state[encoder.LAST] < 0:
             return True
         try:
@@ -310,7 +319,7 @@ class PollReply:
 
 @lru_cache(maxsize=4096)
 def _seeds(topic_id: bytes, number: int) -> tuple[int, int]:
-    """What the ids of a partition's records without one are made from."""
+    """Return the seed for ids of a partition's records that have none."""
     seed = blake2b(topic_id + number.to_bytes(4, "little"), digest_size=16).digest()
     low, high = _SEEDS.unpack(seed)
     return low, high
