@@ -17,7 +17,6 @@ NOT_REWRITTEN: Final = (
     "src/polywire/protocols/cursus/gathering.py",
     "src/polywire/protocols/cursus/linked.py",
     "src/polywire/protocols/cursus/shard_link.py",
-    "src/polywire/protocols/iggy",
     "src/polywire/testing/sim/shards",
     "src/polywire/testing/sim/wires",
     "tests",

@@ -249,7 +249,7 @@ def _who(reader: Reader) -> int | str:
 
 
 def _own(session: IggySession) -> User:
-    assert session.principal is not None, "who is not logged in carries out no command on users"
+    assert session.principal is not None, "commands on users require a login"
     return session.broker.access.user(session.principal.user_id)
 
 

@@ -1,7 +1,6 @@
-"""A session that carries requests to the shards that have the topics they name (decision 0127).
+"""A session that forwards requests to the shards that own the topics they name (decision 0127).
 
-Promises: answers leave in the order of the requests, wherever they come from; requests about one topic keep their order; a peer that does not
-read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.
+Replies leave in the order of the requests. Requests about one topic stay in order. Nothing is forwarded before login.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from polywire.protocols.iggy.directory import STREAMS_SHARD, Stream, StreamKept
 from polywire.protocols.iggy.gathering import Gathering, answer_with, lost
 from polywire.protocols.iggy.held import Attempt, Offset
 from polywire.protocols.iggy.held_polls import is_nothing, wait_us_of
-from polywire.protocols.iggy.linked import told_at_once
+from polywire.protocols.iggy.linked import local_payload
 from polywire.protocols.iggy.messages import Code, Reader, Refused
 from polywire.protocols.iggy.produce import see_message_head
 from polywire.protocols.iggy.reply_slots import Answer
@@ -35,26 +34,29 @@ from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
 
-SEARCHING: Final = 16  # beside ``Wait``: it is found out where a request belongs
+SEARCHING: Final = 16  # in addition to ``Wait``: a search for the request's shard is in progress
 USERS: Final = frozenset(
     {Code.CREATE_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD}
     | {Code.GET_TOKENS, Code.CREATE_TOKEN, Code.DELETE_TOKEN, Code.LOGIN_TOKEN}
 )
-"""What would be true in one process only."""
+"""Commands on users, which would change one process only."""
 OF_ALL: Final = frozenset({Code.GET_STREAMS, Code.GET_STATS, Code.GET_CLIENTS, Code.CREATE_STREAM})
 OF_STREAM: Final = frozenset(
     {Code.GET_STREAM, Code.GET_TOPICS, Code.UPDATE_STREAM, Code.DELETE_STREAM, Code.PURGE_STREAM, Code.CREATE_TOPIC}
 )
 AT_ONCE: Final = frozenset({Kind.FIND_STREAM, Kind.ADOPT, Kind.HAS_TOPICS, Kind.FIND_TOPIC})
 _GONE: Final = frozenset({errors.NO_STREAM_ID, errors.NO_STREAM_NAME, errors.NO_TOPIC_ID, errors.NO_TOPIC_NAME})
-HELD_PAUSE_S: Final = 0.02  # between two questions for messages in another shard: a consumer's usual pause
-_PLACES_MAX: Final = 1_000  # of one connection: where topics are, before it is found out anew
+HELD_PAUSE_S: Final = 0.02  # between two requests for messages to another shard: a consumer's usual pause
+_PLACES_MAX: Final = 1_000  # cached topic locations of one connection
 
 
 class CarryingIggySession(CarryingSession, IggySession):
-    """One connection. ``_stream``: what the request in hand names. ``_streams``, ``_places``: what requests have named before, as long as
-    ``_version`` is that of the streams. ``_found``: where the request belongs that is offered again. ``_joined``: requests by which the
-    peer is a member of groups in other shards; ``_offered``: the login in hand, ``_login``: the one that counts."""
+    """One connection.
+
+    ``_stream``: named by the current request. ``_streams``, ``_places``: cached lookups, valid for stream version
+    ``_version``. ``_found``: the location of the request that is offered again. ``_joined``: requests that joined
+    groups in other shards. ``_offered``: the login in progress. ``_login``: the login in effect.
+    """
 
     takes_tokens: ClassVar[bool] = False
 
@@ -91,7 +93,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         self._found: tuple[Named, Place] | None = None
         self._joined: dict[tuple[str, bytes], tuple[int, LinkRequest]] = {}
 
-    # Where requests go
+    # Routing
 
     def _begin(
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
@@ -99,7 +101,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         if command is None:
             return super()._begin(command, code, payload, head, dialect)
         if self.principal is None and code != Code.LOGIN:
-            with suppress(Denied):  # which is said below
+            with suppress(Denied):  # reported below
                 self._let_in(command)
         if code == Code.LOGIN:
             self._offered = LinkRequest(Kind.COMMAND, bytes(payload), code, dialect)
@@ -118,7 +120,7 @@ class CarryingIggySession(CarryingSession, IggySession):
                 return True
             named, owner = named_by(code, reader), self._owner_of(code, reader)
         except Refused:
-            return self._here(None, command, code, payload, head, dialect)  # where it is said what is wrong
+            return self._here(None, command, code, payload, head, dialect)  # where the error is reported
         if named is None:
             if owner == self.shards.own or owner >= self.shards.count:
                 return self._here(None, command, code, payload, head, dialect)
@@ -144,10 +146,10 @@ class CarryingIggySession(CarryingSession, IggySession):
         return True
 
     def _owner_of(self, code: int, reader: Reader) -> int:
-        """Which shard answers a request that names no stream. Raises Refused."""
+        """Return the shard that answers a request without a stream. Raises Refused."""
         if code == Code.GET_CLIENT:
             return reader.u32() >> CLIENT_BITS
-        return STREAMS_SHARD if code == Code.GET_USER else self.shards.own  # whose permissions name streams by number
+        return STREAMS_SHARD if code == Code.GET_USER else self.shards.own  # its permissions name streams by number
 
     def _here(
         self,
@@ -158,7 +160,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         head: vsr.Head | None,
         dialect: Dialect,
     ) -> bool:
-        """Have our own shard carry out a request that names this stream."""
+        """Handle a request that names this stream in this shard."""
         self._stream = stream
         try:
             return super()._begin(command, code, payload, head, dialect)
@@ -178,10 +180,10 @@ class CarryingIggySession(CarryingSession, IggySession):
         except (Refused, BrokerError) as error:
             answer.refuse(error)
 
-    # Finding
+    # Search
 
     def _place(self, named: Named, dialect: Dialect) -> Place | None:
-        """Where a request belongs; None while that is being found out."""
+        """Return the location of a request; None while it is searched for."""
         if self._version != self.shared.streams_version:
             self._version = self.shared.streams_version
             self._streams.clear()
@@ -213,7 +215,7 @@ class CarryingIggySession(CarryingSession, IggySession):
             self._go_on()
 
     def _learn(self, named: Named, place: Place) -> None:
-        """Find it again without asking."""
+        """Cache the location."""
         if len(self._places) + len(self._streams) >= _PLACES_MAX:
             self._places.clear()
             self._streams.clear()
@@ -223,11 +225,11 @@ class CarryingIggySession(CarryingSession, IggySession):
                 self._places[named] = place.shard
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """The stream that was found for the request in hand."""
+        """The stream that was found for the current request."""
         return None if self._stream is None else self.shared.directory.in_space(self._stream.space)
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that finds, when it is made later, what the request in hand names."""
+        """Return an attempt that can be repeated later for the current request."""
         stream = self._stream
 
         def attempt_later(answer: Answer, reader: Reader, last: bool, /) -> Iterable[Offset] | None:
@@ -240,15 +242,15 @@ class CarryingIggySession(CarryingSession, IggySession):
         return attempt_later
 
     def stream_number(self, topic: Topic) -> int:
-        """Its number."""
+        """The stream's number."""
         return NO_STREAM if self._stream is None else self._stream.number
 
-    # Carrying
+    # Forwarding
 
     def _carry(
         self, named: Named, place: Place, code: int, payload: memoryview, answer: Answer, reader: Reader
     ) -> None:
-        """Have a request carried out by the shard that has its topic."""
+        """Forward a request to the shard that owns its topic."""
         kept, shard = place.stream, place.shard
         assert kept is not None, "it was found"
         assert shard is not None, "it was found"
@@ -256,7 +258,7 @@ class CarryingIggySession(CarryingSession, IggySession):
             self._gather(code, payload, answer, place, reader)
             return
         if code == Code.SEND and reader.dialect.batched and not reader.dialect.framed:
-            with suppress(Refused):  # which its shard says
+            with suppress(Refused):  # reported by the topic's shard
                 see_message_head(self, reader)
         incarnation = self.named_incarnation(answer)
         request = LinkRequest(
@@ -268,7 +270,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         def came(reply: Reply | None) -> None:
             if until and self._holds(code, reply, answer, until, ask):
                 return
-            if reply is None and code == Code.SEND:  # clients send anew what a connection owes when it ends
+            if reply is None and code == Code.SEND:  # clients send unacknowledged messages again after a disconnect
                 self.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
                 return
             if reply is not None and reply.status in _GONE:
@@ -288,13 +290,13 @@ class CarryingIggySession(CarryingSession, IggySession):
             return 0.0
         try:
             wait_us = wait_us_of(code, Reader(payload, answer.dialect))
-        except Refused:  # which its shard says
+        except Refused:  # reported by the topic's shard
             return 0.0
         now: float = self.broker.clock.monotonic()
         return now + wait_us / 1_000_000
 
     def _holds(self, code: int, reply: Reply | None, answer: Answer, until: float, ask: Callable[[], None]) -> bool:
-        """Whether a held request is to be asked again, because there are no messages yet: another shard does not wait for us."""
+        """Return whether to send a held request again, because there are no messages yet; other shards do not wait."""
         left_s = until - self.broker.clock.monotonic()
         if reply is None or reply.status or left_s <= 0 or self.closed or not is_nothing(code, reply.payload):
             return False
@@ -307,7 +309,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         ask()
 
     def _note_membership(self, code: int, shard: int, request: LinkRequest) -> None:
-        """Groups last as long as our peer's connection, whatever becomes of a link."""
+        """Remember a group membership, which lasts as long as the client's connection, whatever happens to a link."""
         if code in (Code.JOIN_GROUP, Code.LEAVE_GROUP):
             key = request.space, request.payload
             self._joined.pop(key, None)
@@ -326,15 +328,15 @@ class CarryingIggySession(CarryingSession, IggySession):
 
         for shard in asked:
             if shard == self.shards.own and request.kind in AT_ONCE:
-                came(shard, self._told_here(request))
+                came(shard, self._local_reply(request))
             else:
                 self._links.to(shard).ask(request, partial(came, shard))
         if not asked:
             done(replies)
 
-    def _told_here(self, request: LinkRequest) -> Reply:
+    def _local_reply(self, request: LinkRequest) -> Reply:
         try:
-            payload = told_at_once(self.shared, request.kind, request.space, request.payload, request.dialect)
+            payload = local_payload(self.shared, request.kind, request.space, request.payload, request.dialect)
         except BrokerError as error:
             return Reply(errors.number_of(error, request.dialect), b"")
         return Reply(0, payload)
@@ -342,21 +344,21 @@ class CarryingIggySession(CarryingSession, IggySession):
     def _linked(self, shard: int) -> IggyLink:
         link = IggyLink(self.shards, shard, self)
         if self._login is not None:
-            link.ask(self._login, _nobody)
+            link.ask(self._login, _ignore)
         for place, request in self._joined.values():
             if place == shard:
-                link.ask(request, _nobody)
+                link.ask(request, _ignore)
         return link
 
     @property
     def context(self) -> Context:
-        """Who asks."""
+        """The client of this connection."""
         return Context(self.peer, self.client_id)
 
-    # Who asks
+    # Logins
 
     def logged_in(self, principal: Principal) -> None:
-        """Links belong to who was logged in. Raises Denied for a user whom other processes do not know, Busy."""
+        """Close the links of the previous login. Raises Denied for a user unknown to other processes, Busy."""
         user = self.broker.access.find_user(principal.user_id)
         if user is None or not user.configured:
             raise Denied(
@@ -371,7 +373,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         self._login = self._offered
 
     def logged_out(self) -> None:
-        """The peer is nobody any more."""
+        """Remove the authenticated user."""
         super().logged_out()
         self._joined.clear()
         self._links.close()
@@ -379,18 +381,18 @@ class CarryingIggySession(CarryingSession, IggySession):
 
     @property
     def member_count(self) -> int:
-        """Of how many groups it is a member."""
+        """Number of groups it is a member of."""
         return super().member_count + len(self._joined)
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Find out the numbers of these groups."""
+        """Call ``done`` with the numbers of the groups it is a member of."""
         directory = self.shared.directory
         own = [
             (topic.name.stream, directory.kept(topic).number, directory.group(topic, group)[0])
             for topic, group in self.joined()
         ]
 
-        def told(replies: Replies) -> None:
+        def replied(replies: Replies) -> None:
             found: list[Any] = list(own)
             for reply in replies.values():
                 if reply is not None and not reply.status:
@@ -406,12 +408,12 @@ class CarryingIggySession(CarryingSession, IggySession):
             numbers = {stream.space: stream.number for stream in kept}
             done([GroupNumbers(numbers[space], topic, group) for space, topic, group in found])
 
-        self.ask_all({shard for shard, _ in self._joined.values()}, LinkRequest(Kind.MEMBERSHIPS), told)
+        self.ask_all({shard for shard, _ in self._joined.values()}, LinkRequest(Kind.MEMBERSHIPS), replied)
 
-    # The peer's side
+    # End of the connection
 
     def close(self) -> None:
-        """The connection is gone."""
+        """End the connection."""
         super().close()
         self._links.close()
 
@@ -446,5 +448,5 @@ def _gather_stream(gathering: Gathering, code: int, kept: StreamKept, reader: Re
             gathering.details(kept)
 
 
-def _nobody(reply: Reply | None) -> None:
-    """What is not waited for."""
+def _ignore(reply: Reply | None) -> None:
+    """Ignore a reply."""

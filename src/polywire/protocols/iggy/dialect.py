@@ -21,18 +21,28 @@ def packed(major: int, minor: int, patch: int = 0) -> int:
 class Dialect:
     """One dialect.
 
-    one_based: ids and partitions count from 1 in this dialect. normalises: names are lower-cased and their white space
-    is replaced by dots. has_login: clients log in. ident_consumers: a consumer is a kind and an ident, not a kind and a
-    number. named_groups: groups have a name. topic_settings: a topic's extra fields. 0: expiry in seconds; 1: also size
-    and replication; 2: also compression; 3: expiry in microseconds; 4: settings in options. chosen_ids: create requests
-    contain an id. auto_ids: the id 0 asks the broker to choose one. optional_partition: a partition is a flag and a
-    number. returns_created: replies to create requests describe the created resource. empty_when_missing: a request for
-    a missing resource gets an empty success. batched: messages follow metadata and an index, or are in frames. framed:
-    the headered framing. protocols: the protocol versions with which clients of the headered framing log in.
-    server_version: version of the reference server with this dialect, as reported to clients. contexts: partitions have
-    incarnations, which polls, routes and topics report; streams and users have two blocks of options. member_lists: a
-    topic's partitions list the nodes that store them. message_head: layout of sent messages, see ``decoder``. form:
-    layout of polled messages, see ``encoder``.
+    Attributes:
+        one_based: ids and partitions count from 1.
+        normalises: names are lower-cased and their white space is replaced by dots.
+        has_login: clients log in.
+        ident_consumers: a consumer is a kind and an ident, not a kind and a number.
+        named_groups: groups have a name.
+        topic_settings: a topic's extra fields. 0: expiry in seconds; 1: also size and replication; 2: also compression;
+            3: expiry in microseconds; 4: settings in options.
+        chosen_ids: create requests contain an id.
+        auto_ids: the id 0 asks the broker to choose one.
+        optional_partition: a partition is a flag and a number.
+        returns_created: replies to create requests describe the created resource.
+        empty_when_missing: a request for a missing resource gets an empty success.
+        batched: messages follow metadata and an index, or are in frames.
+        framed: the headered framing.
+        protocols: the protocol versions with which clients of the headered framing log in.
+        server_version: version of the reference server with this dialect, as reported to clients.
+        contexts: partitions have incarnations, which polls, routes and topics report; streams and users have two blocks
+            of options.
+        member_lists: a topic's partitions list the nodes that store them.
+        message_head: layout of sent messages, see ``decoder``.
+        form: layout of polled messages, see ``encoder``.
     """
 
     name: str

@@ -1,7 +1,6 @@
-"""Iggy commands that several shards answer: what they are asked, and what their answers are together (decision 0127).
+"""Iggy commands that several shards answer together, such as lists of streams and clients (decision 0127).
 
-Promises: lists are what one broker would tell that had all topics; what one shard refuses, or cannot say, is refused. Must not know: sockets,
-how shards are asked.
+A list equals that of one broker with all topics. If one shard refuses or does not reply, the command fails.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.msgpack.decode
 
 
 class GatheringSession(Asking, Protocol):
-    """A session that asks other shards, for its peer."""
+    """A session that sends requests to other shards for its client."""
 
     @property
     def principal(self) -> Principal | None:
-        """Who has logged in."""
+        """The authenticated user, if any."""
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Refuse what the peer may not do. Raises Denied."""
+        """Check the user's permission. Raises Denied."""
 
     def permits(self, action: Action, where: Where = None) -> bool:
-        """Whether the peer may do it."""
+        """Return whether the user has permission."""
 
 
 def lost() -> Unavailable:
-    """What is said of an answer that does not come."""
+    """Return the error for a shard that did not reply."""
     return Unavailable(ErrorCode.STOPPING, GONE)
 
 
 def answer_with(answer: Answer, reply: Reply | None) -> None:
-    """Pass on what a shard says."""
+    """Forward a shard's reply."""
     if reply is None:
         answer.refuse(lost())
     elif reply.status:
@@ -60,12 +59,12 @@ def answer_with(answer: Answer, reply: Reply | None) -> None:
 
 
 def worst_of(replies: Replies) -> Reply | None:
-    """A refusal if there is one, None if somebody says nothing, else any."""
+    """Return a refusal if there is one, None if a shard did not reply, else any reply."""
     return min(replies.values(), key=lambda reply: 1 if reply is None else 0 if reply.status else 2)
 
 
 class Gathering:
-    """One request that several shards are asked. Guards: the answer is filled once."""
+    """One request to several shards. Its answer is filled once."""
 
     __slots__ = ("_answer", "_code", "_payload", "_session")
 
@@ -80,7 +79,7 @@ class Gathering:
         return range(self._session.shards.count)
 
     def _ask(self, request: LinkRequest, then: Callable[[list[Any]], None]) -> None:
-        """Ask all shards; ``then`` gets what they say, if all say it."""
+        """Send a request to all shards; ``then`` gets their replies if all succeed."""
 
         def came(replies: Replies) -> None:
             worst = worst_of(replies)
@@ -92,7 +91,7 @@ class Gathering:
         self._session.ask_all(self._everywhere, request, came)
 
     def _command(self, kept: StreamKept | None) -> LinkRequest:
-        """The request as it is carried to a shard."""
+        """Return the request as it is forwarded to a shard."""
         dialect = self._answer.dialect
         if kept is None:
             return LinkRequest(Kind.COMMAND, self._payload, self._code, dialect)
@@ -170,13 +169,13 @@ class Gathering:
     # Streams
 
     def create_stream(self, reader: Reader) -> None:
-        """CREATE_STREAM, unless another wire has made it in any shard. Raises Refused."""
+        """Handle CREATE_STREAM, unless another protocol has created it in any shard. Raises Refused."""
         if reader.dialect.chosen_ids:
             reader.u32()
         name = reader.name()
         space = space_of(shortened(name) if reader.dialect.normalises else name)
 
-        def told(replies: Replies) -> None:
+        def replied(replies: Replies) -> None:
             if is_somewhere(replies):
                 request = LinkRequest(Kind.ADOPT, msgspec.msgpack.encode([space]))
                 self._ask_one(STREAMS_SHARD, request, lambda _: create())
@@ -186,14 +185,14 @@ class Gathering:
         def create() -> None:
             self._ask_one(STREAMS_SHARD, self._command(None), lambda reply: answer_with(self._answer, reply))
 
-        self._session.ask_all(self._everywhere, LinkRequest(Kind.HAS_TOPICS, space=space), told)
+        self._session.ask_all(self._everywhere, LinkRequest(Kind.HAS_TOPICS, space=space), replied)
 
     def update_stream(self, kept: StreamKept) -> None:
         """UPDATE_STREAM."""
         self._ask_one(STREAMS_SHARD, self._command(kept), self._forget_streams)
 
     def delete_stream(self, kept: StreamKept) -> None:
-        """DELETE_STREAM: its topics, and behind them the stream; where a shard does not answer the stream stays, and what that one has."""
+        """Handle DELETE_STREAM: delete its topics, then the stream; it stays if a shard does not reply."""
         others = [shard for shard in self._everywhere if shard != STREAMS_SHARD]
 
         def emptied(replies: Replies) -> None:
@@ -206,12 +205,12 @@ class Gathering:
         self._session.ask_all(others, self._command(kept), emptied)
 
     def _forget_streams(self, reply: Reply | None) -> None:
-        """A stream has ended, or has another name: nobody finds it as before."""
+        """Invalidate the stream caches of all shards after a stream was deleted or renamed."""
 
-        def told(_: Replies) -> None:
+        def replied(_: Replies) -> None:
             answer_with(self._answer, reply)
 
-        self._session.ask_all(self._everywhere, LinkRequest(Kind.FORGET_STREAMS), told)
+        self._session.ask_all(self._everywhere, LinkRequest(Kind.FORGET_STREAMS), replied)
 
     def purge_stream(self, kept: StreamKept) -> None:
         """PURGE_STREAM."""
@@ -224,7 +223,7 @@ class Gathering:
     # Topics
 
     def create_topic(self, kept: StreamKept, reader: Reader) -> None:
-        """CREATE_TOPIC: where its name has it, unless there is one of this name elsewhere. Raises Refused."""
+        """Handle CREATE_TOPIC in the shard of its name, unless another shard has the name. Raises Refused."""
         chosen = _chosen(reader)
         reader.u32()
         written = reader.topic_fields().name
@@ -248,7 +247,7 @@ class Gathering:
         self._ask_one(shard, self._command(kept), lambda reply: answer_with(self._answer, reply))
 
     def _choose(self, kept: StreamKept, shard: int, number: int) -> None:
-        """Make a topic under a number that the client has chosen, once nobody has it, nor is about to."""
+        """Create a topic under a client-chosen number, if no topic has it or is about to get it."""
         payload = msgspec.msgpack.encode(number)
 
         def kept_for_us(reply: Reply | None) -> None:
@@ -273,9 +272,9 @@ class Gathering:
         self._ask_one(STREAMS_SHARD, LinkRequest(Kind.CHOOSE, payload, space=kept.space), kept_for_us)
 
     def update_topic(self, kept: StreamKept, shard: int, reader: Reader) -> None:
-        """UPDATE_TOPIC, unless a topic of another shard has the new name. Raises Refused."""
+        """Handle UPDATE_TOPIC, unless a topic of another shard has the new name. Raises Refused."""
         name = reader.topic_fields(is_patch=True).name
-        if not name:  # it stays as it is
+        if not name:  # the name does not change
             self._create(kept, shard)
             return
 
@@ -291,13 +290,15 @@ class Gathering:
 
 
 def _chosen(reader: Reader) -> int | None:
-    """The number that a client has chosen for a topic, None where the broker does. Raises Refused for one that shards give."""
+    """Return the number that a client has chosen for a topic, None if the broker chooses. Raises Refused for a shard's
+    number.
+    """
     dialect = reader.dialect
     if not dialect.chosen_ids:
         return None
     wanted = reader.u32()
     if wanted == 0:
-        return None  # or the topic's shard says that there must be one
+        return None  # the topic's shard reports that a number is missing
     if wanted - dialect.base >= CHOSEN_MAX:
         raise Refused(errors.BAD_TOPIC_ID)
     return wanted - dialect.base

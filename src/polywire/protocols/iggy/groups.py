@@ -1,7 +1,6 @@
-"""Consumer groups: members are connections (spec: iggy#consumer-groups, iggy#d3-groups).
+"""Consumer groups, whose members are connections (spec: iggy#consumer-groups, iggy#d3-groups).
 
-Promises: a group's partitions are dealt out among its members by the broker's one coordinator, so members on other wires count.
-Must not know: frames, messages.
+The broker's coordinator assigns a group's partitions, so that members on other protocols get their share.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _group_bytes(topic: Topic, number: int, name: str, view: GroupView | None, d
 
 
 def group_details(session: IggySession, topic: Topic, number: int, name: str, dialect: Dialect) -> bytes:
-    """A group and its members."""
+    """Encode a group and its members."""
     view = session.broker.groups.view(name, topic.name.full)
     body = _group_bytes(topic, number, name, view, dialect)
     for member in () if view is None else view.members:
@@ -48,7 +47,7 @@ def group_details(session: IggySession, topic: Topic, number: int, name: str, di
 
 
 def get_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_CONSUMER_GROUP."""
+    """Handle GET_CONSUMER_GROUP."""
     del answer
     try:
         topic = topic_of(session, reader, Action.GROUP_DESCRIBE)
@@ -61,7 +60,7 @@ def get_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 
 
 def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_CONSUMER_GROUPS."""
+    """Handle GET_CONSUMER_GROUPS."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_DESCRIBE)
     views = {view.name: view for view in session.broker.groups.views(topic.name.full)}
@@ -70,7 +69,7 @@ def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CREATE_CONSUMER_GROUP."""
+    """Handle CREATE_CONSUMER_GROUP."""
     dialect = reader.dialect
     topic = topic_of(session, reader, Action.GROUP_CREATE)
     number = None
@@ -88,7 +87,7 @@ def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_CONSUMER_GROUP."""
+    """Handle DELETE_CONSUMER_GROUP."""
     topic = topic_of(session, reader, Action.GROUP_DELETE)
     number, name = _group(session, reader, topic)
     session.shared.directory.delete_group(topic, number, session.caller, answer.done)
@@ -96,7 +95,7 @@ def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """JOIN_CONSUMER_GROUP."""
+    """Handle JOIN_CONSUMER_GROUP."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)
@@ -106,7 +105,7 @@ def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """LEAVE_CONSUMER_GROUP."""
+    """Handle LEAVE_CONSUMER_GROUP."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)
@@ -117,7 +116,7 @@ def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 
 
 def sync_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """SYNC_CONSUMER_GROUP: the member's partitions, nothing for who is none."""
+    """Handle SYNC_CONSUMER_GROUP: return the member's partitions, nothing for a client that is not a member."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)

@@ -1,7 +1,11 @@
-"""Held requests of protocol 0.12: polls that wait for messages, answered when they come and out of order (spec: iggy#d4-held-polls).
+"""Held requests of protocol 0.12: polls that wait for messages and are answered out of order (spec:
+iggy#d4-held-polls).
 
-Promises: a held request holds up nothing behind it; it is answered once, at the latest when its wait is over; when it ends, its waits and
-its timer end. What a connection may hold is bounded, and so is a wait. Must not know: frames, the commands.
+Guarantees:
+
+* A held request does not delay the requests behind it.
+* It is answered once, at the latest when its wait is over; its waits and its timer end with it.
+* The number of held requests per connection is limited, and so is the length of a wait.
 """
 
 from __future__ import annotations
@@ -19,29 +23,32 @@ from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer, ReplyOwner
 from polywire.protocols.runtime.session import Output
 
-HELD_MAX: Final = 64  # of one connection; clients hold one request for each partition, or one for all
+HELD_MAX: Final = 64  # per connection; clients hold one request for each partition, or one for all
 WAITS_MAX: Final = 4096  # partitions for which the requests of one connection wait, in some 1 MiB
-READING_MAX: Final = 4  # requests of one connection that are read for at once: each may take a whole reply's bytes
-CLOGGED_S: Final = 0.02  # after which a request is attempted again when its peer did not read, or others were read for
+READING_MAX: Final = 4  # requests of one connection with reads in progress: each may need the bytes of a whole reply
+CLOGGED_S: Final = 0.02  # delay of the next attempt if the client did not read, or too many reads were in progress
 PAUSE_RATIO: Final = 10  # see ``Holding``
-WAIT_US_MAX: Final = 600_000_000  # the longest wait that the protocol has
-TIMEOUT_US_MAX: Final = 630_000_000  # the longest time after which a client gives up
-MARGIN_US: Final = 1_000_000  # between the end of a wait and that
+WAIT_US_MAX: Final = 600_000_000  # the longest wait that the protocol allows
+TIMEOUT_US_MAX: Final = 630_000_000  # the longest time after which a client cancels a request
+MARGIN_US: Final = 1_000_000  # between the end of a wait and that time
 
 Offset = tuple[Partition, int]
-"""Where a request waits: a partition, and the offset that must be readable."""
+"""A partition and the offset that must become readable before a request is attempted again."""
 Attempt = Callable[[Answer, Reader, bool], Iterable[Offset] | None]
-"""Answer a request, or return what it waits for; True: for the last time, with what there is. Raises Refused, BrokerError."""
+"""Answer a request, or return what it waits for. True: this is the last attempt. Raises Refused, BrokerError."""
 
 
 def check_wait(wait_us: int, timeout_us: int) -> None:
-    """Raise Refused for a wait that the protocol does not have."""
+    """Raise Refused for a wait that the protocol does not allow."""
     if wait_us > WAIT_US_MAX or not 0 < timeout_us <= TIMEOUT_US_MAX or (wait_us and timeout_us < wait_us + MARGIN_US):
         raise Refused(errors.UNKNOWN_COMMAND)
 
 
 class HeldRequests:
-    """The held requests of one connection, by request number; the owner of their answers. ``waits``: partitions that they wait for."""
+    """The held requests of one connection, by request number; the owner of their answers.
+
+    ``waits``: number of partitions that they wait for.
+    """
 
     __slots__ = ("_answers", "_output", "_session", "waits")
 
@@ -55,38 +62,38 @@ class HeldRequests:
 
     @property
     def broker(self) -> IggyBroker:
-        """Whose loop and clock long answers are made with."""
+        """The broker, whose event loop and clock are used for answers that take long to build."""
         return self._session.broker
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
         return self._session.closed
 
     @property
     def is_clogged(self) -> bool:
-        """Whether the peer reads too slowly, or enough requests are being read for, to begin with another."""
+        """Whether the client reads too slowly, or too many reads are in progress, to begin another."""
         reading = sum(answer.cancel is None for answer in self._answers.values())
         return reading > READING_MAX or self._output.backlog > self._output.backlog_max
 
     def answered(self) -> None:
-        """Send the answers that became known."""
+        """Send the answers that are ready."""
         for number in [number for number, answer in self._answers.items() if answer.parts is not None]:
             answer = self._answers.pop(number)
-            assert answer.parts is not None, "it is known"
+            assert answer.parts is not None, "an answered request has parts"
             self._output.write_many(answer.parts, answer.released)
 
     def end(self) -> None:
-        """The answer in hand is the last."""
+        """Accept no requests after the current one."""
         self._session.end()
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Held requests change nothing, so they are not repeated."""
+        """Do nothing: held requests change no state, so their replies are not stored for repeats."""
 
     # Holding
 
     def open(self, answer_type: type[Answer], dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
-        """Return the answer of a new request; None when there are too many, or one of this number."""
+        """Return the answer of a new request; None if there are too many, or one with this number."""
         if len(self._answers) >= HELD_MAX or head.number in self._answers:
             return None
         answer = answer_type(self, dialect, head, number=number)
@@ -94,7 +101,7 @@ class HeldRequests:
         return answer
 
     def cancel(self, number: int) -> None:
-        """Drop a request that waits and that its client wants no more; it is not answered."""
+        """Drop a waiting request that its client has cancelled, without a reply."""
         answer = self._answers.get(number)
         if answer is not None and answer.cancel is not None:
             _drop(self._answers.pop(number))
@@ -112,10 +119,10 @@ def _drop(answer: Answer) -> None:
 
 
 class Holding:
-    """One request that is attempted again whenever a message comes, until it is answered or its wait is over.
+    """One request that is attempted again for every new message, until it is answered or its wait is over.
 
-    An attempt that a message did not satisfy is followed by a pause of ten times its length, so that messages which come one by one do not
-    keep the broker busy with requests for many.
+    An unsuccessful attempt is followed by a pause of ten times its duration. Otherwise a request for many partitions
+    would cost a full attempt per message.
     """
 
     __slots__ = ("_answer", "_attempt", "_broker", "_owner", "_payload", "_stops", "_ticket", "_until", "_waits")
@@ -123,7 +130,7 @@ class Holding:
     def __init__(
         self, answer: Answer, owner: HeldRequests | None, payload: bytes, wait_us: int, attempt: Attempt
     ) -> None:
-        """owner: None for a request that is answered at once, whatever it says."""
+        """owner: None for a request that must be answered at once."""
         self._answer: Final = answer
         self._owner: Final = owner
         self._payload: Final = payload
@@ -135,7 +142,7 @@ class Holding:
         self._waits = 0
 
     def run(self, ticket: int = 0) -> None:
-        """Answer the request, or wait; ``ticket`` says for which wait it was woken."""
+        """Answer the request or wait; ``ticket`` identifies the wait that ended."""
         if ticket != self._ticket:
             return
         self._stop_waiting()
@@ -155,7 +162,7 @@ class Holding:
             self._wait(list(offsets), PAUSE_RATIO * took if ticket else 0.0)
 
     def _wait(self, offsets: list[Offset], pause_s: float) -> None:
-        assert self._owner is not None, "others are answered"
+        assert self._owner is not None, "a request without an owner is answered at once"
         if self._owner.waits + len(offsets) > WAITS_MAX:
             self._answer.status(errors.HELD_TOO_MANY)
             return
@@ -171,7 +178,7 @@ class Holding:
             self._listen(offsets)
 
     def _listen(self, offsets: list[Offset]) -> None:
-        """Be woken by each partition; by one that has ended at once."""
+        """Wait for every partition; a missing one ends the wait at once."""
         loop, ticket = self._broker.loop, self._ticket
 
         def wake() -> None:
@@ -184,7 +191,7 @@ class Holding:
                 wake()
 
     def _stop_waiting(self) -> None:
-        """Wait for nothing any more."""
+        """Cancel all waits."""
         self._ticket += 1
         self._answer.cancel = None
         if self._owner is not None:

@@ -1,7 +1,7 @@
-"""Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several (spec: iggy#d4-held-polls).
+"""Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several (spec:
+iggy#d4-held-polls).
 
-Promises: each attempt checks the caller, the names and the memberships again; no reply is larger than its client takes. Must not know:
-frames, how messages are laid out.
+Each attempt checks permissions, names and memberships again. No reply exceeds the size that its client accepts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.types import Buffer, PositionKind
 
-POLL_FRONT_BYTES: Final = 40  # of a poll's reply, in front of its records
-REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # what one message may have
-TARGETS_MAX: Final = 1000  # partitions of one request, as the protocol has it
+POLL_FRONT_BYTES: Final = 40  # bytes of a poll's reply before its records
+REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # with space for one small message
+TARGETS_MAX: Final = 1000  # partitions of one request; the protocol's limit
 NOTHING: Final = bytes(4)
 NOT_ONE: Final = U32.pack(NO_PARTITION)
 _BY_OFFSET: Final = 1
@@ -50,13 +50,15 @@ _SECTION: Final = Struct("<IIQI24sQI")
 
 
 def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
-    """Attempt a request until it is answered. One that another process forwards is answered at once: that process waits."""
+    """Attempt a request until it is answered; one that another process forwards is attempted once, because that process
+    waits.
+    """
     owner = answer.session
     Holding(answer, owner if isinstance(owner, HeldRequests) else None, payload, wait_us, session.bound(attempt)).run()
 
 
 def wait_us_of(code: int, reader: Reader) -> int:
-    """Return how long a request of this code may wait. Raises Refused."""
+    """Return how long a request may wait. Raises Refused."""
     if code == Code.POLL_HELD:
         if reader.stop < _HELD.size:
             raise Refused(errors.UNKNOWN_COMMAND)
@@ -71,7 +73,7 @@ def wait_us_of(code: int, reader: Reader) -> int:
 
 
 def is_nothing(code: int, payload: bytes) -> bool:
-    """Return whether a reply brings neither messages nor errors, so that its request may be attempted again."""
+    """Return whether a reply has neither messages nor errors, so that its request may be attempted again."""
     if code == Code.POLL_HELD:
         return payload[12:16] == NOTHING and payload[:4] != NOT_ONE
     if code == Code.AWAIT:
@@ -84,12 +86,12 @@ def is_nothing(code: int, payload: bytes) -> bool:
 
 
 def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """POLL_MESSAGES_DEFERRED."""
+    """Handle POLL_MESSAGES_DEFERRED."""
     _hold(session, answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), partial(_attempt_poll, session))
 
 
 def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Poll when there are enough messages, or it is late; otherwise return what is waited for."""
+    """Poll if there are enough messages, or at the last attempt; otherwise return what to wait for."""
     asked = read_poll(session, answer, reader)
     _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
     if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
@@ -114,7 +116,7 @@ def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 class Target(NamedTuple):
-    """A partition that is read, and where."""
+    """A partition to read, and the offset to start at."""
 
     number: int
     starts: tuple[int, int]
@@ -123,7 +125,7 @@ class Target(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A target that was looked up: where it begins, or why it cannot be read."""
+    """A target after lookup: its start offset, or the error."""
 
     target: Target
     partition: Partition | None
@@ -132,7 +134,7 @@ class Found(NamedTuple):
 
     @property
     def available(self) -> int:
-        """Messages that can be read."""
+        """Number of messages that can be read."""
         return 0 if self.partition is None else max(self.partition.log.readable_offset - self.start, 0)
 
 
@@ -145,7 +147,7 @@ def _targets(targets: list[Target]) -> list[Target]:
 
 
 def _count(reader: Reader, size: int) -> int:
-    """Return the number of targets behind it, which must fill the payload. Raises Refused."""
+    """Return the number of targets, which must fill the rest of the payload. Raises Refused."""
     count = reader.u32()
     if count > TARGETS_MAX or reader.left != count * size:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -161,7 +163,7 @@ class Finder(NamedTuple):
     owned: frozenset[int] | None
 
     def find(self, target: Target) -> Found:
-        """Return where a target begins, or why it cannot be read."""
+        """Return the target's start offset, or the error."""
         try:
             partition = partition_at(self.topic, target.number)
             if self.owned is not None and target.number not in self.owned:
@@ -188,12 +190,12 @@ def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Read
 
 
 def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """WAIT_FOR_MESSAGES: which of several partitions have something to read."""
+    """Handle WAIT_FOR_MESSAGES: return which of several partitions have messages."""
     _hold(session, answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), partial(_attempt_wait, session))
 
 
 def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Return which partitions have messages when one has, or it is late; otherwise what is waited for."""
+    """Return the partitions with messages if there are any, or at the last attempt; otherwise return what to wait for."""
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     reader.take(_WAIT.size)
@@ -214,12 +216,12 @@ def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """FETCH_MESSAGES: several partitions of a topic in one reply."""
+    """Handle FETCH_MESSAGES: return messages of several partitions of a topic in one reply."""
     _hold(session, answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), partial(_attempt_fetch, session))
 
 
 def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Read several partitions when there are enough messages, or it is late; otherwise return what is waited for."""
+    """Read several partitions if there are enough messages, or at the last attempt; otherwise return what to wait for."""
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     reader.take(_WAIT.size)
@@ -242,9 +244,9 @@ def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: b
 
 
 class FetchReply:
-    """One reply in the making: its partitions are read one after the other, with pauses for other connections.
+    """Builds one reply: reads its partitions one after the other and yields to other connections.
 
-    A partition for which count or bytes are used up is left for the next request.
+    A partition for which no messages or bytes are left is skipped; the next request reads it.
     """
 
     __slots__ = (
@@ -268,7 +270,7 @@ class FetchReply:
         limits: tuple[int, int],
         owner: tuple[PositionKind, str] | None,
     ) -> None:
-        """limits: messages and bytes of the whole reply. owner: whose positions are committed."""
+        """limits: messages and bytes of the whole reply. owner: the owner of the offsets to commit."""
         self._session: Final = session
         self._answer: Final = answer
         self._found: Final[Iterator[Found]] = iter(found)
@@ -280,7 +282,7 @@ class FetchReply:
         self._is_running = False
 
     def run(self) -> None:
-        """Read on until a read is not at hand, others have their turn, or all is read."""
+        """Read until a read has to wait, the time slice is over, or all partitions are read."""
         broker = self._session.broker
         until = broker.clock.monotonic() + QUANTUM_S
         self._is_running = True
@@ -309,7 +311,7 @@ class FetchReply:
             section.refuse(error)
 
     def ended(self, found: Found, error: int = 0, read: tuple[int, int, bytes] | None = None) -> None:
-        """A partition was read. read: how many messages, where the next ones are, and the records."""
+        """Add a partition's section. read: number of messages, offset of the next one, and the records."""
         self._is_reading = False
         count, next_offset, records = read or (0, found.start, b"")
         self.add(found, error, count, next_offset, records)
@@ -344,13 +346,13 @@ class Section(PollReply):
         owner: tuple[PositionKind, str] | None,
         bytes_max: int,
     ) -> None:
-        assert found.partition is not None, "it was found"
+        assert found.partition is not None, "the target was found"
         super().__init__(session, answer, found.partition, count, owner, bytes_max)
         self._reply: Final = reply
         self._found: Final = found
 
     def refuse(self, error: BrokerError | Refused) -> None:
-        """The error is this partition's."""
+        """Report the error for this partition only."""
         self._reply.ended(self._found, errors.number_of(error, self._answer.dialect))
 
     def _finish(self, buffer: bytearray) -> None:

@@ -1,7 +1,7 @@
-"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0127).
+"""The receiving end of a link: a session whose peer is another process of this broker, acting for its client (decision
+0127).
 
-Promises: requests mean what they meant where they came from; who asks has proved who it is over this link, too, and is a member of groups
-for as long as the link lasts. Must not know: sockets, who has which topic.
+The client is authenticated over the link too. Its group memberships last as long as the link.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class LinkedAnswer(Answer):
     __slots__ = ()
 
     def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
-        """No login: what is asked behind it is refused."""
+        """Refuse the login and the requests behind it; the sending process decides about the client's connection."""
         del reason, protocols
         self.status(errors.NOT_LOGGED_IN)
 
 
 class LinkedSession(carrying.LinkedSession, IggySession):
-    """One link. ``_head``: of the request in hand."""
+    """One link. ``_head``: of the current request."""
 
     byte_order: ClassVar[Literal["big", "little"]] = "little"
     answer_type: ClassVar[type[Answer]] = LinkedAnswer
@@ -74,11 +74,11 @@ class LinkedSession(carrying.LinkedSession, IggySession):
         self._context = Context("", 0)
         self._head: RequestHead | None = None
 
-    # What the driver asks
+    # Called by the driver
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame; whoever has the key has looked how long it may be."""
+        """Maximum bytes of a frame; the sending process, which has the key, has checked the limit."""
         return LINK_FRAME_BYTES_MAX
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
@@ -103,11 +103,11 @@ class LinkedSession(carrying.LinkedSession, IggySession):
             answer.refuse(error)
         return True
 
-    # Whose requests these are
+    # The client of the request
 
     @property
     def peer(self) -> str:
-        """Where the peer at the other end is."""
+        """Address of the client at the other end."""
         return self._context.peer
 
     def _enter_shared(self) -> int:
@@ -125,25 +125,25 @@ class LinkedSession(carrying.LinkedSession, IggySession):
         return self._head.dialect
 
     def named_incarnation(self, answer: Answer) -> int:
-        """Return the history of a partition that the request in hand means, 0 where it does not say."""
+        """Return the partition history that the current request names, 0 if it names none."""
         del answer
         assert self._head is not None, "a request has one"
         return self._head.incarnation
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """The stream that was found for the request in hand."""
+        """The stream that was found for the current request."""
         assert self._head is not None, "a request has one"
         return self.shared.directory.in_space(self._head.space) if self._head.space else None
 
     def stream_number(self, topic: Topic) -> int:
-        """Its number."""
+        """The stream's number."""
         assert self._head is not None, "a request has one"
         return self._head.number
 
-    # What other processes want to know
+    # Requests between processes
 
     def _tell(self, head: RequestHead, payload: bytes, answer: Answer) -> None:
-        """Answer what no client can ask. Raises BrokerError."""
+        """Answer a request that no client can send. Raises BrokerError."""
         shared, space = self.shared, head.space
         match head.kind:
             case Kind.SUMMARY:
@@ -167,7 +167,7 @@ class LinkedSession(carrying.LinkedSession, IggySession):
                 shared.streams_version += 1
                 answer.ok()
             case _:
-                answer.ok(told_at_once(shared, head.kind, space, payload, head.dialect))
+                answer.ok(local_payload(shared, head.kind, space, payload, head.dialect))
 
     def _memberships(self) -> list[tuple[str, int, int]]:
         directory = self.shared.directory
@@ -177,8 +177,8 @@ class LinkedSession(carrying.LinkedSession, IggySession):
         ]
 
 
-def told_at_once(shared: Shared, kind: Kind, space: str, payload: bytes, dialect: Dialect) -> bytes:
-    """What a process knows of streams and topics. Raises Busy."""
+def local_payload(shared: Shared, kind: Kind, space: str, payload: bytes, dialect: Dialect) -> bytes:
+    """Return what this process knows of streams and topics. Raises Busy."""
     directory = shared.directory
     stream = None if kind in (Kind.FIND_STREAM, Kind.ADOPT) else directory.find_space(space)
     match kind:
@@ -200,7 +200,7 @@ def told_at_once(shared: Shared, kind: Kind, space: str, payload: bytes, dialect
 
 
 def _summary(shared: Shared) -> Iterator[bytes]:
-    """Topics, bytes and messages of each stream that has topics."""
+    """Yield topics, bytes and messages of each stream that has topics."""
     directory, found = shared.directory, []
     for stream in directory.streams():
         topics = directory.topics(stream)
@@ -215,7 +215,7 @@ def _summary(shared: Shared) -> Iterator[bytes]:
 
 
 def _topics(session: IggySession, space: str, dialect: Dialect) -> Iterator[bytes]:
-    """Bytes and messages of a stream's topics, and each topic with its number."""
+    """Yield bytes and messages of a stream's topics, and each topic with its number."""
     directory = session.shared.directory
     stream = directory.find_space(space)
     size = messages = 0

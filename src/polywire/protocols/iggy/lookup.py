@@ -1,6 +1,6 @@
-"""Streams, topics, partitions and consumers, as a request names them (spec: iggy#identifiers, iggy#consumers).
+"""Look up the streams, topics, partitions and consumers that a request names (spec: iggy#identifiers, iggy#consumers).
 
-Promises: what a peer may not see looks to it as what is not there. Must not know: frames, what is done with what was found.
+For a client without permission, an existing resource looks like a missing one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from polywire.types import TopicName
 
 
 def who(reader: Reader) -> int | str:
-    """A stream, topic or group as we count, or its name."""
+    """Read a stream's, topic's or group's number (counted from 0) or name."""
     found = reader.ident()
     return found - reader.dialect.base if isinstance(found, int) else found
 
 
 def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
-    """The stream a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
+    """Return the stream that a request begins with, if the caller may perform the action on it.
 
-    Raises Denied, Refused.
+    A caller without permission gets the same error whether or not it exists. Raises Denied, Refused.
     """
     named = who(reader)
     found = session.stream_named(named, reader.dialect)
@@ -37,9 +37,9 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
 
 
 def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
-    """The topic a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
+    """Return the topic that a request begins with, if the caller may perform the action on it.
 
-    Raises Denied, Refused.
+    A caller without permission gets the same error whether or not it exists. Raises Denied, Refused.
     """
     directory = session.shared.directory
     stream_named, named = who(reader), who(reader)
@@ -56,19 +56,21 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
 
 
 def _space(named: int | str) -> str | None:
-    """What a stream that does not exist would be to the broker; None for a number, which may be anything."""
+    """Return the broker's name for a stream that does not exist; None for a number, which may be any stream."""
     return space_of(named) if isinstance(named, str) else None
 
 
 def partition_at(topic: Topic, number: int) -> Partition:
-    """A partition as we count. Raises Refused 3007."""
+    """Return the partition with this number, counted from 0. Raises Refused 3007."""
     if not 0 <= number < len(topic.partitions):
         raise Refused(errors.NO_PARTITION)
     return topic.partitions[number]
 
 
 def consumers_partition(reader: Reader, number: int | None) -> int:
-    """The partition of a single consumer: the first one when it names none, but not in the dialect of 2023 (spec: iggy#polling)."""
+    """Return the partition of a single consumer: the first if it names none, except in the dialect of 2023 (spec:
+    iggy#polling).
+    """
     if number is not None:
         return number
     if not reader.dialect.has_login:
@@ -77,7 +79,7 @@ def consumers_partition(reader: Reader, number: int | None) -> int:
 
 
 def consumer_name(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader) -> str:
-    """What an owner of positions is called inside. Raises Refused 5000 or 5003."""
+    """Return the broker's name for an owner of offsets. Raises Refused 5000 or 5003."""
     found = consumer.who
     if not consumer.group:
         return str(found)

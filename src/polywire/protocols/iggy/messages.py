@@ -1,9 +1,7 @@
-"""The parts that Iggy's requests and replies are made of, dialect by dialect.
+"""Building blocks of Iggy's requests and replies in all dialects (spec: iggy#shared-encodings, iggy#d0-requests,
+iggy#d0-replies).
 
-Promises: a ``Reader`` never reads beyond its payload and says ``Refused`` with the wire's number for anything malformed. Must not know: the
-broker, sockets, which command it is.
-
-spec: iggy#shared-encodings, iggy#d0-requests, iggy#d0-replies
+A ``Reader`` never reads beyond its payload. It raises ``Refused`` with the protocol's error number for malformed bytes.
 """
 
 from __future__ import annotations
@@ -16,20 +14,20 @@ from typing import Final
 from polywire.protocols.iggy.dialect import Dialect
 
 WIRE: Final = "iggy"
-MALFORMED: Final = 3  # invalid command: what cannot be read
+MALFORMED: Final = 3  # invalid command: bytes that cannot be decoded
 NO_PARTITION: Final = 2**32 - 1
 
 U32: Final = Struct("<I")
 U64: Final = Struct("<Q")
 HEAD: Final = Struct("<II")
-NO_OPTIONS: Final = bytes(4)  # an empty block behind its length
+NO_OPTIONS: Final = bytes(4)  # an empty block with its length
 _PERMISSION_FLAGS: Final = 10
 _STREAM_FLAGS: Final = 6
 _TOPIC_FLAGS: Final = 4
 
 
 class Code(IntEnum):
-    """Commands by the number they have in the classic framing; the headered one maps its operations to them."""
+    """Commands by their number in the classic framing; the headered framing maps its operations to them."""
 
     PING = 1
     GET_STATS = 10
@@ -90,7 +88,7 @@ class Code(IntEnum):
 
 
 class Refused(Exception):
-    """A request that gets an error number."""
+    """A request that is answered with an error number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"refused number={number}")
@@ -99,7 +97,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Whose offset it is: a single consumer's or a group's; by number (as the wire counts) or name."""
+    """Owner of an offset: a single consumer or a group, by number (in the dialect's count) or name."""
 
     group: bool
     who: int | str
@@ -107,7 +105,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class TopicFields:
-    """What a create or update request says of a topic; None where it says nothing."""
+    """A topic's fields in a create or update request; None for fields that it does not set."""
 
     name: str
     expiry_us: int | None = None
@@ -119,14 +117,14 @@ class TopicFields:
 
 @dataclass(frozen=True, slots=True)
 class PermissionFlags:
-    """Permissions as the wire has them: ten flags, then per stream six, then per topic four; ids as the wire counts."""
+    """The protocol's permissions: ten flags, then six per stream, then four per topic; ids in the dialect's count."""
 
     everywhere: tuple[bool, ...]
     streams: tuple[tuple[int, tuple[bool, ...], tuple[tuple[int, tuple[bool, ...]], ...]], ...] = ()
 
 
 class Reader:
-    """Takes a payload apart from the front."""
+    """Decodes a payload from its start."""
 
     __slots__ = ("at", "data", "dialect", "stop")
 
@@ -138,16 +136,16 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes not read yet."""
+        """Number of unread bytes."""
         return self.stop - self.at
 
     def take(self, size: int) -> memoryview:
-        """So many bytes."""
+        """Read ``size`` bytes."""
         at = self._skip(size)
         return self.data[at : at + size]
 
     def _skip(self, size: int) -> int:
-        """Where so many bytes begin, which count as read."""
+        """Mark ``size`` bytes as read and return where they begin."""
         at = self.at
         if size > self.stop - at:
             raise Refused(MALFORMED)
@@ -155,46 +153,46 @@ class Reader:
         return at
 
     def u8(self) -> int:
-        """One byte."""
+        """Read one byte."""
         return self.data[self._skip(1)]
 
     def u32(self) -> int:
-        """Four bytes."""
+        """Read four bytes."""
         number: int = U32.unpack_from(self.data, self._skip(4))[0]
         return number
 
     def u64(self) -> int:
-        """Eight bytes."""
+        """Read eight bytes."""
         number: int = U64.unpack_from(self.data, self._skip(8))[0]
         return number
 
     def flag(self) -> bool:
-        """A byte that is 0 or 1."""
+        """Read a byte that is 0 or 1."""
         value = self.u8()
         if value > 1:
             raise Refused(MALFORMED)
         return value == 1
 
     def text(self, size: int) -> str:
-        """So many bytes of UTF-8."""
+        """Read ``size`` bytes of UTF-8."""
         try:
             return str(self.take(size), "utf-8")
         except UnicodeDecodeError:
             raise Refused(MALFORMED) from None
 
     def name(self) -> str:
-        """A length of 1 to 255, and the name."""
+        """Read a length of 1 to 255 and the name."""
         size = self.u8()
         if size == 0:
             raise Refused(MALFORMED)
         return self.text(size)
 
     def str32(self) -> str:
-        """A long text."""
+        """Read a text with a length of 32 bits."""
         return self.text(self.u32())
 
     def ident(self) -> int | str:
-        """A number as the wire counts, or a name."""
+        """Read a number, in the dialect's count, or a name."""
         kind, size = self.u8(), self.u8()
         if kind == 1 and size == 4:
             return self.u32()
@@ -203,11 +201,11 @@ class Reader:
         raise Refused(MALFORMED)
 
     def number(self) -> int:
-        """An id or partition as we count; -1 for the 0 of dialects that count from 1."""
+        """Read an id or partition and count it from 0; -1 for the 0 of dialects that count from 1."""
         return self.u32() - self.dialect.base
 
     def partition(self) -> int | None:
-        """A partition as we count, None when the request names none."""
+        """Read a partition and count it from 0; None if the request names none."""
         if self.dialect.optional_partition:
             given = self.flag()
             number = self.u32()
@@ -216,18 +214,21 @@ class Reader:
         return None if number == 0 else number - self.dialect.base
 
     def consumer(self) -> Consumer:
-        """Whose offset it is."""
+        """Read the owner of an offset."""
         kind = self.u8()
         if kind not in (1, 2):
             raise Refused(MALFORMED)
         return Consumer(kind == 2, self.ident() if self.dialect.ident_consumers else self.u32())
 
     def group(self) -> int | str:
-        """A group: a plain number where groups have no names."""
+        """Read a group: a plain number in dialects whose groups have no names."""
         return self.ident() if self.dialect.named_groups else self.u32()
 
     def topic_fields(self, *, is_patch: bool = False) -> TopicFields:
-        """What follows a topic's ids and partitions in create and update requests; in a patch of 0.12 the name may be empty."""
+        """Read the fields after a topic's ids and partitions in create and update requests.
+
+        In a patch of 0.12 the name may be empty.
+        """
         layout = self.dialect.topic_settings
         if layout == 4:
             name = "" if is_patch and self.dialect.contexts and self._is_zero() else self.name()
@@ -243,14 +244,14 @@ class Reader:
         return TopicFields(self.name(), expiry_us, compression, size_max, replication)
 
     def _is_zero(self) -> bool:
-        """Skip a zero byte, if one is next."""
+        """Skip a zero byte, if it is the next one."""
         if not self.left or self.data[self.at]:
             return False
         self.at += 1
         return True
 
     def permissions(self) -> PermissionFlags | None:
-        """A flag, and behind it a length and the permissions."""
+        """Read a flag and, if it is set, a length and the permissions."""
         if not self.flag():
             return None
         inner = Reader(self.take(self.u32()), self.dialect)
@@ -268,26 +269,26 @@ class Reader:
         return PermissionFlags(everywhere, tuple(streams))
 
     def flags(self, count: int) -> tuple[bool, ...]:
-        """So many bytes that are each 0 or 1."""
+        """Read ``count`` bytes that are each 0 or 1."""
         return tuple(self.flag() for _ in range(count))
 
 
 def name_bytes(name: str) -> bytes:
-    """A name of up to 255 bytes behind its length; longer ones, which no client of the wire can have given, are cut."""
+    """Encode a name with its length, cut to 255 bytes. No client of this protocol can create a longer one."""
     encoded = name.encode()[:255]
     return bytes((len(encoded),)) + encoded
 
 
 def str32_bytes(text: str) -> bytes:
-    """A text behind its length in 32 bits."""
+    """Encode a text with a length of 32 bits."""
     encoded = text.encode()
     return U32.pack(len(encoded)) + encoded
 
 
 def permission_bytes(permissions: PermissionFlags | None) -> bytes:
-    """The tail of a user's details."""
+    """Encode the end of a user's details."""
     if permissions is None:
-        return bytes(4)  # four zero bytes, no flag, spec: iggy#users-and-tokens
+        return bytes(4)  # four zero bytes instead of a flag, spec: iggy#users-and-tokens
     body = bytearray(permissions.everywhere)
     body.append(1 if permissions.streams else 0)
     for index, (stream, flags, topics) in enumerate(permissions.streams):

@@ -1,6 +1,5 @@
-"""Names of streams and topics: what the broker can have, and what dialects make of one (spec: iggy#names-and-ids).
-
-Promises: every spelling of a name is made here. Must not know: the broker, sessions, which streams and topics there are.
+"""Names of streams and topics: which names the broker allows, and how dialects normalise them (spec:
+iggy#names-and-ids).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _Found = TypeVar("_Found")
 
 
 def find_named(find: Callable[[int | str], _Found | None], named: int | str, dialect: Dialect) -> _Found | None:
-    """What has this number or name; without one, what has the name that a create request would have made of it."""
+    """Find by number or name; if there is none, find by the name that a create request would have stored."""
     found = find(named)
     if found is None and dialect.normalises and isinstance(named, str):
         found = find(shortened(named))
@@ -24,23 +23,25 @@ def find_named(find: Callable[[int | str], _Found | None], named: int | str, dia
 
 
 def numbered(name: str, number: int) -> str:
-    """A name for what is called otherwise elsewhere, as long as names may be."""
+    """Return a name with a number appended, cut to the limit, for a resource whose own name is taken."""
     behind = f"-{number}"
     return name.encode()[: NAME_BYTES_MAX - len(behind)].decode(errors="ignore") + behind
 
 
 def space_of(name: str) -> str:
-    """The broker's stream for a stream of this name: there a dot would end the stream's name (decision 0116)."""
+    """Return the broker's stream for this stream name; a dot would end the stream's name (decision 0116)."""
     return name.replace(".", "=")
 
 
 def is_broker_name(name: str) -> bool:
-    """Whether the broker can have a stream or topic of this name (decision 0116)."""
+    """Return whether a stream or topic of the broker may have this name (decision 0116)."""
     return is_name(name) and name[:2] != "__"
 
 
 def normalised(name: str, number: int) -> str:
-    """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (spec: iggy#names-and-ids)."""
+    """Return a name as the dialects of 2023 and 2024 store it. Raises Refused with ``number`` (spec:
+    iggy#names-and-ids).
+    """
     short = shortened(name)
     if not is_allowed(name) or not short:
         raise Refused(number)
@@ -48,10 +49,10 @@ def normalised(name: str, number: int) -> str:
 
 
 def is_allowed(name: str) -> bool:
-    """Whether a name has letters of names only in those dialects."""
+    """Return whether a name has only the characters that those dialects allow."""
     return all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
 
 
 def shortened(name: str) -> str:
-    """What those dialects make of a name's letters and white space."""
+    """Lower-case a name and replace its white space, as those dialects do."""
     return ".".join(name.lower().split())

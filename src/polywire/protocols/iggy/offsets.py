@@ -1,6 +1,6 @@
 """Stored offsets of single consumers and of groups (spec: iggy#stored-offsets).
 
-Promises: a stored offset is the last one consumed on this wire, the next one to read inside. Must not know: frames, messages.
+This protocol's stored offset is the last one consumed; the broker's committed offset is the next one to read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OFFSET: Final = Struct("<IQQ")
 def store(
     session: IggySession, partition: Partition, owner: tuple[PositionKind, str], offset: int, answer: Answer | None
 ) -> None:
-    """Keep the last offset consumed."""
+    """Commit the last consumed offset."""
     kind, name = owner
     done = None if answer is None else answer.done
     full_name, by = partition.topic.name.full, session.caller
@@ -34,7 +34,7 @@ def store(
 def _owner(
     session: IggySession, reader: Reader, *, group: Action, consumer: Action
 ) -> tuple[Partition, tuple[PositionKind, str]]:
-    """Partition and owner of a stored offset, for who may do this with a group's or a single consumer's."""
+    """Return partition and owner of a stored offset, if the caller may perform the action on it."""
     named = reader.consumer()
     topic = topic_of(session, reader, group if named.group else consumer)
     number = reader.partition()
@@ -47,7 +47,7 @@ def _owner(
 
 
 def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_CONSUMER_OFFSET."""
+    """Handle GET_CONSUMER_OFFSET."""
     del answer
     try:
         partition, owner = _owner(session, reader, group=Action.OFFSET_FETCH, consumer=Action.POSITION_FETCH)
@@ -63,7 +63,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """STORE_CONSUMER_OFFSET. Raises Refused 4100 above the newest offset."""
+    """Handle STORE_CONSUMER_OFFSET. Raises Refused 4100 above the newest offset."""
     partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     offset = reader.u64()
     if reader.dialect.framed:
@@ -75,7 +75,7 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_CONSUMER_OFFSET."""
+    """Handle DELETE_CONSUMER_OFFSET."""
     partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     check_history(session, answer, partition)
     full_name = partition.topic.name.full

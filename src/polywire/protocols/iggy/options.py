@@ -1,8 +1,7 @@
-"""Options of streams and topics in today's Iggy: typed keys and values one after the other (spec: iggy#topic-options).
+"""Options of streams and topics in the framed dialects: a block of typed keys and values (spec: iggy#topic-options).
 
-Promises: a block is taken whole or refused with the number that is specified; what was given is kept and told again in the kind that the
-catalogue names for it, and the rest is told as what the broker does unasked.
-Must not know: what else a request holds.
+A block is accepted as a whole or refused with the specified error number. Replies list the options that were set, in
+the catalogue's kind, and the broker's defaults for all others.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ _COMPRESSIONS: Final = {b"none": 1, b"gzip": 2}
 _NEVER: Final = 2**64 - 1
 _BOOL: Final = 3
 _U32: Final = 11
-# What a topic may be given: kind and default as the wire has them, and what the broker makes of it.
+# Options of a topic: the protocol's kind and default, and their effect in the broker.
 _KNOWN: Final = {
-    b"compression_algorithm": (_TEXT, b"none", "none or gzip; kept and told again"),
+    b"compression_algorithm": (_TEXT, b"none", "none or gzip; stored and returned"),
     b"message_expiry": (
         _U64,
         U64.pack(_NEVER),
         "microseconds, or a text like 7 days; records that are older are removed",
     ),
     b"max_topic_size": (_U64, U64.pack(_NEVER), "bytes, or a text like 10 GB; divided among the partitions"),
-    b"segment_size": (_U64, U64.pack(1 << 30), "kept and told again; the broker sizes its segments itself"),
-    b"durability": (_TEXT, b"replicated", "kept and told again; the broker's own durability counts"),
-    b"consumer_offset_durability": (_TEXT, b"replicated", "kept and told again"),
-    b"enforce_fsync": (_BOOL, b"\0", "kept and told again; the broker's own durability counts"),
-    b"messages_required_to_save": (_U32, U32.pack(1024), "kept and told again; every send is written at once"),
-    b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "kept and told again"),
-    b"preallocate_segments": (_BOOL, b"\0", "kept and told again"),
+    b"segment_size": (_U64, U64.pack(1 << 30), "stored and returned; the broker sizes its segments itself"),
+    b"durability": (_TEXT, b"replicated", "stored and returned; the broker's own durability counts"),
+    b"consumer_offset_durability": (_TEXT, b"replicated", "stored and returned"),
+    b"enforce_fsync": (_BOOL, b"\0", "stored and returned; the broker's own durability counts"),
+    b"messages_required_to_save": (_U32, U32.pack(1024), "stored and returned; every send is written at once"),
+    b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "stored and returned"),
+    b"preallocate_segments": (_BOOL, b"\0", "stored and returned"),
     b"partition_resize_policy": (_TEXT, b"mutable", "mutable or fixed; a fixed topic gets and loses no partitions"),
     b"replication_factor": (_U32, U32.pack(1), "stored and returned; the broker's own durability counts"),
 }
@@ -56,8 +55,8 @@ _WORDS: Final[Mapping[bytes, Collection[bytes]]] = {
     b"partition_resize_policy": (b"mutable", b"fixed"),
 }
 _SEGMENT_BYTES: Final = range(1 << 20, (1 << 30) + 1, 512)
-_ENCODED_MAX: Final = 1024  # different sets of options whose spelling is remembered
-AMOUNT_CHARACTERS_MAX: Final = 64  # of a duration or size as text; "1 day 2 h 3 min 4 s" has 20
+_ENCODED_MAX: Final = 1024  # number of distinct option sets whose encoding is cached
+AMOUNT_CHARACTERS_MAX: Final = 64  # limit for a duration or size as text; "1 day 2 h 3 min 4 s" has 20
 _SECOND_US: Final = 1_000_000
 _DURATIONS: Final = {
     "": 1,
@@ -89,7 +88,10 @@ _SIZES: Final = {
 
 
 def described(*, today: bool) -> bytes:
-    """Return the catalogue of a topic's options. today: as since protocol 0.12, with a byte for what may be done with each."""
+    """Return the catalogue of a topic's options.
+
+    today: the form since protocol 0.12, with a byte for the changes that each option allows.
+    """
     keys = _keys(today=today)
     body = U32.pack(len(keys))
     for key in keys:
@@ -108,7 +110,9 @@ def _keys(*, today: bool) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """What the broker acts on, None where nothing was given, 0 for no limit; and all that was given, spelled as the catalogue has it."""
+    """The options that the broker acts on (None: not set, 0: no limit), and ``given``: all that were set, in the
+    catalogue's encoding.
+    """
 
     compression: int | None = None
     expiry_us: int | None = None
@@ -117,7 +121,7 @@ class TopicOptions:
 
 
 def parse_options(block: bytes) -> dict[bytes, tuple[int, bytes]]:
-    """Kind and value by key. Raises Refused 4042, 4043."""
+    """Return kind and value by key. Raises Refused 4042, 4043."""
     if len(block) > BYTES_MAX:
         raise Refused(errors.OPTIONS_TOO_BIG)
     found: dict[bytes, tuple[int, bytes]] = {}
@@ -144,8 +148,10 @@ def _part(block: bytes, at: int) -> tuple[int, bytes, int]:
 
 
 def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
-    """What a topic's options ask for, over those it had ``before``. Raises Refused 4041 for a key nobody knows, 4042 also for a change of
-    what cannot be changed, 4043."""
+    """Return a topic's options, on top of those it had ``before``.
+
+    Raises Refused: 4041 for an unknown key, 4042 also for a change of a fixed option, 4043.
+    """
     found = parse_options(block)
     if not found.keys() <= _KNOWN.keys():
         raise Refused(errors.UNKNOWN_OPTION)
@@ -165,8 +171,12 @@ def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
 
 @lru_cache(maxsize=_ENCODED_MAX)
 def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int, *, today: bool) -> bytes:
-    """Both lists of a topic's record, each behind its length: what was given, and what the broker does unasked. The numbers are what the
-    topic has now, whoever set it; 2**64 - 1 for no limit. today: as since protocol 0.12."""
+    """Encode both lists of a topic's record, each with its length: the options that were set, and the broker's
+    defaults.
+
+    The numbers are the topic's current settings, also those set over another protocol; 2**64 - 1 for no limit. today:
+    the form since protocol 0.12.
+    """
     names = {number: name for name, number in _COMPRESSIONS.items()}
     kept = {key: value for key, (_, value) in parse_options(given).items()}
     now = {
@@ -187,17 +197,17 @@ def is_known(key: bytes) -> bool:
 
 
 def is_fixed(given: bytes) -> bool:
-    """Return whether a topic with these options keeps the partitions that it was created with."""
+    """Return whether a topic with these options cannot be resized."""
     return parse_options(given).get(b"partition_resize_policy") == (_TEXT, b"fixed")
 
 
 def encode_option(key: bytes, kind: int, value: bytes) -> bytes:
-    """Return one entry of a block."""
+    """Encode one entry of a block."""
     return b"".join(bytes((of,)) + U32.pack(len(part)) + part for of, part in ((_TEXT, key), (kind, value)))
 
 
 def encode_default(key: bytes) -> bytes:
-    """Return the entry that gives a key its default value."""
+    """Encode the entry that gives a key its default value."""
     kind, default, _ = _KNOWN[key]
     return encode_option(key, kind, default)
 
@@ -211,7 +221,7 @@ def _number(value: bytes | None) -> int | None:
 
 
 def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """A value as the catalogue spells it; None for the 0 of 64 bits, which asks for the default. Raises Refused."""
+    """Return a value in the catalogue's encoding; None for a 64-bit 0, which asks for the default. Raises Refused."""
     wanted = _KNOWN[key][0]
     if wanted == _U64:
         return _canonical_number(key, kind, value)
@@ -230,7 +240,7 @@ def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
 
 
 def _canonical_number(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """A number of 64 bits, or a text with units. Raises Refused."""
+    """Encode a number of 64 bits, or a text with units. Raises Refused."""
     if kind == _U64 and len(value) == U64.size:
         number: int = U64.unpack(value)[0]
     elif kind == _TEXT:
@@ -253,7 +263,7 @@ def _number_of(value: bytes, units: dict[str, int]) -> int:
 
 
 def _amount(text: str, units: dict[str, int]) -> int:
-    """The sum of numbers with units. Raises Refused."""
+    """Return the sum of numbers with units. Raises Refused."""
     total, rest = 0, text if len(text) <= AMOUNT_CHARACTERS_MAX else ""
     if not rest:
         raise Refused(errors.BAD_OPTION)

@@ -1,8 +1,7 @@
-"""UPDATE_RESOURCE of protocol 0.12: one patch for streams, topics and users, read as the older command that does the same.
+"""UPDATE_RESOURCE of protocol 0.12: translate a patch of a stream, topic or user to the older command (spec:
+iggy#d4-patches).
 
-Promises: a patch is translated whole or refused with the specified number. Must not know: the broker, what a patch is for.
-
-spec: iggy#d4-patches
+A patch is translated as a whole or refused with the specified error number.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _STATUSES: Final = {b"active": b"\1", b"inactive": b"\2"}
 
 
 def translate(body: memoryview) -> tuple[Code, bytes]:
-    """Return the older command and its payload; a topic's name is empty where it does not change. Raises Refused."""
+    """Return the older command and its payload; the name is empty for a topic that keeps its name. Raises Refused."""
     reader = Reader(body, D4A)
     scope = reader.u8()
     if scope not in (TOPIC, STREAM, USER):
@@ -69,7 +68,7 @@ def _user_fields(values: dict[bytes, tuple[int, bytes]]) -> bytes:
 
 
 def _text(values: dict[bytes, tuple[int, bytes]], key: bytes) -> str:
-    """Return the text that a key has. Raises Refused."""
+    """Return the text of a key. Raises Refused."""
     kind, value = values[key]
     try:
         text = value.decode()

@@ -1,7 +1,6 @@
 """SEND_MESSAGES and FLUSH_UNSAVED_BUFFER (spec: iggy#sending, iggy#d2-send, iggy#d3-send).
 
-Promises: a request's messages are one batch of one partition, visible as a whole or not at all. Must not know: frames, how messages are
-laid out.
+A request's messages become one batch of one partition, which becomes visible as a whole.
 """
 
 from __future__ import annotations
@@ -25,18 +24,19 @@ from polywire.records.split import with_producer
 from polywire.types import KeyHash, Level
 
 _SENT: Final = Struct("<IIIIQ")
-_TO_PARTITION: Final = 2  # the kind of partitioning that names one
-_PRODUCER_AT: Final = 52  # in a batch's header: whether it names a producer
+_TO_PARTITION: Final = 2  # the kind of partitioning by partition number
+_PRODUCER_AT: Final = 52  # position in a batch's header of the flag for a producer
 _PRODUCER: Final = Struct("<56xQH2xI")
 PRODUCER_ID_MAX: Final = 2**63 - 1
 EPOCH_MAX: Final = 2**15 - 1
-SEQUENCE_MAX: Final = 2**31 - 1  # behind which sequences begin at 0 again
+SEQUENCE_MAX: Final = 2**31 - 1  # after it, sequences restart at 0
 _XXH32: Final = KeyHash.XXH32
-_UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})  # a payload's bytes taken for headers, or for a length of none
+# errors of a payload in the other form: its bytes are read as headers, or as a length of zero
+_UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})
 
 
 def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """SEND_MESSAGES."""
+    """Handle SEND_MESSAGES."""
     dialect = reader.dialect
     if dialect.batched:
         end = reader.u32() + reader.at
@@ -48,7 +48,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if not dialect.batched:
         batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
         if dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE:
-            # It may be written from the page's byte list.
+            # The client may have written the page's byte list.
             listed = decoder.from_flat(reader.data, reader.at, reader.stop, key, decoder.LISTED)
             batch = batch if isinstance(listed, int) else listed
     else:
@@ -78,9 +78,9 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 def _name_producer(
     session: IggySession, partition: Partition, batch: bytearray, reader: Reader, *, is_named: bool
 ) -> bytearray:
-    """Return a batch that names its idempotent producer, so that a repeat is stored once (spec: iggy#d4-producers). Raises Refused, Invalid.
+    """Return a batch with its idempotent producer, so that a repeat is stored once (spec: iggy#d4-producers).
 
-    is_named: whether the request names the partition, by which its sequences count.
+    is_named: whether the request names the partition; sequences count per partition. Raises Refused, Invalid.
     """
     producer_id, epoch, sequence = _PRODUCER.unpack_from(reader.data, reader.at)
     if not reader.dialect.contexts:
@@ -95,7 +95,7 @@ def _name_producer(
 
 
 def see_message_head(session: IggySession, reader: Reader) -> None:
-    """Learn from messages behind a topic, which others store, how large their heads are. Raises Refused."""
+    """Learn the size of message heads from messages that another shard stores. Raises Refused."""
     kind, size = reader.u8(), reader.u8()
     del kind
     reader.take(size)
@@ -106,12 +106,12 @@ def see_message_head(session: IggySession, reader: Reader) -> None:
 
 
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
-    """Where the messages go, and their key."""
+    """Return the partition and the key of the messages."""
     kind, size = reader.u8(), reader.u8()
     if not topic.partitions:
         raise Refused(errors.NO_PARTITIONS)
     if kind == 1:
-        reader.take(size)  # it means nothing; the page of 2023 has one, and the reference passes over it
+        reader.take(size)  # without meaning; the page of 2023 has one, and the reference server ignores it
         return topic.partitions[session.shared.directory.next_balanced(topic)], None
     if kind == _TO_PARTITION:
         if size != 4:
@@ -128,20 +128,20 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
 def _sent(
     session: IggySession, answer: Answer, topic: Topic, partition: Partition, stream: int, offset: int | BrokerError
 ) -> None:
-    """D3 tells where the messages went."""
+    """Reply to a stored batch; in D3 the reply has its partition and offset."""
     if isinstance(offset, BrokerError):
         answer.refuse(offset)
         return
     try:
         number = session.shared.directory.kept(topic).number
-    except (KeyError, BrokerError):  # the topic is gone already
+    except (KeyError, BrokerError):  # the topic was deleted meanwhile
         answer.ok()
         return
     answer.ok(_SENT.pack(1, stream, number, partition.number, offset))
 
 
 def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """FLUSH_UNSAVED_BUFFER: answered once everything sent before is on the disk."""
+    """Handle FLUSH_UNSAVED_BUFFER: reply once all earlier messages are on disk."""
     if reader.dialect.framed:
         raise Refused(errors.UNAVAILABLE)  # always, spec: iggy#d3-operations
     topic = topic_of(session, reader, Action.PRODUCE)

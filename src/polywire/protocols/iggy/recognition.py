@@ -1,7 +1,7 @@
-"""Which dialect a connection speaks: the framing from its first bytes, the rest from its login and from shapes (spec: iggy#recognition).
+"""Recognise a connection's dialect: the framing from its first bytes, the rest from its login and requests (spec:
+iggy#recognition).
 
-Promises: decided once as far as the bytes allow, and kept; what is not decided yet is answered as the dialect most in use. Must not know:
-sessions, what commands do.
+A decision is final. A connection whose dialect is still open is answered in the most common candidate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FRAME_BYTES_MIN: Final = 4
 
 
 class Recognition:
-    """What is known of one connection.
+    """The candidate dialects of one connection.
 
     Invariant: ``_candidates`` are the dialects it may speak, the one most likely first, never empty.
     """
@@ -37,11 +37,11 @@ class Recognition:
 
     @property
     def dialect(self) -> Dialect:
-        """The dialect as far as it is known."""
+        """The most likely dialect."""
         return self._candidates[0]
 
     def see_framing(self, first: int) -> None:
-        """Tell the framings apart by the first four bytes. Raises PeerError for bytes of other protocols."""
+        """Recognise the framing by the first four bytes. Raises PeerError for bytes of other protocols."""
         self.framed = first == 0
         if self.framed:
             self._candidates = (dialects.D3,)
@@ -50,12 +50,12 @@ class Recognition:
 
     @property
     def protocols(self) -> tuple[int, int]:
-        """The lowest and the highest protocol version of a headered login."""
+        """The lowest and the highest accepted protocol version of a headered login."""
         spoken = [self.dialect] if self._forced else dialects.FRAMED
         return spoken[0].protocols[0], spoken[-1].protocols[-1]
 
     def see_protocol(self, version: int) -> bool:
-        """Take the protocol version of a headered login; False when no dialect that this connection may speak has it."""
+        """Narrow down the dialect by the version of a headered login; return False if no candidate has it."""
         known = [dialect for dialect in dialects.FRAMED if version in dialect.protocols]
         if not known or (self._forced and known[0] is not self.dialect):
             return False
@@ -63,7 +63,7 @@ class Recognition:
         return True
 
     def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
-        """The dialect of a request; a classic one may decide what the connection speaks."""
+        """Return the dialect of a request; a classic one may narrow down the candidates."""
         if self.framed or self._forced:
             return self.dialect
         if code == Code.LOGIN:
@@ -97,26 +97,32 @@ class Recognition:
             self._keep([candidate for candidate in self._candidates if _fits(shape, payload, candidate)])
 
     def _keep(self, fitting: Sequence[Dialect]) -> None:
-        """Keep those that fit; with none the request is malformed anyway."""
+        """Keep the dialects that fit; if there are none, the request is malformed in any dialect."""
         if fitting:
             self._candidates = tuple(fitting)
 
     def see_message_head(self, head: int) -> None:
-        """Batched messages told how large their heads are."""
+        """Narrow down the dialect by the size of message heads."""
         self._keep([candidate for candidate in self._candidates if candidate.message_head == head])
 
 
 def is_text(first: int) -> bool:
-    """Return whether the first four bytes, read as a length, are letters and spaces, as in ``GET `` and ``POST``.
+    """Return whether the first four bytes are letters and spaces, as in ``GET `` and ``POST``.
 
-    Three letters may be a length. The fourth byte of a length within the limit is 0 or 1, so no request looks like text.
+    Three letters may be a length. The fourth byte of a length within the limit is 0 or 1, so no request looks like
+    text.
     """
     return first.to_bytes(4, "little").replace(b" ", b"").isalpha()
 
 
 def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:
-    """A login's text proposes a dialect; it may lie, so that shapes overrule it. Then what came after it is likelier than what was before
-    (spec: iggy#recognising-the-dialect, rule 3: a Java client calls itself 0.6 and has the shapes of 0.8)."""
+    """Return the candidates by a login's text: the named dialect, then newer, then older ones.
+
+    The layout of later requests overrules a text: a Java client calls itself 0.6 and has the shapes of 0.8, so newer
+    dialects rank before older.
+
+    (spec: iggy#recognising-the-dialect)
+    """
     if known is None:
         return dialects.NEW
     ascending = dialects.NEW[::-1]

@@ -1,9 +1,8 @@
-"""Reply slots: the order of answers of one Iggy connection, and what is written in front of what fills them.
+"""Reply slots of one Iggy connection: the order of replies, and the heads of their frames.
 
-Promises: an answer is filled once, at once or by a callback of the broker; an error has no payload. Must not know: how requests are read,
-sockets.
+An answer is filled once, immediately or by a callback of the broker. An error has no payload.
 
-spec: iggy#classic-framing, iggy#d3-frames
+(spec: iggy#classic-framing, iggy#d3-frames)
 """
 
 from __future__ import annotations
@@ -22,34 +21,35 @@ from polywire.types import Buffer
 if TYPE_CHECKING:
     from polywire.protocols.iggy.context import IggyBroker
 
-REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-changing command has one
+REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer reply is not stored for repeats: no state-changing command has one
 
 
 class ReplyOwner(Protocol):
-    """What an answer needs of its session."""
+    """The part of a session's API that an answer calls."""
 
     @property
     def broker(self) -> IggyBroker:
-        """Whose loop and clock long answers are made with."""
+        """The broker, whose event loop and clock are used for answers that take long to build."""
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
 
     def answered(self) -> None:
-        """An answer became known."""
+        """Handle an answer that became ready."""
 
     def end(self) -> None:
-        """The answer in hand is the last."""
+        """Accept no requests after the current one."""
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Answer a repeat of this request with the same bytes."""
+        """Store the reply for repeats of this request."""
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """A slot in the order of answers; ``payload`` is what ``done`` tells, or what ``later`` gives, where that takes long to make.
+    """One slot in the order of replies.
 
-    head: of the request, None in the classic framing. number: of the answer, rising by connection.
+    ``payload`` is sent by ``done``; ``later`` builds a payload that takes long. head: of the request, None in the
+    classic framing. number: of the answer, increasing per connection.
     """
 
     __slots__ = ("dialect", "head", "later", "number", "payload")
@@ -75,11 +75,11 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, payload: bytes = b"") -> None:
-        """Success."""
+        """Reply with success."""
         self.fill([payload] if payload else [])
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Success, with a payload that takes long to make; the iterator gives it, a little at a time."""
+        """Reply with success and a payload that the iterator builds in steps."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: Sequence[Buffer] | BrokerError) -> None:
@@ -89,25 +89,25 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(parts)
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Success, in parts that may be reused once ``released`` was called."""
+        """Reply with success, in parts that may be reused after ``released`` was called."""
         super().fill(self._framed(0, parts), released)
 
     def refuse(self, error: BrokerError | Refused) -> None:
-        """Failure."""
+        """Reply with an error."""
         self.status(errors.number_of(error, self.dialect))
 
     def status(self, number: int) -> None:
-        """Failure, by a number that is the dialect's."""
+        """Reply with an error number of the dialect."""
         super().fill(self._framed(number, ()))
 
     def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
-        """The end of the login, and of the connection; see ``vsr.eviction``."""
-        assert self.head is not None, "only the headered framing knows evictions"
+        """End the login and the connection; see ``vsr.eviction``."""
+        assert self.head is not None, "only the headered framing has evictions"
         self.session.end()
         super().fill([vsr.eviction(self.head.client, reason, protocols)])
 
     def done(self, result: object | BrokerError) -> None:
-        """A callback of the broker: answers with what was given to be told, or with the error."""
+        """Reply after a callback of the broker: with ``payload``, or with the error."""
         if isinstance(result, BrokerError):
             self.refuse(result)
         elif self.later is not None:
@@ -116,7 +116,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.ok(self.payload)
 
     def _framed(self, status: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """The parts behind the head of the answer; ``status`` is 0 or an error number."""
+        """Return the parts with the reply's head; ``status`` is 0 or an error number."""
         head = self.head
         if head is None:
             return [HEAD.pack(status, sum(map(len, parts))), *parts]
@@ -134,7 +134,7 @@ class Answer(ReplySlot[ReplyOwner]):
     def _reply_head(self, head: vsr.Head, size: int, status: int) -> bytes:
         if not self.dialect.contexts:
             return vsr.reply_head(head, self.number, size, status)
-        # Clients use no route that is older than their last change, so both count in microseconds.
+        # Clients ignore a route that is older than their last change, so both positions are in microseconds.
         position = self.session.broker.clock.now_us() if head.changes_metadata else self.number
         committed = vsr.COMMITTED if head.operation != vsr.PLAIN and status == 0 else 0
         return vsr.reply_head(head, position, size, status, committed=committed, incarnation=head.incarnation)

@@ -1,7 +1,7 @@
-"""Which stream and which shard a request means: the streams are kept by the first shard, a topic says itself where it is (decision 0127).
+"""Find the stream and the shard that a request names (decision 0127).
 
-Promises: every process finds the same. Streams that other wires have made in any shard get their numbers from the first one when they are
-first named; while that one does not answer, streams are still found by name. Must not know: sockets, what is done with what was found.
+The first shard stores the streams, and each shard knows its own topics. A stream of another protocol gets its number
+from the first shard when it is first named. If that shard does not reply, streams are still found by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OF_TOPICS: Final = OF_CONSUMERS | {
 
 
 class Named(NamedTuple):
-    """What a request names, as we count. topic: None where it names none."""
+    """The stream and topic that a request names, counted from 0. topic: None if it names none."""
 
     stream: int | str
     topic: int | str | None = None
@@ -47,8 +47,11 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What was found. stream: None where there is none. shard: of the topic, None where there is none, or none was asked for.
-    lost: who knows does not answer."""
+    """The result of a search.
+
+    stream: None if there is none. shard: of the topic, None if there is none or none was named. lost: a shard did not
+    reply.
+    """
 
     stream: StreamKept | None = None
     shard: int | None = None
@@ -57,11 +60,11 @@ class Place:
 
 LOST: Final = Place(lost=True)
 Replies = Mapping[int, Reply | None]
-"""What each shard that was asked says; None where it says nothing."""
+"""The reply of each shard; None if it did not reply."""
 
 
 def named_by(code: int, reader: Reader) -> Named | None:
-    """What a request names, None for one that names nothing. Leaves the reader behind it. Raises Refused."""
+    """Read the stream and topic that a request names, None for a request that names nothing. Raises Refused."""
     if code in OF_STREAMS:
         return Named(who(reader))
     if code not in OF_TOPICS:
@@ -74,7 +77,7 @@ def named_by(code: int, reader: Reader) -> Named | None:
 
 
 class Asking(Protocol):
-    """Who asks other shards."""
+    """A session that sends requests to other shards."""
 
     @property
     def shards(self) -> Shards:
@@ -82,14 +85,14 @@ class Asking(Protocol):
 
     @property
     def shared(self) -> Shared:
-        """What our own shard's sessions share."""
+        """State shared by the sessions of this shard."""
 
     def ask_all(self, shards: Iterable[int], request: LinkRequest, done: Callable[[Replies], None]) -> None:
-        """Ask shards the same; ``done`` is called when none of them owes an answer, at once where that is so."""
+        """Send a request to shards; ``done`` is called when all have replied, immediately if none has to."""
 
 
 class Search:
-    """One search. ``done`` is called once, perhaps at once."""
+    """One search. ``done`` is called once, perhaps immediately."""
 
     __slots__ = ("_asking", "_dialect", "_done", "_named")
 
@@ -100,38 +103,36 @@ class Search:
         self._done: Final = done
 
     def begin(self, kept: StreamKept | None = None) -> None:
-        """Look for it. kept: the stream, where it is known."""
+        """Start the search. kept: the stream, if it is known."""
         if kept is not None:
             self._find_topic(kept)
             return
         request = LinkRequest(Kind.FIND_STREAM, _encode(self._named.stream), dialect=self._dialect)
-        self._asking.ask_all([STREAMS_SHARD], request, self._stream_told)
+        self._asking.ask_all([STREAMS_SHARD], request, self._stream_reply)
 
-    def _stream_told(self, replies: Replies) -> None:
+    def _stream_reply(self, replies: Replies) -> None:
         reply, named = replies[STREAMS_SHARD], self._named.stream
         if reply is not None and reply.payload:
             self._find_topic(msgspec.msgpack.decode(reply.payload, type=StreamKept))
         elif reply is not None and isinstance(named, str):
             self._look_for_space(list(self._names(named)))
-        elif isinstance(
-            named, str
-        ):  # what a stream is called is where its topics lie, unless it has another name since
+        elif isinstance(named, str):  # a stream's name is where its topics are, unless it was renamed
             self._find_topic(StreamKept(NO_STREAM, named, space_of(next(iter(self._names(named)))), 0))
         else:
             self._done(LOST if reply is None else Place())
 
     def _names(self, named: str) -> Iterable[str]:
-        """Names that a request may mean, by the dialect."""
+        """Return the names that a request may mean in its dialect."""
         return dict.fromkeys([named, shortened(named)] if self._dialect.normalises else [named])
 
     def _look_for_space(self, names: list[str]) -> None:
-        """Find out whether another wire has made the stream."""
+        """Find out whether another protocol has created the stream."""
         if not names:
             self._done(Place())
             return
         space = space_of(names[0])
 
-        def told(replies: Replies) -> None:
+        def reported(replies: Replies) -> None:
             if is_somewhere(replies):
                 self._asking.ask_all([STREAMS_SHARD], LinkRequest(Kind.ADOPT, _encode([space])), adopted)
             else:
@@ -148,7 +149,7 @@ class Search:
                     return
             self._done(LOST)
 
-        self._asking.ask_all(range(self._asking.shards.count), LinkRequest(Kind.HAS_TOPICS, space=space), told)
+        self._asking.ask_all(range(self._asking.shards.count), LinkRequest(Kind.HAS_TOPICS, space=space), reported)
 
     # The topic
 
@@ -164,7 +165,7 @@ class Search:
             self._ask_for_topic(kept, likely, others)
 
     def _likely(self, space: str, topic: int | str) -> list[int]:
-        """Where a topic is, unless it has had another name or number."""
+        """Return the shards where a topic is unless its name or number was changed."""
         shards = self._asking.shards
         if isinstance(topic, int):
             known = shard_of_number(topic)
@@ -175,13 +176,13 @@ class Search:
         return sorted(found - {shards.own})
 
     def _ask_for_topic(self, kept: StreamKept, shards: list[int], others: list[int] | None) -> None:
-        """others: who is asked where none of these has it; None when nobody else is left."""
+        """others: shards to ask if none of these has it; None after the last round."""
         if not shards and others is not None:
             shards, others = others, None
         request = LinkRequest(Kind.FIND_TOPIC, _encode(self._named.topic), dialect=self._dialect, space=kept.space)
-        self._asking.ask_all(shards, request, partial(self._topic_told, kept, others))
+        self._asking.ask_all(shards, request, partial(self._topic_reply, kept, others))
 
-    def _topic_told(self, kept: StreamKept, others: list[int] | None, replies: Replies) -> None:
+    def _topic_reply(self, kept: StreamKept, others: list[int] | None, replies: Replies) -> None:
         found = [shard for shard, reply in sorted(replies.items()) if reply is not None and reply.payload == YES]
         if found:
             self._done(Place(kept, found[0]))
@@ -194,12 +195,12 @@ class Search:
 
 
 def is_somewhere(replies: Replies) -> bool:
-    """Whether one of those that answered has it."""
+    """Return whether any shard that replied has it."""
     return any(reply is not None and reply.payload == YES for reply in replies.values())
 
 
 def own_topic(shared: Shared, space: str, named: int | str, dialect: Dialect) -> Topic | None:
-    """A topic of our own shard."""
+    """Find a topic of this shard."""
     stream = shared.directory.find_space(space)
     return None if stream is None else find_named(partial(shared.directory.find_topic, stream), named, dialect)
 

@@ -1,6 +1,8 @@
-"""PING, who is connected, and figures of the process (spec: iggy#d0-clients, iggy#cluster-metadata, iggy#d0-statistics, iggy#d2-statistics).
+"""PING, clients, cluster metadata and statistics.
 
-Promises: figures are the process's own, none is made up. Must not know: frames, messages.
+Statistics that the system does not report are 0.
+
+(spec: iggy#d0-clients, iggy#cluster-metadata, iggy#d0-statistics, iggy#d2-statistics)
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _FILES: Final = Struct("<QQ")
 
 
 def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """PING."""
+    """Handle PING."""
     del session, answer
     if reader.left:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -52,7 +54,7 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 
 
 def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
-    """A client that is a member of so many groups as an element of a list."""
+    """Encode a client as a list element; ``groups``: number of its memberships."""
     user = b""
     if dialect.has_login:
         known = client.principal is not None
@@ -63,7 +65,7 @@ def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
 
 
 def _describe(answer: Answer, client: Client, dialect: Dialect) -> None:
-    """Answer with a client and the groups that it is a member of."""
+    """Reply with a client and the groups that it is a member of."""
 
     def described(groups: list[GroupNumbers] | BrokerError) -> None:
         if isinstance(groups, BrokerError):
@@ -76,12 +78,12 @@ def _describe(answer: Answer, client: Client, dialect: Dialect) -> None:
 
 
 def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """GET_ME."""
+    """Handle GET_ME."""
     _describe(answer, session, reader.dialect)
 
 
 def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """GET_CLIENT."""
+    """Handle GET_CLIENT."""
     number = reader.u32()
     if number == 0 or reader.left:
         raise Refused(errors.BAD_CLIENT_ID if number == 0 else errors.UNKNOWN_COMMAND)
@@ -96,7 +98,7 @@ def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """GET_CLIENTS."""
+    """Handle GET_CLIENTS."""
     session.authorize(Action.SERVER_DESCRIBE)
     clients = sorted(session.shared.clients.items())
     answer.make(client_bytes(client, reader.dialect, client.member_count) for _, client in clients)
@@ -106,7 +108,9 @@ def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_CLUSTER_METADATA: one node, the one that is spoken to, or clients would connect to another."""
+    """Handle GET_CLUSTER_METADATA: list only the node that the client is connected to, so that it does not connect to
+    another.
+    """
     del answer
     if reader.dialect.one_based:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -117,19 +121,19 @@ def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 
 
 def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """GET_STATS."""
+    """Handle GET_STATS."""
     session.authorize(Action.SERVER_DESCRIBE)
     answer.make(_stats(session, reader.dialect))
 
 
 def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
-    """Figures of the whole broker; nothing is yielded for each topic that is looked at, because there may be very many."""
+    """Yield the encoded totals; yields empty bytes after each topic so that other connections get their turn."""
     for totals in count_all(session.shared):
         yield b"" if totals is None else stats_bytes(session.shared, dialect, totals)
 
 
 class Totals(NamedTuple):
-    """What there is of everything. Streams are those of ``spaces``, by what the broker calls them."""
+    """Totals of the broker. Streams are those of ``spaces``, by the broker's names."""
 
     spaces: frozenset[str]
     topics: int
@@ -141,7 +145,7 @@ class Totals(NamedTuple):
 
 
 def count_all(shared: Shared) -> Iterator[Totals | None]:
-    """Count everything; None comes for each topic that is looked at, because there may be very many."""
+    """Count everything; yields None after each topic so that other connections get their turn."""
     directory = shared.directory
     streams = directory.streams()
     topics, partitions, size, messages, groups = 0, 0, 0, 0, 0
@@ -157,12 +161,12 @@ def count_all(shared: Shared) -> Iterator[Totals | None]:
 
 
 def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
-    """The answer to GET_STATS."""
+    """Encode the reply to GET_STATS."""
     run_s = time.time() - shared.started_at
     cpu = _cpu_percent(run_s)
     body = _STATS.pack(os.getpid(), cpu)
     micros = 1 if dialect.topic_settings < 3 else 1_000_000
-    if dialect.topic_settings >= 2:  # the two numbers came within weeks of each other (spec: iggy#timeline)
+    if dialect.topic_settings >= 2:  # both fields were added within weeks of each other (spec: iggy#timeline)
         body += Struct("<f").pack(cpu)
     total, available = _memory()
     body += _STATS_REST.pack(
@@ -176,7 +180,7 @@ def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
         len(totals.spaces),
         totals.topics,
         totals.partitions,
-        totals.partitions,  # segments: they are shared by partitions here
+        totals.partitions,  # segments: partitions share them here
         totals.messages,
         totals.clients,
         totals.groups,
@@ -197,12 +201,12 @@ def _cpu_percent(run_s: float) -> float:
 
 
 def _open_files() -> int:
-    """Files and sockets that this process has open; 0 where the system does not say."""
+    """Return the number of files and sockets that this process has open; 0 if the system does not report it."""
     return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0
 
 
 def _own_memory() -> int:
-    """Resident bytes of this process; its peak where the system does not tell."""
+    """Return the resident bytes of this process; its peak if the system does not report them."""
     page = os.sysconf("SC_PAGE_SIZE")
     if _STATM.exists():
         return int(_STATM.read_text().split()[1]) * page
@@ -210,7 +214,7 @@ def _own_memory() -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Total and available bytes of the machine; 0 available where the system does not tell."""
+    """Return total and available bytes of the machine; 0 available if the system does not report them."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if not _MEMORY.exists():
         return total, 0
@@ -219,7 +223,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _bytes_moved() -> tuple[int, int]:
-    """Bytes this process has read and written, where the system tells."""
+    """Return the bytes this process has read and written, if the system reports them."""
     try:
         counts = dict(line.split(": ") for line in _IO.read_text().splitlines())
     except OSError:
@@ -228,7 +232,7 @@ def _bytes_moved() -> tuple[int, int]:
 
 
 def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """A command that is known and not served."""
+    """Refuse a command that the broker does not support."""
     del answer, reader
     session.authorize(Action.SERVER_DESCRIBE)
     raise Refused(errors.UNAVAILABLE)

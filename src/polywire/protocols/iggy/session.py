@@ -1,8 +1,12 @@
-"""One Iggy connection: frames of either framing in, answers in the order of the requests out (spec: iggy#classic-framing, iggy#d3-frames).
+"""One Iggy connection: read frames of either framing, reply in the order of the requests (spec: iggy#classic-framing,
+iggy#d3-frames).
 
-Promises: a request sees everything that was asked before it on this connection; what can be read is answered, what cannot ends the
-connection with the status or eviction that is specified; groups are left when the connection ends. No task and no future per request.
-Must not know: sockets, other wires, what the commands do.
+Guarantees:
+
+* A request sees the effects of all earlier requests of its connection.
+* Every readable request gets a reply. Invalid bytes end the connection with the specified status or eviction.
+* The connection leaves its groups when it ends.
+* A request needs no task and no future.
 """
 
 from __future__ import annotations
@@ -35,25 +39,23 @@ from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 
-FRAME_BYTES_MAX: Final = (
-    32 * 1024 * 1024 - 4096
-)  # what one receive buffer holds; no batch that can be stored comes in more
-REPLAYS_MAX: Final = 8  # answers to state-changing requests of D3 kept for repeats (spec: iggy#request-numbers)
-BUSY_WAIT_S: Final = 2.0  # how long messages wait for room in the log before they are refused
+FRAME_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; no batch that the log accepts needs more
+REPLAYS_MAX: Final = 8  # replies to state-changing requests of D3 stored for repeats (spec: iggy#request-numbers)
+BUSY_WAIT_S: Final = 2.0  # how long messages wait for capacity in the log before they are refused
 
 
 class Handler(Protocol):
-    """Carries out one request: returns the payload of the answer, or None when it fills the answer later. Raises Refused, BrokerError."""
+    """Handles one request: returns the payload, or None if it fills the answer later. Raises Refused, BrokerError."""
 
     def __call__(self, session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[Code, Handler]):
-    """A command of the wire.
+    """A command of the protocol.
 
-    empty: whether it has no payload, and the classic framing takes none with it (spec: iggy#d0-requests).
-    today: whether only clients since protocol 0.12 have it. held: whether it may wait for messages, while requests behind it are carried out.
+    empty: it has no payload, and the classic framing accepts none (spec: iggy#d0-requests). today: only clients since
+    protocol 0.12 have it. held: it may wait for messages while later requests are handled.
     """
 
     empty: bool = field(default=False, kw_only=True)
@@ -62,7 +64,7 @@ class Command(commands.Command[Code, Handler]):
 
 
 class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer]):
-    """One peer. Pipelined commands follow each other before they are answered; any other holds up what is behind it, too."""
+    """One connection. Pipelined commands start before earlier ones are answered; other commands hold up later requests."""
 
     answer_type: ClassVar[type[Answer]] = Answer
     takes_tokens: ClassVar[bool] = True
@@ -103,20 +105,20 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._number = 0
         self._held_requests: HeldRequests | None = None
 
-    # What the driver asks
+    # Called by the driver
 
     @property
     def spoken_dialect(self) -> str:
-        """The dialect as far as the requests told it."""
+        """The dialect, as far as it is recognised."""
         return "" if self.recognition.framed is None else self.recognition.dialect.name
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame."""
+        """Maximum bytes of a frame."""
         return self._length_max() + vsr.HEADER_BYTES
 
     def _length_max(self) -> int:
-        """What a frame may have behind its length, or with its header; little from who has yet to log in."""
+        """Limit for the bytes behind a frame's length, or with its header; low before login."""
         is_known = (self.principal or self.output.certified) is not None or self.broker.access.is_open
         return FRAME_BYTES_MAX if is_known else LOGIN_FRAME_BYTES_MAX
 
@@ -127,7 +129,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def local(self) -> tuple[str, int]:
-        """Which of our addresses the peer has connected to."""
+        """The local address that the peer has connected to."""
         return self.output.local
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
@@ -171,7 +173,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._take_change(head, body)
 
     def _take_change(self, head: vsr.Head, body: memoryview) -> bool:
-        """Take a request that has an operation of its own; False when it must wait, and be offered again."""
+        """Handle a request that has an operation of its own; return False if it must wait and be offered again."""
         dialect = self.recognition.dialect
         is_patch = head.operation == vsr.UPDATE and dialect.contexts
         code = vsr.OPERATIONS.get(head.operation)
@@ -205,17 +207,17 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._begin(command, code, payload, head, self._dialect_of(code, payload))
 
     def _dialect_of(self, code: int, payload: memoryview) -> Dialect:
-        """In which dialect a request is."""
+        """Return the dialect of a request."""
         return self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
 
     def named_incarnation(self, answer: Answer) -> int:
-        """Return the history of a partition that the request in hand means, 0 where it does not say."""
+        """Return the partition history that the current request names, 0 if it names none."""
         return 0 if answer.head is None else answer.head.incarnation
 
     def _begin(
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
     ) -> bool:
-        """Carry out a request; False when it must wait, and be offered again."""
+        """Handle a request; return False if it must wait and be offered again."""
         if command is not None and command.held:
             held = self._slot_for(command, head, dialect)
             if held is None:
@@ -242,8 +244,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def _is_overlooked(self, code: int) -> bool:
-        """Whether this request must wait until the many topics that other wires have made since are numbered: a connection's first one,
-        and those that may ask for any topic; what goes on with a topic it knows need not."""
+        """Return whether a request must wait until many new topics of other protocols are numbered.
+
+        This holds for a connection's first request and for requests that may name any topic.
+        """
         directory = self.shared.directory
         if (self._number and code in _GOING_ON) or not directory.is_far_behind:
             return False
@@ -252,9 +256,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def _let_in(self, command: Command) -> None:
-        """A peer that has not logged in is whom its certificate names; else nobody, or everybody. Raises Denied.
+        """Set the principal of a connection without login from its certificate, or to the anonymous one. Raises Denied.
 
-        spec: iggy#recognising-the-dialect
+        (spec: iggy#recognising-the-dialect)
         """
         self.principal = self.output.certified
         if self.principal is None and not command.anonymous:
@@ -263,11 +267,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.principal = self.broker.access.anonymous()
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that finds, when it is made later, what the request in hand names."""
+        """Return an attempt that can be repeated later for the current request."""
         return attempt
 
     def _slot_for(self, command: Command, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
-        """Return the answer of a request: in its turn, or, of a request that may be held, out of it; None when too many are held."""
+        """Return the answer of a request; None if too many requests are held.
+
+        A request that may be held is answered out of order, all others in order.
+        """
         if not command.held or head is None or not dialect.contexts:
             return self._slot(head, dialect, blocking=not command.pipelined)
         if self._held_requests is None:
@@ -283,13 +290,13 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self.append(self.answer_type(self, dialect, head, number=self._number, blocking=blocking))
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Answer a repeat of this request with the same bytes (spec: iggy#request-numbers)."""
+        """Store the reply for repeats of this request (spec: iggy#request-numbers)."""
         self._replays[head.number] = (head.operation, reply)
         while len(self._replays) > REPLAYS_MAX:
             self._replays.popitem(last=False)
 
     def _replay(self, head: vsr.Head) -> bool:
-        """Answer a repeated state-changing request of D3 as before (spec: iggy#request-numbers)."""
+        """Send the stored reply to a repeated state-changing request of D3 (spec: iggy#request-numbers)."""
         kept = self._replays.get(head.number)
         if kept is None or kept[0] != head.operation:
             return False
@@ -297,7 +304,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def logged_in(self, principal: Principal) -> None:
-        """This is who the peer is from now on. Raises Busy."""
+        """Set the authenticated user. Raises Busy."""
         self.output.identified(principal)
         if self.principal is not None and self.principal != principal:
             self.leave_groups()
@@ -305,47 +312,47 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._replays.clear()
 
     def renew(self, principal: Principal) -> None:
-        """The same user goes on with another login."""
+        """Replace the login by a new one of the same user."""
         self.output.identified(principal)
         self.principal = principal
 
     def logged_out(self) -> None:
-        """The peer is nobody any more; its groups are left."""
+        """Remove the authenticated user and leave its groups."""
         self.leave_groups()
         self.output.identified(None)
         self.principal = None
 
-    # What requests name
+    # Names in requests
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """The stream that the request in hand names so."""
+        """Find a stream by the number or name in the current request."""
         return find_named(self.shared.directory.find_stream, named, dialect)
 
     def stream_number(self, topic: Topic) -> int:
-        """The number of the stream of a topic, which the request in hand names."""
+        """Return the number of the topic's stream."""
         return self.shared.directory.stream_of(topic).number
 
-    # Who asks
+    # Permissions
 
     @property
     def caller(self) -> Caller:
-        """Who asks, for what belongs to somebody."""
+        """The caller to whom created resources are attributed."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self.peer)
         return self._caller
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Refuse what the peer may not do. Raises Denied."""
+        """Check the user's permission. Raises Denied."""
         self.broker.access.authorize(self.principal, action, where)
 
     def permits(self, action: Action, where: Where = None) -> bool:
-        """Whether the peer may do it."""
+        """Return whether the user has permission."""
         return self.broker.access.permits(self.principal, action, where)
 
-    # The end
+    # End of the connection
 
     def end(self) -> None:
-        """The answer in hand is the last."""
+        """Accept no requests after the current one."""
         self._stop_taking()
 
     def _stop_taking(self) -> None:
@@ -353,19 +360,19 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         super()._stop_taking()
 
     def _cancel_held(self, head: vsr.Head) -> None:
-        """Cancel a held request; there is no answer."""
+        """Cancel a held request; there is no reply."""
         if self.principal is None:
             self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
         elif self._held_requests is not None:
             self._held_requests.cancel(head.number)
 
     def _drop_held(self) -> None:
-        held, self._held_requests = self._held_requests, None  # they know this session: kept, both would be garbage
+        held, self._held_requests = self._held_requests, None  # breaks the reference cycle with this session
         if held is not None:
             held.drop()
 
     def close(self) -> None:
-        """The connection is gone: groups are left."""
+        """End the connection: leave its groups and drop its requests."""
         self._enter(CLOSED)
         self.append_queue.drop()
         self._drop_held()
@@ -374,15 +381,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._leave_shared()
 
     def _enter_shared(self) -> int:
-        """Be known to other sessions; returns our number."""
+        """Register with the other sessions; return the client number."""
         return self.shared.enter(self, self.peer)
 
     def _leave_shared(self) -> None:
-        """Be known to nobody."""
         self.shared.leave(self)
 
     def joined(self) -> list[tuple[Topic, str]]:
-        """Topic and name of every group this connection is a member of; those that ended with their topic are forgotten."""
+        """Return topic and name of every group this connection is a member of; forget groups of deleted topics."""
         for key, (topic, _) in list(self.members.items()):
             if self.broker.find_topic(topic.name.full) is not topic:
                 del self.members[key]
@@ -391,11 +397,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def member_count(self) -> int:
-        """Of how many groups it is a member."""
+        """Number of groups it is a member of."""
         return len(self.joined())
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Find out the numbers of these groups."""
+        """Call ``done`` with the numbers of the groups it is a member of."""
         directory = self.shared.directory
         found = [
             GroupNumbers(
@@ -406,12 +412,12 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         done(found)
 
     def leave_groups(self) -> None:
-        """Stop being a member of every group."""
+        """Leave every group."""
         for topic_id, group in list(self.members):
             self.leave_group(topic_id, group)
 
     def leave_group(self, topic_id: bytes, group: str, done: Completion[int] | None = None) -> None:
-        """Stop being a member of a group, whether or not it still is one."""
+        """Leave a group; no error if it is no longer a member."""
         topic, _ = self.members.pop((topic_id, group))
         self.poll_counts.pop((topic_id, group), None)
         try:
@@ -419,11 +425,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         except BrokerError as error:
             if done is not None:
                 self.broker.loop.call_soon(done, -1, None)
-            del error  # the group, its topic or the member is gone: what was wanted
+            del error  # the group, its topic or the member is already gone
 
     @property
     def member_id(self) -> str:
-        """How groups know this connection."""
+        """The member id under which the coordinator knows this connection."""
         return f"iggy-{self.client_id}"
 
 

@@ -1,14 +1,13 @@
-"""How one process of a broker asks another over the Iggy wire: requests with what they rest on, and answers (decision 0127).
+"""Protocol between the processes of one broker: Iggy requests with their context, and replies (decision 0127).
 
 A link opens with ``MAGIC`` and the key of the directory's processes. Numbers are little-endian::
 
-    u32 size of all that follows · u8 kind · u8 dialect · u32 stream's number · u32 code · u64 incarnation · u8 length, stream · payload
-    u32 status · u32 size                                                                                                      · payload
+    u32 size of all that follows · u8 kind · u8 dialect · u32 stream's number · u32 code · u64 incarnation · u8 length,
+    stream · payload u32 status · u32 size
+    · payload
 
-The stream is the broker's, which the session that was asked has found: the payload names it as the peer did. Answers come in the order of
-requests and begin as those of the classic framing do.
-
-Promises: an answer is handed on when all of it is there; the peer is logged in there as it is here. Must not know: sockets, what is asked.
+The stream is the broker's, found by the sending session; the payload names it as the client did. Replies come in the
+order of requests and begin like those of the classic framing. A reply is delivered when it is complete.
 """
 
 from __future__ import annotations
@@ -28,48 +27,50 @@ from polywire.protocols.runtime.links import AnsweredLink, LinksOwner
 from polywire.protocols.runtime.shards import Shards
 
 MAGIC: Final = b"\xf3IGGY\0\2"
-NO_STREAM: Final = 2**32 - 1  # the number of a stream that is not known
+NO_STREAM: Final = 2**32 - 1  # the number of an unknown stream
 _REQUEST: Final = Struct("<IBBIIQB")
 REQUEST_HEAD_BYTES_MAX: Final = _REQUEST.size + 255
 
 
 class Kind(IntEnum):
-    """What a request over a link is."""
+    """Kind of a request over a link."""
 
     COMMAND = 0
-    """A request of the wire, to be carried out."""
+    """A client's request."""
     CONTEXT = 1
-    """Who asks, before anything else; there is no answer."""
+    """The client of this link, before all requests; there is no reply."""
     FIND_STREAM = 2
-    """A stream by its name or number; nothing where there is none."""
+    """A stream by its name or number; the reply is empty if there is none."""
     ADOPT = 3
-    """Streams of the broker that are somewhere get numbers; all streams are told."""
+    """Assign numbers to streams of the broker; the reply lists all streams."""
     HAS_TOPICS = 4
     """Whether there are topics in a stream of the broker, 0 or 1."""
     FIND_TOPIC = 5
     """Whether there is a topic of this name or number, 0 or 1."""
     SUMMARY = 6
-    """What the topics of each stream come to."""
+    """Totals of each stream's topics."""
     TOPICS = 7
-    """The topics of a stream, as details of it have them."""
+    """The topics of a stream, encoded as in its details."""
     TOTALS = 8
-    """What there is of everything."""
+    """Totals of this process."""
     CLIENTS = 9
-    """Who is connected, as lists of clients have them."""
+    """Connected clients, encoded as in lists of clients."""
     MEMBERSHIPS = 10
-    """Of which groups the peer is a member here."""
+    """The client's group memberships in this process."""
     CHOOSE = 11
-    """Keep a number of a topic for who makes it, 0 where somebody else is about to have it."""
+    """Reserve a topic number for the client; the reply is 0 if another client has reserved it."""
     CHOSEN = 12
-    """It is made, or not."""
+    """Release the reserved number."""
     FORGET_STREAMS = 13
-    """Streams have ended, or have other names."""
+    """Streams were deleted or renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRequest:
-    """What is asked. space: the stream that the request names, in the broker's words; number: its number, or ``NO_STREAM``.
-    incarnation: of the partition that the peer means, or 0."""
+    """A request over a link.
+
+    space: the broker's name of the stream. number: its number, or ``NO_STREAM``. incarnation: of the partition, or 0.
+    """
 
     kind: Kind
     payload: bytes = b""
@@ -80,7 +81,7 @@ class LinkRequest:
     incarnation: int = 0
 
     def encode(self) -> bytes:
-        """Its bytes."""
+        """Encode the request."""
         space = self.space.encode()
         size = _REQUEST.size - SIZE_BYTES + len(space) + len(self.payload)
         dialect = DIALECTS.index(self.dialect)
@@ -101,7 +102,7 @@ class RequestHead(NamedTuple):
 
 
 def decode_head(data: memoryview, at: int) -> RequestHead:
-    """The head of a request; who wrote it is this broker."""
+    """Decode the head of a request; the sender is a process of this broker."""
     _, kind, dialect, number, code, incarnation, size = _REQUEST.unpack_from(data, at)
     begin = at + _REQUEST.size + size
     space = str(data[at + _REQUEST.size : begin], "utf-8")
@@ -109,32 +110,32 @@ def decode_head(data: memoryview, at: int) -> RequestHead:
 
 
 class Context(msgspec.Struct, frozen=True, array_like=True):
-    """Who asks over a link: the peer's address and the number of its connection."""
+    """The client of a link: its address and the number of its connection."""
 
     peer: str
     client_id: int
 
 
 class Reply(NamedTuple):
-    """What came over a link. status: 0, or the error number that the dialect has."""
+    """A reply over a link. status: 0, or the dialect's error number."""
 
     status: int
     payload: bytes
 
 
 Asked = Callable[[Reply | None], None]
-"""Who waits for an answer over a link; None: it does not come any more."""
+"""Callback for the reply of a link; None: the link closed without one."""
 
 
 class AnswersOwner(LinksOwner, Protocol):
-    """What a link asks of its session."""
+    """The part of a session's API that a link calls."""
 
     @property
     def context(self) -> Context:
-        """Who asks."""
+        """The client of the session."""
 
     def answers_came(self) -> None:
-        """Answers were handed on."""
+        """Handle replies that were delivered."""
 
 
 class IggyLink(AnsweredLink[Asked]):
@@ -147,7 +148,7 @@ class IggyLink(AnsweredLink[Asked]):
         self.write(LinkRequest(Kind.CONTEXT, msgspec.msgpack.encode(owner.context)).encode())
 
     def ask(self, request: LinkRequest, asked: Asked) -> None:
-        """Have a request carried out there."""
+        """Send a request to the shard."""
         self._asked.append(asked)
         self.write(request.encode())
 

@@ -1,7 +1,7 @@
-"""The headered dialects from the client's side: requests written, replies read (spec: iggy#d3-bodies, iggy#d4-records).
+"""Client side of the headered dialects: encode requests and decode replies (spec: iggy#d3-bodies, iggy#d4-records).
 
-Promises: what is written here the session of the dialect takes; a value the wire cannot carry raises Refused with the number that the server
-would answer, and so does a reply that makes no sense. Must not know: sockets, the broker.
+A value that the protocol cannot represent raises Refused with the error number that the server would return. A
+malformed reply raises Refused too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polywire.records.xxh3 import xxh3
 
 CLIENT_NAME: Final = "polywire"
 CONTEXT_BYTES: Final = 24
-RESULT_BYTES: Final = 12  # of a refusal in the section of results
+RESULT_BYTES: Final = 12  # bytes of a refusal in the result section
 
 _OPERATIONS: Final = {code: operation for operation, code in vsr.OPERATIONS.items()}
 # Size, command, client, identifier, number, operation, epoch, code, incarnation.
@@ -38,18 +38,18 @@ _TOPIC_012: Final = Struct("<IQIQQ")
 _WINDOW: Final = Struct("<II")
 _ROUTE: Final = Struct("<QQIIB")
 _POLLED: Final = Struct("<IQI")
-_BATCH: Final = Struct("<QQQQQQI204x")  # partition, base offset, base time, time of origin, length, checksum, count
+_BATCH: Final = Struct("<QQQQQQI204x")  # partition, base offset, base time, origin time, length, checksum, count
 _FRAME: Final = Struct(
     "<Q16sIIIIQ"
-)  # checksum, id, delta of the offset, of the time, bytes of headers, of the value, reserved
+)  # checksum, id, offset delta, time delta, bytes of headers, bytes of the value, reserved
 _SENT: Final = Struct("<IIIQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply, or an eviction, whose ``status`` is its reason then.
+    """A reply, or an eviction with its reason in ``status``.
 
-    protocols: the lowest and the highest protocol version that the server takes, where it evicts for that.
+    protocols: the lowest and the highest protocol version that the server accepts, if that is the reason.
     """
 
     is_eviction: bool
@@ -63,7 +63,7 @@ class Reply:
 
 
 def operation_of(code: Code) -> int:
-    """The operation of a command; those that change nothing share one."""
+    """Return the operation of a command; all commands that change nothing share one."""
     return _OPERATIONS.get(code, vsr.PLAIN)
 
 
@@ -78,14 +78,17 @@ def request(
     identifier: bytes = b"",
     incarnation: int = 0,
 ) -> bytes:
-    """Return a whole request. identifier: of a change, since protocol 0.12. incarnation: of the partition that it means, if it is known."""
+    """Encode a whole request.
+
+    identifier: of a change, since protocol 0.12. incarnation: of the partition, if known.
+    """
     size = vsr.HEADER_BYTES + len(body)
     fields = client, identifier, number, operation, epoch, code, incarnation
     return _REQUEST.pack(size, vsr.REQUEST, *fields) + body
 
 
 def register(version: str, *words: str, protocol: int = D3.protocols[0], secret: bytes = b"") -> bytes:
-    """The body of a login: a name and a password, or a token. Raises Refused where one has not 1 to 255 bytes.
+    """Encode the body of a login: a name and a password, or a token. Raises Refused unless each has 1 to 255 bytes.
 
     secret: of 32 bytes, since protocol 0.12.
     """
@@ -94,7 +97,7 @@ def register(version: str, *words: str, protocol: int = D3.protocols[0], secret:
 
 
 def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
-    """Return the newest dialect that a server with these protocol versions takes, and the version; None where there is none."""
+    """Return the newest dialect whose protocol version is in this range, and the version; None if there is none."""
     for dialect in reversed(FRAMED):
         versions = [version for version in dialect.protocols if lowest <= version <= highest]
         if versions:
@@ -103,17 +106,23 @@ def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
 
 
 def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:
-    """Consumer, stream and topic, partition: what polls and stored offsets begin with. ``who`` and ``topic`` are idents."""
+    """Encode consumer, stream and topic, partition, with which requests for polls and stored offsets begin.
+
+    ``who`` and ``topic`` are idents.
+    """
     return bytes((2 if group else 1,)) + who + topic + b"\x01" + U32.pack(partition)
 
 
 def poll(at: bytes, kind: int, value: int, count: int) -> bytes:
-    """The body of a poll that stores nothing; ``kind`` is a polling strategy."""
+    """Encode the body of a poll that stores nothing; ``kind`` is a polling strategy."""
     return at + bytes((kind,)) + U64.pack(value) + U32.pack(count) + b"\x00"
 
 
 def send(topic: bytes, partitioning: bytes, records: Sequence[Record], origin_us: int) -> bytes:
-    """The body of a send: one batch, whose messages were made at a time. Raises Refused for what the wire cannot carry."""
+    """Encode the body of a send: one batch with one origin time.
+
+    Raises Refused for records that the protocol cannot represent.
+    """
     frames = [_frame(number, record) for number, record in enumerate(records)]
     size = vsr.HEADER_BYTES + sum(map(len, frames))
     head = _BATCH.pack(0, 0, 0, origin_us, size, 0, len(frames))
@@ -142,11 +151,11 @@ def _header(header: Header) -> bytes:
     return b"".join([bytes((kind,)) + U32.pack(len(data)) + data for kind, data in parts])
 
 
-# Replies; all raise Refused for bytes that make no sense
+# Replies; all functions raise Refused for malformed bytes
 
 
 def read_reply(data: memoryview) -> Reply:
-    """A whole frame."""
+    """Decode a whole frame."""
     command, body = data[60], bytes(data[vsr.HEADER_BYTES :])
     if command == vsr.EVICTION:
         highest, lowest = _WINDOW.unpack_from(data, 144)
@@ -157,7 +166,7 @@ def read_reply(data: memoryview) -> Reply:
 
 
 def result_of(reply: Reply) -> bytes:
-    """The payload of a reply, behind the section of results where there is one. Raises Refused with what it tells."""
+    """Return the payload of a reply, without its result section. Raises Refused with the error number of that section."""
     if reply.status:
         raise Refused(reply.status)
     has_section = reply.operation == vsr.REGISTER or (reply.operation >= 128 and reply.operation != vsr.SEND)
@@ -171,21 +180,21 @@ def result_of(reply: Reply) -> bytes:
 
 
 def read_epoch(payload: bytes) -> int:
-    """The number of a login, from the reply to it."""
+    """Decode the number of a login."""
     reader = _reader(payload)
     reader.u32()
     return reader.u64()
 
 
 def read_route(payload: bytes) -> int:
-    """Return the incarnation of a partition, from its route."""
+    """Decode a partition's route; return its incarnation."""
     if len(payload) != _ROUTE.size:
         raise Refused(MALFORMED)
     return int(_ROUTE.unpack(payload)[0])
 
 
 def read_streams(payload: bytes, dialect: Dialect = D3) -> list[tuple[int, str]]:
-    """Number and name of each stream."""
+    """Decode number and name of each stream."""
     reader, found = _reader(payload), []
     while reader.left:
         number = _STREAM.unpack(reader.take(_STREAM.size))[0]
@@ -196,13 +205,13 @@ def read_streams(payload: bytes, dialect: Dialect = D3) -> list[tuple[int, str]]
 
 
 def read_topics(payload: bytes, dialect: Dialect = D3) -> list[tuple[str, int]]:
-    """Name and partitions of each topic."""
+    """Decode name and partition count of each topic."""
     reader = _reader(payload, dialect)
     return [_topic(reader) for _ in range(reader.u32())]
 
 
 def read_topic(payload: bytes, dialect: Dialect = D3) -> int:
-    """How many partitions a topic has, 0 for one that is missing."""
+    """Decode the partition count of a topic, 0 for a missing one."""
     return _topic(_reader(payload, dialect))[1] if payload else 0
 
 
@@ -216,7 +225,7 @@ def _topic(reader: Reader) -> tuple[str, int]:
 
 
 def read_groups(payload: bytes) -> list[str]:
-    """Name of each group of a topic."""
+    """Decode the name of each group of a topic."""
     reader, names = _reader(payload), []
     while reader.left:
         reader.take(3 * 4)  # number, partitions, members
@@ -225,7 +234,7 @@ def read_groups(payload: bytes) -> list[str]:
 
 
 def read_sent(payload: bytes) -> tuple[int, int] | None:
-    """Partition and base offset of a batch that was sent; None from a server that does not tell."""
+    """Decode partition and base offset of a sent batch; None from a server that does not report them."""
     if not payload:
         return None
     reader = _reader(payload)
@@ -236,7 +245,7 @@ def read_sent(payload: bytes) -> tuple[int, int] | None:
 
 
 def read_assignment(payload: bytes) -> tuple[int, tuple[int, ...]] | None:
-    """Generation of a group and the partitions of who asks, None for one that is no member."""
+    """Decode a group's generation and the member's partitions; None if the client is not a member."""
     if not payload:
         return None
     reader = _reader(payload)
@@ -245,7 +254,7 @@ def read_assignment(payload: bytes) -> tuple[int, tuple[int, ...]] | None:
 
 
 def read_polled(payload: bytes, dialect: Dialect = D3) -> Polled:
-    """What a poll found."""
+    """Decode the reply to a poll."""
     reader = _reader(payload)
     partition, current, count = _POLLED.unpack(reader.take(_POLLED.size))
     if dialect.contexts:

@@ -1,8 +1,8 @@
-"""Streams, topics and partitions: the commands on them and how they are written.
+"""Commands on streams, topics and partitions, and their encodings.
 
-Promises: lists are sorted by number; what a request asks to change is changed and synced before its answer. Must not know: frames, messages.
+Lists are sorted by number. A change is synced to disk before the reply.
 
-spec: iggy#d0-streams-and-topics, iggy#d1-requests, iggy#d1-replies, iggy#d3-bodies
+(spec: iggy#d0-streams-and-topics, iggy#d1-requests, iggy#d1-replies, iggy#d3-bodies)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
 
-NEVER: Final = 2**64 - 1  # an expiry or a size without a limit, where the wire has 64 bits for it
+NEVER: Final = 2**64 - 1  # an expiry or a size without a limit, as 64 bits
 _AGE_US_MAX: Final = TOPIC_RANGES["retention_age_us"].stop - 1
 _BYTES_MAX: Final = TOPIC_RANGES["retention_bytes"].stop - 1
 _STREAM: Final = Struct("<IQIQQ")
@@ -41,20 +41,20 @@ _SECOND_US: Final = 1_000_000
 
 
 def messages_of(topic: Topic) -> int:
-    """Messages that can be read."""
+    """Return the number of readable messages."""
     return sum(partition.log.readable_offset - partition.log.first_offset for partition in topic.partitions)
 
 
 def bytes_of(topic: Topic) -> int:
-    """Bytes that are stored."""
+    """Return the number of stored bytes."""
     return sum(partition.log.stored_bytes for partition in topic.partitions)
 
 
-# How they are written
+# Encodings
 
 
 def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
-    """A stream as an element of a list; nothing is yielded for each topic that is looked at, because there may be very many."""
+    """Encode a stream as a list element; yields empty bytes after each topic so that other connections get their turn."""
     topics = session.shared.directory.topics(stream)
     size, messages = 0, 0
     for topic in topics:
@@ -65,13 +65,13 @@ def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iter
 
 
 def stream_bytes(kept: StreamKept, dialect: Dialect, topics: int, size: int, messages: int) -> bytes:
-    """A stream with so many topics, bytes and messages as an element of a list."""
+    """Encode a stream with these totals as a list element."""
     body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, topics, size, messages)
     return body + name_bytes(kept.name) + NO_OPTIONS * dialect.option_blocks
 
 
 def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
-    """A stream and its topics."""
+    """Encode a stream and its topics."""
     topics = session.shared.directory.topics(stream)
     yield from stream_parts(session, stream, dialect)
     for topic in topics:
@@ -79,7 +79,7 @@ def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> It
 
 
 def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
-    """A topic as an element of a list."""
+    """Encode a topic as a list element."""
     kept = session.shared.directory.kept(topic)
     body = _TOPIC.pack(kept.number + dialect.base, topic.created_at_us, len(topic.partitions))
     age = topic.settings.retention_age_us
@@ -94,7 +94,7 @@ def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
 
 
 def _settings_bytes(topic: Topic, kept: TopicKept, dialect: Dialect) -> bytes:
-    """A topic's settings as fields, which clients since 0.12 read from its options alone."""
+    """Encode a topic's settings as fields; clients since 0.12 read only its options."""
     age = topic.settings.retention_age_us
     if dialect.topic_settings < 3:
         body = U32.pack(min((age or 0) // _SECOND_US, 2**32 - 1))
@@ -110,7 +110,7 @@ def _settings_bytes(topic: Topic, kept: TopicKept, dialect: Dialect) -> bytes:
 
 
 def topic_details(session: IggySession, topic: Topic, dialect: Dialect) -> Iterator[bytes]:
-    """A topic and its partitions."""
+    """Encode a topic and its partitions."""
     partitions = list(topic.partitions)
     yield topic_bytes(session, topic, dialect)
     for partition in partitions:
@@ -122,7 +122,7 @@ def _partition_bytes(partition: Partition, dialect: Dialect) -> bytes:
     body = _PARTITION.pack(
         partition.number + dialect.base,
         partition.topic.created_at_us,
-        1,  # segments are shared by partitions here
+        1,  # segments: partitions share them here
         max(log.readable_offset - 1, 0),
         log.stored_bytes,
         log.readable_offset - log.first_offset,
@@ -140,7 +140,9 @@ def _name(name: str, dialect: Dialect, number: int) -> str:
 
 
 def _given_number(reader: Reader, number: int, end: int) -> int | None:
-    """The number below ``end`` that a create request chooses, None when the broker picks one. Raises Refused with ``number``."""
+    """Read the number below ``end`` that a create request chooses, None if the broker chooses. Raises Refused with
+    ``number``.
+    """
     dialect = reader.dialect
     if not dialect.chosen_ids:
         return None
@@ -153,17 +155,17 @@ def _given_number(reader: Reader, number: int, end: int) -> int | None:
 
 
 def _missing(reader: Reader, error: Refused) -> bytes:
-    """What asking for something that is not there is answered with. Raises Refused."""
+    """Return the reply to a request for a missing resource. Raises Refused."""
     if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
         return b""
     try:
         raise error
     finally:
-        del error  # it will have this call, and not each the other
+        del error  # break the reference cycle between the error and this frame
 
 
 def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """GET_STREAM."""
+    """Handle GET_STREAM."""
     try:
         stream = stream_of(session, reader, Action.STREAM_DESCRIBE)
     except Refused as error:
@@ -173,7 +175,7 @@ def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """GET_STREAMS."""
+    """Handle GET_STREAMS."""
     session.broker.access.authorize_somewhere(session.principal, Action.STREAM_LIST)
     listed = session.shared.directory.streams()
     streams = [stream for stream in listed if session.permits(Action.STREAM_DESCRIBE, stream.kept.space)]
@@ -181,7 +183,7 @@ def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CREATE_STREAM."""
+    """Handle CREATE_STREAM."""
     dialect = reader.dialect
     number = _given_number(reader, errors.BAD_STREAM_ID, NUMBER_MAX)
     written = reader.name()
@@ -190,28 +192,29 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
         parse_options(bytes(reader.take(reader.left)))
     session.authorize(Action.STREAM_CREATE, space_of(name))
     if written != name and session.shared.directory.find_stream(written) is not None:
-        raise Refused(errors.STREAM_NAME_TAKEN)  # who asks for it as it was written would find that one
+        raise Refused(errors.STREAM_NAME_TAKEN)  # a lookup of the name as written would find that stream
     stream = session.shared.directory.create_stream(name, number, session.caller, answer.done)
     if dialect.returns_created:
         answer.payload = b"".join(stream_details(session, stream, dialect))
 
 
 def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """UPDATE_STREAM."""
+    """Handle UPDATE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_ALTER)
     name = _name(reader.name(), reader.dialect, errors.BAD_STREAM_NAME)
-    session.authorize(Action.STREAM_CREATE, space_of(name))  # or it would be taken for somebody else's
+    # otherwise a rename could take a name that the user may not create
+    session.authorize(Action.STREAM_CREATE, space_of(name))
     session.shared.directory.rename_stream(stream, name, answer.done)
 
 
 def delete_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_STREAM."""
+    """Handle DELETE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_DELETE)
     session.shared.directory.delete_stream(stream, answer.done)
 
 
 def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """PURGE_STREAM."""
+    """Handle PURGE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_ALTER)
     session.broker.purge_topics(session.shared.directory.topics(stream), done=answer.done)
 
@@ -220,7 +223,7 @@ def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def get_topic(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """GET_TOPIC."""
+    """Handle GET_TOPIC."""
     try:
         topic = topic_of(session, reader, Action.TOPIC_DESCRIBE)
     except Refused as error:
@@ -230,7 +233,7 @@ def get_topic(session: IggySession, answer: Answer, reader: Reader, /) -> bytes 
 
 
 def get_topics(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """GET_TOPICS."""
+    """Handle GET_TOPICS."""
     stream = stream_of(session, reader, Action.TOPIC_DESCRIBE)
     topics = session.shared.directory.topics(stream)
     count = U32.pack(len(topics)) if reader.dialect.framed else b""
@@ -238,7 +241,7 @@ def get_topics(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 
 def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CREATE_TOPIC."""
+    """Handle CREATE_TOPIC."""
     dialect = reader.dialect
     stream = stream_of(session, reader, Action.TOPIC_CREATE)
     number = _given_number(reader, errors.BAD_TOPIC_ID, NUMBERS_END)
@@ -259,12 +262,12 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """UPDATE_TOPIC."""
+    """Handle UPDATE_TOPIC."""
     directory = session.shared.directory
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     fields = reader.topic_fields(is_patch=True)
     name = _name(fields.name or directory.kept(topic).name, reader.dialect, errors.BAD_TOPIC_NAME)
-    if name != directory.kept(topic).name:  # or it would be taken for somebody else's
+    if name != directory.kept(topic).name:  # otherwise a rename could take a name that the user may not create
         session.authorize(Action.TOPIC_CREATE, TopicName(topic.name.stream, name))
     directory.check_topic_name(directory.stream_of(topic), name, but=topic)
     was = msgspec.structs.replace(directory.kept(topic), name=name)
@@ -276,10 +279,10 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 def _settings(
     kept: TopicKept, settings: TopicSettings, fields: TopicFields, partitions: int, *, new: bool, framed: bool
 ) -> tuple[TopicKept, TopicSettings]:
-    """What a request's fields make of a topic's settings; a size is divided among its partitions."""
+    """Apply a request's fields to a topic's settings; a size is divided among its partitions."""
     expiry_us, size_max, compression = fields.expiry_us, fields.size_max, fields.compression
     options = kept.options
-    if framed:  # a patch: what is not given stays
+    if framed:  # a patch: fields that are not set do not change
         given = topic_options(fields.options, None if new else kept.options)
         expiry_us, size_max, compression, options = given.expiry_us, given.size_max, given.compression, given.given
     limit = None if size_max in (None, 0, NEVER) else size_max
@@ -305,13 +308,13 @@ def _settings(
 
 
 def delete_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_TOPIC."""
+    """Handle DELETE_TOPIC."""
     topic = topic_of(session, reader, Action.TOPIC_DELETE)
     session.broker.delete_topic(topic, done=answer.done)
 
 
 def purge_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """PURGE_TOPIC."""
+    """Handle PURGE_TOPIC."""
     topic = topic_of(session, reader, Action.TOPIC_PURGE)
     session.broker.purge_topic(topic, done=answer.done)
 
@@ -327,7 +330,7 @@ def _partition_count(reader: Reader) -> int:
 
 
 def _resized_topic(session: IggySession, reader: Reader) -> Topic:
-    """Return the topic that is to have more or fewer partitions. Raises Denied, Refused."""
+    """Return the topic whose partition count is to change. Raises Denied, Refused."""
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     if is_fixed(session.shared.directory.kept(topic).options):
         raise Refused(errors.FIXED_PARTITIONS)
@@ -335,21 +338,21 @@ def _resized_topic(session: IggySession, reader: Reader) -> Topic:
 
 
 def create_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CREATE_PARTITIONS."""
+    """Handle CREATE_PARTITIONS."""
     topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.grow_topic(topic, len(topic.partitions) + count, done=answer.done)
 
 
 def delete_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_PARTITIONS: the highest go; more than there are is all of them."""
+    """Handle DELETE_PARTITIONS: delete the highest ones; a higher count than there are deletes all."""
     topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.shrink_topic(topic, max(len(topic.partitions) - count, 0), done=answer.done)
 
 
 def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """DELETE_SEGMENTS: segments hold records of several partitions here, so none can be taken out; retention frees space instead."""
+    """Refuse DELETE_SEGMENTS: a segment has records of several partitions here; retention frees space instead."""
     del answer
     topic_of(session, reader, Action.TOPIC_PURGE)
     raise Refused(errors.UNAVAILABLE)
@@ -359,7 +362,7 @@ def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> 
 
 
 def describe_options(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """DESCRIBE_OPTIONS: what a topic may be given; streams and users have none."""
+    """Handle DESCRIBE_OPTIONS: return the options of topics; streams and users have none."""
     del session, answer
     scope = reader.u8()
     if scope not in (1, 2, 3):

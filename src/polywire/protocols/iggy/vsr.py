@@ -1,7 +1,6 @@
-"""The headered framing: 256 bytes in front of every body (spec: iggy#d3-frames, iggy#d3-operations).
+"""The headered framing: a header of 256 bytes before every body (spec: iggy#d3-frames, iggy#d3-operations).
 
-Promises: a header is checked before anything in it is believed; replies echo what the reference echoes. Must not know: what bodies mean,
-sessions.
+A header is validated before its fields are used. Replies echo the same fields as the reference server.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ REQUEST: Final = 5
 REPLY: Final = 8
 EVICTION: Final = 13
 REGISTER: Final = 1
-PLAIN: Final = 2  # the operation whose command is a code of its own
+PLAIN: Final = 2  # the operation of commands that are identified by their code
 LOG_OUT: Final = 3
 UPDATE: Final = 150  # since 0.12; stands for several commands
 SEND: Final = 160
-COMMITTED: Final = 1  # at 220 of a reply: it is the final outcome of what was asked
+COMMITTED: Final = 1  # at 220 of a reply: the reply is final
 
-# What changes something has an operation of its own.
+# Every command that changes state has an operation of its own.
 OPERATIONS: Final[dict[int, Code]] = {
     LOG_OUT: Code.LOGOUT,
     128: Code.CREATE_STREAM,
@@ -69,9 +68,9 @@ _EVICTION: Final = Struct("<48xI8xB67x16sII103xB")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What matters of a request's header.
+    """The fields of a request's header that the broker uses.
 
-    incarnation: of the partition that it means, 0 where it does not say. has_result: whether its reply begins with a result section.
+    incarnation: of the partition, 0 if not set. has_result: whether the reply begins with a result section.
     """
 
     size: int
@@ -96,14 +95,14 @@ class Head:
 
 
 def parse_head(data: memoryview) -> Head:
-    """The header at the front of ``data``, which has at least its size."""
+    """Decode the header at the start of ``data``, which must have at least its size."""
     size, command = _FRAME.unpack_from(data)
     client, checksum, timestamp, number, operation, epoch, _, code, incarnation = _FIELDS.unpack_from(data, 128)
     return Head(size, command, client, checksum, timestamp, number, operation, epoch, code, incarnation)
 
 
 def reply_head(head: Head, position: int, size: int, status: int, *, committed: int = 0, incarnation: int = 0) -> bytes:
-    """The header of the answer to ``head`` with a body of ``size`` bytes. ``position``: any rising number."""
+    """Encode the header of the reply to ``head`` with a body of ``size`` bytes. ``position``: any increasing number."""
     return _REPLY.pack(
         HEADER_BYTES + size,
         REPLY,
@@ -121,6 +120,9 @@ def reply_head(head: Head, position: int, size: int, status: int, *, committed: 
 
 
 def eviction(client: bytes, reason: int, protocols: tuple[int, int] = (0, 0)) -> bytes:
-    """The frame that ends a login. protocols: the lowest and highest version that is taken, where that is the reason."""
+    """Encode the frame that ends a login.
+
+    protocols: the lowest and the highest accepted version, if that is the reason.
+    """
     lowest, highest = protocols
     return _EVICTION.pack(HEADER_BYTES, EVICTION, client, highest, lowest, reason)
