@@ -149,8 +149,9 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
 
 
 def _took_secret(reader: Reader) -> bool:
-    """Skip the secret that binds further connections to a login, which the broker does not support (spec:
-    iggy#d4-logins).
+    """Skip the secret that binds further connections to a login, which the broker does not support.
+
+    (spec: iggy#d4-logins)
     """
     try:
         reader.take(SECRET_BYTES)

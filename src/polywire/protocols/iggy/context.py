@@ -42,10 +42,11 @@ class IggyBroker(
 class IggySettings:
     """Settings of the Iggy protocol.
 
-    dialect: a dialect to force, by name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``,
-    ``vsr``, ``vsr-0.12``, ``vsr-0.12.2``); ``auto`` recognises the client's dialect. reply_bytes_max: bytes of messages
-    in the reply to one poll; a single longer message is still returned. data_dir: directory of the broker's files,
-    reported by GET_STATS.
+    Attributes:
+        dialect: a dialect to force, by name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``,
+            ``vsr``, ``vsr-0.12``, ``vsr-0.12.2``); ``auto`` recognises the client's dialect.
+        reply_bytes_max: bytes of messages in the reply to one poll; a single longer message is still returned.
+        data_dir: directory of the broker's files, reported by GET_STATS.
     """
 
     dialect: str = "auto"
@@ -106,9 +107,12 @@ class Client(Member, Protocol):
 class Shared:
     """State shared by all sessions of one listener.
 
-    ``clients``: open sessions by client number. ``links``: sessions of other processes of this broker. ``choosing``:
-    the sessions that are creating a topic under a client-chosen number, by stream (the broker's name) and number.
-    ``streams_version``: incremented when streams are deleted or renamed.
+    Attributes:
+        clients: open sessions by client number.
+        links: sessions of other processes of this broker.
+        choosing: the sessions that are creating a topic under a client-chosen number, by stream (the broker's name) and
+            number.
+        streams_version: incremented when streams are deleted or renamed.
     """
 
     __slots__ = (

@@ -8,10 +8,12 @@ Guarantees:
 The size of a message's head identifies its layout. From D2 on, payload and user headers follow the head. In D0 and D1,
 ``24`` counts all bytes except headers and payload::
 
-    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3) checksum
-    0, not checked            0 id           0                            8                         8 origin time
-    u64 at 40                 delta u32 at 28 headers      u32 at 16, then themselves   u32 at 48                 u32 at
-    32 payload      u32 behind them, then it     u32 at 52                 u32 at 36
+    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3)
+    checksum                                  0, not checked            0
+    id           0                            8                         8
+    origin time                               u64 at 40                 delta u32 at 28
+    headers      u32 at 16, then themselves   u32 at 48                 u32 at 32
+    payload      u32 behind them, then it     u32 at 52                 u32 at 36
 
 The page of 2023 also describes a message without headers: a head of 20 bytes, made of the id and the u32 of the payload
 (``LISTED``).
@@ -61,8 +63,8 @@ else:
 LISTED = 20  # bytes of a message's head in the byte list of 2023
 
 _COLUMN_COUNT = cython.declare(cython.int, 27)
-# Limits of header values in one message, and of payloads in one request of the dialects before batches (spec:
-# iggy#error-numbers).
+# Limits of header values in one message, and of payloads in one request of the dialects before batches
+# (spec: iggy#error-numbers).
 _HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)
 _FLAT_PAYLOADS_MAX = cython.declare(cython.longlong, 10_485_760)
 _NO_TIME = cython.declare(cython.longlong, -(2**63))
@@ -77,8 +79,9 @@ _TIME_MAX = cython.declare(cython.longlong, 2**62)
 def _measure_headers(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, typed: cython.bint, sums: cython.p_longlong
 ) -> cython.int:
-    """Add the entries between ``at`` and ``end`` to ``sums`` (entries, key bytes, value bytes); return 0 or an error
-    number.
+    """Add the entries between ``at`` and ``end`` to ``sums`` and return 0 or an error number.
+
+    sums: entries, key bytes, value bytes.
     """
     values: cython.longlong = sums[2]
     size: cython.longlong

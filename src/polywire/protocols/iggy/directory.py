@@ -217,9 +217,7 @@ class Directory:
         return stream
 
     def _admit_stream(self, by: Caller) -> None:
-        """Refuse a stream if its caller owns ``bulk_share`` of the limit, so that others can create some. Raises
-        Busy(BUSY).
-        """
+        """Refuse a stream if its caller already owns ``bulk_share`` of the limit. Raises Busy(BUSY)."""
         owned = [self._broker.wire_owner(WIRE, f"{_STREAM}{number}") for number in self._by_number]
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
             raise Busy(ErrorCode.BUSY, "too many streams for one user or address")

@@ -5,8 +5,8 @@ Every byte of a payload is read, except one or two zeros at its end. A payload t
 The page describes two commands in two forms: CREATE_STREAM and CREATE_TOPIC once as a struct, which clients send, and
 once as a list of bytes in which the id is an ident, and a topic has no expiry::
 
-    struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name byte
-    list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
+    struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name
+    byte list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
 
 (spec: iggy#d0-requests, iggy#disagreements-of-the-document)
 """

@@ -1,5 +1,6 @@
-"""Iggy's error numbers for the broker's errors (spec: iggy#error-numbers, iggy#d1-and-d2-error-numbers,
-iggy#d3-error-numbers).
+"""Iggy's error numbers for the broker's errors.
+
+(spec: iggy#error-numbers, iggy#d1-and-d2-error-numbers, iggy#d3-error-numbers)
 
 Every ``ErrorCode`` has a number.
 """

@@ -200,8 +200,9 @@ class PollReply:
             self._answer.ok(reply)
 
     def begin(self, start: int) -> bytes | None:
-        """Return the reply if there is nothing to read; otherwise fill the answer now or after the read. Raises
-        BrokerError.
+        """Return the reply if there is nothing to read; otherwise fill the answer now or after the read.
+
+        Raises BrokerError.
         """
         log = self._partition.log
         if start >= log.readable_offset:

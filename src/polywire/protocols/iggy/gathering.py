@@ -290,8 +290,9 @@ class Gathering:
 
 
 def _chosen(reader: Reader) -> int | None:
-    """Return the number that a client has chosen for a topic, None if the broker chooses. Raises Refused for a shard's
-    number.
+    """Return the number that a client has chosen for a topic, None if the broker chooses.
+
+    Raises Refused for a number from the range of a shard.
     """
     dialect = reader.dialect
     if not dialect.chosen_ids:

@@ -1,5 +1,6 @@
-"""Held requests of protocol 0.12: polls that wait for messages and are answered out of order (spec:
-iggy#d4-held-polls).
+"""Held requests of protocol 0.12: polls that wait for messages and are answered out of order.
+
+(spec: iggy#d4-held-polls)
 
 Guarantees:
 
@@ -29,8 +30,8 @@ READING_MAX: Final = 4  # requests of one connection with reads in progress: eac
 CLOGGED_S: Final = 0.02  # delay of the next attempt if the client did not read, or too many reads were in progress
 PAUSE_RATIO: Final = 10  # see ``Holding``
 WAIT_US_MAX: Final = 600_000_000  # the longest wait that the protocol allows
-TIMEOUT_US_MAX: Final = 630_000_000  # the longest time after which a client cancels a request
-MARGIN_US: Final = 1_000_000  # between the end of a wait and that time
+TIMEOUT_US_MAX: Final = 630_000_000  # the longest client timeout that the protocol allows
+MARGIN_US: Final = 1_000_000  # between the end of a wait and the client timeout
 
 Offset = tuple[Partition, int]
 """A partition and the offset that must become readable before a request is attempted again."""

@@ -1,5 +1,6 @@
-"""Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several (spec:
-iggy#d4-held-polls).
+"""Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several.
+
+(spec: iggy#d4-held-polls)
 
 Each attempt checks permissions, names and memberships again. No reply exceeds the size that its client accepts.
 """
@@ -35,7 +36,7 @@ from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.types import Buffer, PositionKind
 
 POLL_FRONT_BYTES: Final = 40  # bytes of a poll's reply before its records
-REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # with space for one small message
+REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # with the heads of one batch and one message
 TARGETS_MAX: Final = 1000  # partitions of one request; the protocol's limit
 NOTHING: Final = bytes(4)
 NOT_ONE: Final = U32.pack(NO_PARTITION)
@@ -50,8 +51,9 @@ _SECTION: Final = Struct("<IIQI24sQI")
 
 
 def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
-    """Attempt a request until it is answered; one that another process forwards is attempted once, because that process
-    waits.
+    """Attempt a request until it is answered.
+
+    A request that another process forwards is attempted once, because that process waits.
     """
     owner = answer.session
     Holding(answer, owner if isinstance(owner, HeldRequests) else None, payload, wait_us, session.bound(attempt)).run()

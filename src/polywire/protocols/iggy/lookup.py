@@ -68,8 +68,9 @@ def partition_at(topic: Topic, number: int) -> Partition:
 
 
 def consumers_partition(reader: Reader, number: int | None) -> int:
-    """Return the partition of a single consumer: the first if it names none, except in the dialect of 2023 (spec:
-    iggy#polling).
+    """Return the partition of a single consumer: the first if it names none, except in the dialect of 2023.
+
+    (spec: iggy#polling)
     """
     if number is not None:
         return number

@@ -1,5 +1,6 @@
-"""Building blocks of Iggy's requests and replies in all dialects (spec: iggy#shared-encodings, iggy#d0-requests,
-iggy#d0-replies).
+"""Building blocks of Iggy's requests and replies in all dialects.
+
+(spec: iggy#shared-encodings, iggy#d0-requests, iggy#d0-replies)
 
 A ``Reader`` never reads beyond its payload. It raises ``Refused`` with the protocol's error number for malformed bytes.
 """

@@ -1,5 +1,6 @@
-"""Names of streams and topics: which names the broker allows, and how dialects normalise them (spec:
-iggy#names-and-ids).
+"""Names of streams and topics: which names the broker allows, and how dialects normalise them.
+
+(spec: iggy#names-and-ids)
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def is_broker_name(name: str) -> bool:
 
 
 def normalised(name: str, number: int) -> str:
-    """Return a name as the dialects of 2023 and 2024 store it. Raises Refused with ``number`` (spec:
-    iggy#names-and-ids).
+    """Return a name as the dialects of 2023 and 2024 store it. Raises Refused with ``number``.
+
+    (spec: iggy#names-and-ids)
     """
     short = shortened(name)
     if not is_allowed(name) or not short:

@@ -110,8 +110,9 @@ def _keys(*, today: bool) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """The options that the broker acts on (None: not set, 0: no limit), and ``given``: all that were set, in the
-    catalogue's encoding.
+    """The options that the broker acts on: None if not set, 0 for no limit.
+
+    given: all options that were set, in the catalogue's encoding.
     """
 
     compression: int | None = None
@@ -171,10 +172,10 @@ def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
 
 @lru_cache(maxsize=_ENCODED_MAX)
 def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int, *, today: bool) -> bytes:
-    """Encode both lists of a topic's record, each with its length: the options that were set, and the broker's
-    defaults.
+    """Encode both lists of a topic's record: the options that were set, and the broker's defaults.
 
-    The numbers are the topic's current settings, also those set over another protocol; 2**64 - 1 for no limit. today:
+    Each list has its length. The numbers are the topic's current settings, also those set over another protocol; 2**64
+    - 1 for no limit. today:
     the form since protocol 0.12.
     """
     names = {number: name for name, number in _COMPRESSIONS.items()}

@@ -1,5 +1,6 @@
-"""Recognise a connection's dialect: the framing from its first bytes, the rest from its login and requests (spec:
-iggy#recognition).
+"""Recognise a connection's dialect: the framing from its first bytes, the rest from its login and requests.
+
+(spec: iggy#recognition)
 
 A decision is final. A connection whose dialect is still open is answered in the most common candidate.
 """

@@ -48,8 +48,11 @@ class ReplyOwner(Protocol):
 class Answer(ReplySlot[ReplyOwner]):
     """One slot in the order of replies.
 
-    ``payload`` is sent by ``done``; ``later`` builds a payload that takes long. head: of the request, None in the
-    classic framing. number: of the answer, increasing per connection.
+    Attributes:
+        payload: sent by ``done``.
+        later: builds a payload that takes long to make.
+        head: of the request, None in the classic framing.
+        number: of the answer, increasing per connection.
     """
 
     __slots__ = ("dialect", "head", "later", "number", "payload")

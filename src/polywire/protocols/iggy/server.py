@@ -108,9 +108,7 @@ def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_CLUSTER_METADATA: list only the node that the client is connected to, so that it does not connect to
-    another.
-    """
+    """Handle GET_CLUSTER_METADATA: list only this node, so that clients do not connect to another."""
     del answer
     if reader.dialect.one_based:
         raise Refused(errors.UNKNOWN_COMMAND)

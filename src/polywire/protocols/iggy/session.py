@@ -1,5 +1,6 @@
-"""One Iggy connection: read frames of either framing, reply in the order of the requests (spec: iggy#classic-framing,
-iggy#d3-frames).
+"""One Iggy connection: read frames of either framing, reply in the order of the requests.
+
+(spec: iggy#classic-framing, iggy#d3-frames)
 
 Guarantees:
 
@@ -54,8 +55,10 @@ class Handler(Protocol):
 class Command(commands.Command[Code, Handler]):
     """A command of the protocol.
 
-    empty: it has no payload, and the classic framing accepts none (spec: iggy#d0-requests). today: only clients since
-    protocol 0.12 have it. held: it may wait for messages while later requests are handled.
+    Attributes:
+        empty: it has no payload, and the classic framing accepts none (spec: iggy#d0-requests).
+        today: only clients since protocol 0.12 have it.
+        held: it may wait for messages while later requests are handled.
     """
 
     empty: bool = field(default=False, kw_only=True)

@@ -140,8 +140,9 @@ def _name(name: str, dialect: Dialect, number: int) -> str:
 
 
 def _given_number(reader: Reader, number: int, end: int) -> int | None:
-    """Read the number below ``end`` that a create request chooses, None if the broker chooses. Raises Refused with
-    ``number``.
+    """Read the number below ``end`` that a create request chooses; None if the broker chooses.
+
+    Raises Refused with ``number``.
     """
     dialect = reader.dialect
     if not dialect.chosen_ids:
