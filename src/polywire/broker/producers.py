@@ -3,11 +3,13 @@
 A batch takes part if it has a producer id, a producer epoch of 0 or more and consecutive sequences. Then, per
 (partition, producer):
 
-    epoch < known            Conflict(PRODUCER_FENCED) another user's           Denied(DENIED) epoch > known
-    accepted if it starts at 0 or 1 (protocols differ), else Invalid(SEQUENCE_GAP) unknown                  accepted;
-    known sequences begin with this batch's, which may follow dropped ones starts at last + 1       accepted within
-    [first, last]     a duplicate: answered with the original offset, or -1 if that is no longer known anything else
-    Invalid(SEQUENCE_GAP); sequences before ``first`` are unknown, so not called duplicates
+    epoch < known          Conflict(PRODUCER_FENCED)
+    another user's         Denied(DENIED)
+    epoch > known          accepted if it starts at 0 or 1 (protocols differ), else Invalid(SEQUENCE_GAP)
+    unknown                accepted; known sequences begin with this batch's, which may follow dropped ones
+    starts at last + 1     accepted
+    in [first, last]       a duplicate: answered with the original offset, or -1 if that is no longer known
+    anything else          Invalid(SEQUENCE_GAP); sequences before ``first`` are unknown, so not called duplicates
 
 Protocols whose sequences wrap (Kafka's do, after 2^31 - 1) call ``unwrapped`` first, so stored sequences keep counting.
 There a new epoch starts at 0.

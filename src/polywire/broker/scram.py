@@ -1,10 +1,11 @@
-"""SCRAM verifiers, which prove knowledge of a password without transmitting it (RFC 5802, RFC 7677).
+"""SCRAM verifiers, with which a client proves that it knows a password without sending it (RFC 5802, RFC 7677).
 
-A stolen verifier does not allow logging in, but guessing its password, much faster than an Argon2id hash. Comparisons
-take constant time.
+A stolen verifier does not allow a login. It does allow guessing the password, much faster than an Argon2id hash would.
+Comparisons take constant time.
 
-    salted = PBKDF2(password, salt, iterations)    stored key = H(HMAC(salted, "Client Key"))    server key =
-    HMAC(salted, "Server Key")
+    salted = PBKDF2(password, salt, iterations)
+    stored key = H(HMAC(salted, "Client Key"))
+    server key = HMAC(salted, "Server Key")
 
 The client's proof is ``HMAC(salted, "Client Key") ^ HMAC(stored key, messages of both sides)``.
 """

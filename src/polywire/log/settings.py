@@ -85,7 +85,7 @@ class LogSettings:
 
     @property
     def batch_bytes_max(self) -> int:
-        """Size of the longest batch that always fits a group."""
+        """The largest batch, in bytes, that fits any group of the journal."""
         return self.group_limit - GROUP_OVERHEAD_BYTES
 
     @staticmethod

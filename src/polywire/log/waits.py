@@ -56,7 +56,7 @@ class Waits:
         self.count = 0
 
     def add(self, partition: FilePartition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Wake once when the record at ``offset`` is readable or the partition has ended."""
+        """Register ``wake``, called once when the record at ``offset`` is readable or the partition is dropped."""
         wait = Wait(self, partition, offset, wake)
         partition.wakes[wait] = None
         self.count += 1

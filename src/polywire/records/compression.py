@@ -80,9 +80,9 @@ def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
             case _:
                 raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: unknown compression")
     except cramjam.DecompressionError as error:
-        raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: body does not expand as its header says") from error
+        raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: body does not decompress as its header says") from error
     if size != len(expanded):
-        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: body expands to too few bytes bytes={size}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: body decompresses to too few bytes bytes={size}")
     return _with_body(batch, expanded, header.flags & ~_KINDS)
 
 

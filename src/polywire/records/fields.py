@@ -1,4 +1,4 @@
-"""Read single fields of a stored batch's header (decision 0101), as fast as by hand.
+"""Read single fields of a stored batch's header (decision 0101), as fast as hand-written offsets.
 
 Other packages use ``header_fields`` and do not know field positions. Compiled modules of this package cimport the loads
 from ``fields.pxd``, where they are inlined; uncompiled ones import them from here.

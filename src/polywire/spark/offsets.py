@@ -3,10 +3,14 @@
 Keys are sorted, so equal offsets are equal strings, as which Spark compares them. Every position includes its
 partition's incarnation, so a re-created topic is never mistaken for the old one.
 
-``` {"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
-    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1} ``` ``next`` is exclusive. ``begin`` is
-    present only for a partition that the batch ending here was the first to read. Spark does not store where a query
-    started, so the end of its first batch does, and a batch repeated after a crash covers the same records.
+```
+{"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
+    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
+```
+
+``next`` is exclusive. ``begin`` is present only for a partition that the batch ending here was the first to read. Spark
+does not store where a query started, so the end of its first batch does, and a batch repeated after a crash covers the
+same records.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def value_columns(kind: DataType) -> StructType:
     Raise Invalid for another type, and for names that begin with ``_``, which are reserved.
     """
     if not isinstance(kind, StructType):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"schema must be a struct or record type={kind.simpleString()}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"schema is not a struct (Avro: record) type={kind.simpleString()}")
     reserved = [name for name in kind.fieldNames() if name.startswith("_")]
     if reserved:
         raise Invalid(

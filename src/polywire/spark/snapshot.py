@@ -1,6 +1,6 @@
 """Partitions of a subscription and their bounds, requested over one bulk connection.
 
-Bounds are synced, so data that a plan relies on cannot be lost.
+A bound is never above the synced offset, so a power loss cannot take records that a plan includes.
 """
 
 from __future__ import annotations

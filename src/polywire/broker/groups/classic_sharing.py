@@ -228,7 +228,7 @@ class Sharing:
         return self._deal(topic, there) != self._dealt[topic]
 
     def met(self) -> None:
-        """Note that a member of another protocol is about to join, perhaps in a topic that was checked already."""
+        """Check all topics again, because a member of another protocol is about to join."""
         self._alone = 0
 
     @property

@@ -4,8 +4,10 @@ A log with many partitions has a run of each in every segment: 100 GB with ten t
 runs. So entries are packed, 64 per block, as differences from each field's minimum, with as many bits as the block
 needs.
 
-``` block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences |
-3 zeros | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte ```
+```
+block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences | 3 zeros
+       | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
+```
 
 Searches are binary over blocks, then over the entries of one.
 """

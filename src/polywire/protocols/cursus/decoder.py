@@ -1,16 +1,15 @@
-"""Cursus batches in bulk: the messages of a received batch as spans (spec: cursus#batches).
+"""Decode Cursus batches: the messages of a received batch as spans (spec: cursus#batches).
 
-Promises: one call per received batch; no Python object per record; every length is checked before it is used.
-Must not know: sockets, the broker, text commands.
+One call handles one batch, creates no Python object per record, and checks every length before use.
 
-A batch, all integers big-endian; a string is a u16 length and its bytes unless said otherwise::
+A batch, all integers big-endian; strings are a u16 length and their bytes unless noted::
 
     BA 7C, topic, i32 partition, u8 length and acks, u8 idempotent, u64 seqStart, u64 seqEnd, i32 count
     per message: u64 offset, u64 seqNum, producerId, key, i64 epoch, u32 length and payload,
                  eventType, u32 schemaVersion, u64 aggregateVersion, metadata
 
-Layouts differ so (spec: cursus#older-batch-layouts): POSITIONAL has partition and acks as strings of digits and text; APRIL has no event
-fields; DECEMBER has neither event fields nor the idempotent byte.
+Older layouts (spec: cursus#older-batch-layouts): POSITIONAL has partition and acks as strings of digits and text; APRIL
+has no event fields; DECEMBER has neither event fields nor the idempotent byte.
 """
 
 from __future__ import annotations

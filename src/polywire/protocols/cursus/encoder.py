@@ -204,8 +204,9 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write the records of one batch from the state's row on; return DONE, FULL, the bytes that the next one needs, or
-    -1 for invalid data.
+    """Write the records of one batch, beginning with the row in ``state``.
+
+    Return DONE, FULL, -1 for invalid data, or the size of the next record if it needs a larger buffer.
     """
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)

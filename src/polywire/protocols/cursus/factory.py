@@ -52,7 +52,7 @@ class CursusFactory:
 
     Args:
         off_loop: queue for large requests, shared by the process.
-        places: addresses of several processes.
+        places: where clients of a broker of several processes connect to.
     """
 
     __slots__ = ("state",)

@@ -7,9 +7,10 @@ of ``messages`` would read it the same way; all others are left to that parser.
 
 Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX)::
 
-    0       4R      spans: key position, key length, value position, value length, as in decision 0101 4R      6R
-    correlation ids: position, length 6R      7R      number of the record's topic within the run 7R      7R+2T   topics
-    of the run: position, length
+    0   4R      spans: key position, key length, value position, value length, as in decision 0101
+    4R  6R      correlation ids: position, length
+    6R  7R      number of the record's topic within the run
+    7R  7R+2T   topics of the run: position, length
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 def stamp_sequence(
     broker: KafkaBroker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
 ) -> None:
-    """Write the unwrapped sequence of its first record into a batch before it is produced.
+    """Write the first record's sequence into a batch before it is appended, as a number that does not wrap at 2**31.
 
     Raises Invalid(SEQUENCE_GAP).
     """

@@ -5,9 +5,8 @@ bulk only if all its sets are plain and valid; other frames, invalid ones above 
 
 A message set (spec: kafka-0.7#messages) is a sequence of entries; numbers are big-endian::
 
-    i32 size | u8 magic 0 | u32 CRC-32 of the value | value                                  size = 5 + length of the
-    value i32 size | u8 magic 1 | u8 attributes, 2 bits of codec | u32 CRC-32 | value              size = 6 + length of
-    the value
+    i32 size | u8 magic 0 | u32 CRC-32 of the value | value                            size = 5 + length of the value
+    i32 size | u8 magic 1 | u8 attributes, 2 bits of codec | u32 CRC-32 | value        size = 6 + length of the value
 
 A PRODUCE frame is ``i32 length | i16 0 | entry``, a MULTIPRODUCE frame ``i32 length | i16 3 | i16 count | entries``,
 and an entry is ``i16 length, topic | i32 partition | i32 length, set`` (spec: kafka-0.7#produce,

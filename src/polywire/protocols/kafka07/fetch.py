@@ -54,7 +54,7 @@ class ReadCursor(NamedTuple):
     offset: int
 
     def serves(self, address: int, first_offset: int) -> bool:
-        """Return whether a read for this address may begin at ``offset``."""
+        """Return whether a fetch from this byte address may begin at ``offset``."""
         return self.address == address and self.offset >= first_offset
 
 

@@ -3,9 +3,9 @@
 A client that adds the sizes of messages to an address (spec: kafka-0.7#iterating) passes a hole only over bytes. So the
 bytes for addresses [a, b) must have the size b - a. Three kinds do:
 
-    filler     a gzip wrapper around nothing, before a real message             no message   30 bytes and more wrapper
-    a gzip wrapper around the messages after the hole, at least one  messages     their compressed size and more blank
-    a plain message of zero bytes                                    a message    10 bytes and more
+    filler    a gzip wrapper around nothing, before a real message              no message   30 bytes and more
+    wrapper   a gzip wrapper around the messages after the hole, at least one   messages     their compressed size and more
+    blank     a plain message of zero bytes                                     a message    10 bytes and more
 
 Wrappers are padded in the gzip header, which every reader of gzip skips: ``1f 8b 08 flags 00000000 00 ff | extra field
 | deflate blocks | u32 CRC-32 | u32 size`` (RFC 1952), and beyond the 65,535 bytes of an extra field with empty stored

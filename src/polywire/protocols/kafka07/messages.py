@@ -1,4 +1,4 @@
-"""Kafka 0.7 requests and answers, one frame at a time, by the precise rules (spec: kafka-0.7#framing).
+"""Decode requests and encode responses of Kafka 0.7, one frame at a time (spec: kafka-0.7#framing).
 
 ``parse`` reads any frame as a 0.7.2 broker does, or raises PeerError, which closes the connection. A request is decoded
 completely before it is executed.

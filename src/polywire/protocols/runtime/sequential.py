@@ -2,9 +2,9 @@
 
 The state of a conversation is a phase, which only advances, and reasons for waiting, which come and go::
 
-    OPEN ──► FINISHING ──► ENDING ──► CLOSED └──────────────────────┘          any phase may be the last before CLOSED
+    OPEN ──► FINISHING ──► ENDING ──► CLOSED
+      └────────────────────────┘          any phase may be the last before CLOSED
 
-Guarantees:
 * Requests are handled in order, never inside the handling of another.
 * Whole requests that wait when the client finishes sending are still executed.
 * The connection is closed once no answer is outstanding.
