@@ -1,7 +1,9 @@
-"""What the connections of all clients share: how they end, and, on wires that answer in order, the calls under way.
+"""The base of all asynchronous connections: how they close, and how replies that arrive in order are matched to calls.
 
-Promises: a connection that was lost stays lost, and every call under way fails with an error of its own; where replies come in order each
-is told to the call it belongs to. Must not know: any wire's bytes.
+Guarantees:
+
+* A lost connection stays lost, and every pending call fails with its own error.
+* If replies arrive in order, each is returned to the call it belongs to.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from polywire.client.unreachable import hung_up, makes_no_sense, silent
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.types import spell_address
 
-LENGTH_BYTES: Final = 4  # in front of a frame
+LENGTH_BYTES: Final = 4  # length prefix of a frame
 TLS_ALERT: Final = b"\x15\x03"
-FIRST_REPLY_S: Final = 10.0  # after a connection's first request; as long as opening it may take
+FIRST_REPLY_S: Final = 10.0  # after the first request; the same limit as for connecting
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -27,12 +29,12 @@ _Reply = TypeVar("_Reply")
 
 
 class Connection(asyncio.Protocol, ABC):
-    """One connection to a broker. Guards: once it is lost nothing is sent and nobody waits."""
+    """One connection to a broker. Invariant: after it is lost, nothing is sent and no call waits."""
 
     HANGING_UP: ClassVar[str] = ""
-    """What a broker of this wire means by hanging up, if that is an answer."""
+    """The cause to report if the broker closes the connection, on protocols where that is a response."""
     MAY_WANT: ClassVar[str] = ""
-    """What else a broker of this wire may mean that hangs up before its first answer, as a question."""
+    """An extra hint, as a question, if the broker closes the connection before its first reply."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
@@ -45,17 +47,17 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
-        """Forget the calls under way; returns what they wait for."""
+        """Remove the pending calls, and return the futures they wait for."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where to write; asyncio calls it."""
+        """Store the transport. Called by asyncio."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
         self._address = spell_address(host, port)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all calls under way; asyncio calls it."""
+        """Fail all pending calls. Called by asyncio."""
         if self._is_answered or self.HANGING_UP:
             cause = exc or self.HANGING_UP or "closed"
             advice = "" if self._is_answered else " (check that the port belongs to this protocol)"
@@ -65,15 +67,15 @@ class Connection(asyncio.Protocol, ABC):
             self.fail(hung_up(self._address, self.MAY_WANT))
 
     def pause_writing(self) -> None:
-        """Hold further requests back; asyncio calls it when the peer takes nothing."""
+        """Delay further requests. Called by asyncio if the send buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let requests through again; asyncio calls it."""
+        """Stop delaying requests. Called by asyncio."""
         self._writable.set()
 
     def fail(self, error: BrokerError) -> None:
-        """End the connection; whatever is under way, or is asked later, fails with a copy of ``error``."""
+        """Close the connection. Pending and later calls fail with a copy of ``error``."""
         if self._lost is not None:
             return
         self._lost = error
@@ -86,12 +88,12 @@ class Connection(asyncio.Protocol, ABC):
 
     @staticmethod
     def _look_for_tls(received: bytearray) -> None:
-        """Raises Invalid for what a port with TLS answers to what is none, which no wire's first reply begins with."""
+        """Raise Invalid if the first bytes are a TLS alert, which no protocol's first reply begins with."""
         if received.startswith(TLS_ALERT):
             raise Invalid(ErrorCode.INVALID_REQUEST, "the port uses TLS (add +tls to the scheme)")
 
     def _opened(self) -> asyncio.Transport:
-        """Where to write. Raises Unavailable when the connection is lost."""
+        """Return the transport. Raises Unavailable if the connection is lost."""
         if self._lost is not None:
             raise _copy(self._lost)
         assert self._transport is not None, "asked before the connection was made"
@@ -99,7 +101,7 @@ class Connection(asyncio.Protocol, ABC):
 
 
 class _Call(Generic[_Reply]):
-    """So many replies, owed to one caller."""
+    """A caller that waits for ``count`` replies."""
 
     __slots__ = ("count", "done", "replies")
 
@@ -110,10 +112,12 @@ class _Call(Generic[_Reply]):
 
 
 class PipelinedConnection(Connection, Generic[_Reply]):
-    """A connection whose replies carry nothing to tell them apart. Guards: they are told to calls in the order in which these were made.
+    """A connection whose replies have no request id.
 
-    A wire says where a reply ends and what it is. If the first does not come in time the connection is given up, unless it ``_is_patient``.
-    ``_unsent`` is what the peer had not taken yet when that was last looked at.
+    Invariant: calls receive their replies in the order they were made.
+
+    Subclasses define where a reply ends and how it is decoded. The connection fails if the first reply does not arrive
+    in time, unless ``_is_patient`` is set. ``_unsent`` is the size of the send buffer at the last check.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -126,11 +130,14 @@ class PipelinedConnection(Connection, Generic[_Reply]):
 
     @abstractmethod
     def _end_of(self, data: bytearray, at: int) -> int:
-        """Where the reply that begins at ``at`` ends, maybe after all that has come; 0 while this cannot be told. Raises PeerError."""
+        """Return the end of the reply that begins at ``at``, or 0 if it is not known yet.
+
+        The end may lie after the received data. Raises PeerError.
+        """
 
     @abstractmethod
     def _reply(self, data: bytearray, at: int, end: int) -> _Reply:
-        """The reply that lies there. Raises PeerError."""
+        """Decode the reply at this position. Raises PeerError."""
 
     def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
         self.expect_late_replies()
@@ -138,7 +145,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         return [call.done for call in calls]
 
     def data_received(self, data: bytes) -> None:
-        """Give complete replies to the calls they belong to; asyncio calls it."""
+        """Pass complete replies to their calls. Called by asyncio."""
         self._received += data
         at = 0
         try:
@@ -150,7 +157,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
                 end = self._end_of(self._received, at)
                 if end == 0 or end > len(self._received):
                     break
-                self._tell(self._reply(self._received, at, end))
+                self._deliver(self._reply(self._received, at, end))
                 self._is_answered = True
                 if not self._is_patient:
                     self.expect_late_replies()
@@ -164,14 +171,14 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         del self._received[:at]
 
     def expect_late_replies(self) -> None:
-        """Wait for the first reply, too, as long as it takes: for a request that is answered when there is something to tell."""
+        """Wait for the first reply without a limit: for a request that the broker answers only when something happens."""
         if self._first_reply is not None:
             self._first_reply.cancel()
             self._first_reply = None
         self._is_patient = True
 
     def _wait_for_first_reply(self, transport: asyncio.Transport) -> None:
-        """Give up when the time is over; a peer that still takes what it is sent has some more."""
+        """Fail the connection after the time limit, unless the peer is still reading what was sent."""
         unsent = transport.get_write_buffer_size()
         if self._first_reply is not None and not 0 < unsent < self._unsent:
             self.fail(silent(self._address))
@@ -179,7 +186,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         self._unsent = unsent
         self._first_reply = self._loop.call_later(FIRST_REPLY_S, self._wait_for_first_reply, transport)
 
-    def _tell(self, reply: _Reply) -> None:
+    def _deliver(self, reply: _Reply) -> None:
         call = self._calls[0]
         call.replies.append(reply)
         if len(call.replies) == call.count:
@@ -188,7 +195,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
                 call.done.set_result(call.replies)
 
     async def exchange(self, requests: bytes, count: int) -> list[_Reply]:
-        """Send requests at once, and return their ``count`` replies, one at least. Raises Unavailable."""
+        """Send requests, and return their ``count`` replies, at least one. Raises Unavailable."""
         transport = self._opened()
         call: _Call[_Reply] = _Call(self._loop.create_future(), count)
         self._calls.append(call)
@@ -199,11 +206,11 @@ class PipelinedConnection(Connection, Generic[_Reply]):
             await self._writable.wait()
             return await call.done
         finally:
-            call.done.cancel()  # of a caller that gave up; what was sent is still answered
+            call.done.cancel()  # the caller was cancelled; its replies still arrive
 
 
 class FramedConnection(PipelinedConnection[bytes]):
-    """Frames out and in: a length of four bytes, big endian, and a body of so many, which is the reply."""
+    """A connection of frames: a length of four bytes, big endian, and a body. A reply is a body."""
 
     BODY_BYTES_MIN: ClassVar[int] = 0
     BODY_BYTES_MAX: ClassVar[int]
@@ -221,13 +228,13 @@ class FramedConnection(PipelinedConnection[bytes]):
 
 
 class Scope(ABC):
-    """A client that closes when its ``async with`` ends."""
+    """A client that closes at the end of its ``async with`` block."""
 
     __slots__ = ()
 
     @abstractmethod
     async def close(self) -> None:
-        """Fail what is under way, and end the connection."""
+        """Fail pending calls, and close the connection."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -239,7 +246,7 @@ class Scope(ABC):
 
 
 def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Read something out of a reply; a broker that makes no sense is one that cannot be used. Raises Unavailable."""
+    """Decode a reply. Raises Unavailable if it is invalid."""
     try:
         return read(*args, **kwargs)
     except PeerError as error:
@@ -249,5 +256,5 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
 
 
 def _copy(error: BrokerError) -> BrokerError:
-    """The same error as an object of its own: one that is raised in several places gathers the traces of all."""
+    """Copy an error, because one object that is raised in several places would collect the tracebacks of all."""
     return type(error)(error.code, error.message)

@@ -1,8 +1,8 @@
-"""Copying a topic between any two wires or brokers.
+"""Copy a topic between any two protocols or brokers.
 
-Promises: records of a partition arrive in their order, each once, also when either broker or the copy itself is killed in between, as long
-as nobody else writes to the target: before going on, what the target holds behind the last place that is known is read, and is not written
-again. Must not know: how progress is shown.
+Guarantees: records of a partition are copied in order and once, also if a broker or the copy itself crashes, unless
+another producer writes to the target. Before it resumes, a copy reads the target after the last known offset, and does
+not write the records it finds there again.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from polywire.client.places import places_of, tells_offsets
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.columns import Record
 
-PAUSE_S: Final = 0.2  # before a broker that is gone is looked for again
-DOUBTFUL_MAX: Final = 100_000  # read back of a target; more than a write has is somebody else's
-RECORDS_AT_ONCE: Final = 2_000  # of one write: the most that is in doubt when a broker dies
+PAUSE_S: Final = 0.2  # pause before a broker that is gone is tried again
+# records read back from the target; if there are more, another producer wrote some of them
+DOUBTFUL_MAX: Final = 100_000
+RECORDS_AT_ONCE: Final = 2_000  # records per write: the most whose outcome can be unknown when a broker crashes
 _OF_RECORDS: Final = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_BATCH, ErrorCode.RECORD_TOO_LARGE})
 MEMBER: Final = "polywire-copy"
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One side of a copy: a broker's URL and a topic's full name."""
+    """One side of a copy: the URL of a broker and the full name of a topic."""
 
     url: str
     topic: str
@@ -48,7 +49,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What to copy: of every partition or of one, from a place or a time on, up to a place or a time. None: all that is there when asked."""
+    """The range to copy: all partitions or one, from an offset or time to an offset or time.
+
+    None means all records that exist when the copy begins.
+    """
 
     partition: int | None = None
     begin: int | None = None
@@ -59,7 +63,11 @@ class Span:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was done: records written, found there already, and left out; what records lost, by name; what else differs."""
+    """The result of a copy.
+
+    It counts the records that were written, already there, and skipped, and the fields that records lost, by name.
+    ``remarks`` has other differences.
+    """
 
     written: int = 0
     found: int = 0
@@ -69,7 +77,10 @@ class Outcome:
 
 
 class Copy:
-    """One copy. Guards: a place of the source is passed only when its records are known to be stored."""
+    """One copy of a topic.
+
+    Invariant: the position at the source advances only over records that are stored in the target.
+    """
 
     def __init__(
         self,
@@ -82,9 +93,16 @@ class Copy:
         patience_s: float = 60.0,
         on_progress: Callable[[Outcome], None] = lambda _: None,
     ) -> None:
-        """skip: leave out records that the target cannot carry, instead of failing.
+        """Prepare a copy.
 
-        patience_s: how long to look for a broker that is gone, in seconds.
+        Args:
+            source: the topic to read.
+            target: the topic to write.
+            state: progress so far.
+            span: the range to copy.
+            skip: skip records that the target does not support, instead of failing.
+            patience_s: how long to retry a broker that is gone, in seconds.
+            on_progress: called after each write.
         """
         self.source: Final = source
         self.target: Final = target
@@ -99,25 +117,29 @@ class Copy:
         self.outcome: Final = Outcome()
 
     async def run(self) -> None:
-        """Copy up to the end. Raises Unavailable when a broker stays away, Invalid for a record that cannot be carried, Missing, Denied."""
+        """Copy to the end of the range.
+
+        Raises Unavailable if a broker stays away, Invalid for a record that the target does not support, Missing,
+        Denied.
+        """
         while True:
             try:
                 async with connected(self.source.url) as source, connected(self.target.url) as target:
                     self._connected = True
                     await _Session(self, source, target).copy()
                     return
-            except (Unavailable, Busy):  # asked again from the last place that is known
+            except (Unavailable, Busy):  # retry from the last known position
                 if not self._connected or time.monotonic() - self._moved_at > self._patience_s:
                     raise
             await asyncio.sleep(PAUSE_S)
 
     def moved(self) -> None:
-        """Tell that something was written; brokers that are gone are looked for from then on."""
+        """Report progress, and restart the time limit for retries."""
         self._moved_at = time.monotonic()
         self._on_progress(self.outcome)
 
     async def check_groups(self, groups: Sequence[str]) -> None:
-        """Find the positions of groups at the source, before anything is copied.
+        """Check that the groups have committed offsets at the source, before anything is copied.
 
         Raises Missing(GROUP_MISSING) for a group that has none, and Missing(TOPIC_MISSING).
         """
@@ -129,18 +151,19 @@ class Copy:
                 await self._positions(source, group, range(count))
 
     async def _positions(self, source: WireClient, group: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Return a group's positions at the source. Raises Missing(GROUP_MISSING)."""
+        """Return a group's committed offsets at the source. Raises Missing(GROUP_MISSING)."""
         topic = self.source.topic
         found = {number: await source.position(group, topic, number) for number in partitions}
-        # Some wires report 0 for a group that does not exist: then only the list of groups can tell.
+        # Some protocols report 0 for a group that does not exist; only the list of groups shows that it is missing.
         if not any(found.values()) and group not in (await group_names(source, topic) or ()):
             raise await no_such_group(source, group, topic)
         return {number: position for number, position in found.items() if position is not None}
 
     async def commit_positions(self, groups: Sequence[str]) -> list[tuple[str, int, int, int]]:
-        """Commit positions of groups at the target; returns group, partition and both offsets. Call it when everything is copied.
+        """Commit the offsets of groups at the target, after everything is copied.
 
-        Raises Invalid where positions mean nothing: on a wire without them, or where partitions were not kept.
+        Returns group, partition and both offsets. Raises Invalid if offsets cannot be translated: on a protocol without
+        offsets, or if records changed their partition.
         """
         moved: list[tuple[str, int, int, int]] = []
         async with connected(self.source.url) as source, connected(self.target.url) as target:
@@ -155,9 +178,9 @@ class Copy:
 
 
 async def _commit(target: WireClient, group: str, topic: str, partition: int, offset: int) -> None:
-    """Commit, also for a group that the target's wire must be told of first."""
+    """Commit an offset, and create the group first if the target's protocol requires it."""
     if offset == 0 and Ability.GENERATIONS not in target.abilities:
-        return  # Iggy knows what was consumed last only: a group without a position begins there as well
+        return  # Iggy stores the last consumed offset: a group without one also begins at 0
     try:
         await target.commit(group, topic, partition, offset)
     except Missing as error:
@@ -169,7 +192,7 @@ async def _commit(target: WireClient, group: str, topic: str, partition: int, of
 
 
 async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
-    """Whether records keep the number of their partition."""
+    """Return whether records stay in the partition of the same number."""
     if Ability.CHOOSE_PARTITION not in target.abilities:
         return False
     from_count = await places_of(source, copy.source.topic).partition_count()
@@ -178,7 +201,7 @@ async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A record that the target holds already, and the place behind it."""
+    """A record that is already in the target, and the position after it."""
 
     partition: int
     offset: int
@@ -186,7 +209,7 @@ class _Found:
 
 
 class _Session:
-    """What one pair of connections copies."""
+    """Copies over one pair of connections."""
 
     def __init__(self, copy: Copy, source: WireClient, target: WireClient) -> None:
         self._copy: Final = copy
@@ -204,41 +227,41 @@ class _Session:
 
     async def copy(self) -> None:
         count = await _partition_count(self._source, self._copy.source, "source")
-        wanted = [number for number in range(count) if self._copy.span.partition in (None, number)]
-        if not wanted:
+        numbers = [number for number in range(count) if self._copy.span.partition in (None, number)]
+        if not numbers:
             facts = f"partition={self._copy.span.partition} topic={self._copy.source.topic!r} end=source known=0..{count - 1}"
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition {facts}")
         await self._prepare_target(count)
-        for number in wanted:
+        for number in numbers:
             await self._copy_partition(number, await self._stop(number))
         if self._doubtful and self._copy.span.partition is None:
             self._look_no_more()
             self._state.save()
 
     async def _prepare_target(self, count: int) -> None:
-        """Make the topic where it is missing, and find out what is there."""
+        """Create the topic if it is missing, and read back what an earlier session may have written."""
         remarks = self._copy.outcome.remarks
         try:
             there = await self._to.partition_count()
         except Missing:
             if Ability.CREATE_TOPIC not in self._target.abilities:
                 raise await no_such_topic(self._target, self._copy.target.topic, facts="end=target") from None
-            with suppress(Conflict):  # a broker that died meanwhile had made it
+            with suppress(Conflict):  # another client created it, or a broker crashed after it did
                 await self._target.create_topic(self._copy.target.topic, count)
             there = await self._to.partition_count()
         self._keeps = Ability.CHOOSE_PARTITION in self._target.abilities and there >= count
         if not self._keeps:
-            remarks["partitions are chosen anew, by key"] = None
+            remarks["the target chooses partitions by key"] = None
         self._notes = self._keeps and tells_offsets(self._source) and tells_offsets(self._target)
         if Ability.KEYS_READ not in self._source.abilities:
-            remarks["keys are not told by the source's wire"] = None
+            remarks["the source protocol does not expose keys, so keys are not copied"] = None
         if not self._state.ends:
             self._state.ends = {number: await self._to.end(number) for number in range(there)}
             self._state.save()
         await self._look_back()
 
     async def _look_back(self) -> None:
-        """Read what the target holds behind what is known: written, but nobody was told."""
+        """Read the target after the last known offset, for records that were written without an acknowledgement."""
         self._there.clear()
         self._doubtful = self._looked_at = 0
         for number, end in sorted(self._state.ends.items()):
@@ -257,7 +280,7 @@ class _Session:
         self._look_at_most = max(RECORDS_AT_ONCE, self._doubtful)
 
     def _look_no_more(self) -> None:
-        """What is still unexplained is not ours."""
+        """Attribute the records that were not matched to another producer, and stop looking for them."""
         if self._doubtful > 0:
             self._copy.outcome.remarks[f"another producer writes to the target records={self._doubtful}"] = None
         self._doubtful = 0
@@ -265,7 +288,7 @@ class _Session:
         self._state.ends |= self._there_ends
 
     async def _stop(self, number: int) -> int:
-        """Where a partition ends, as it did when it was first asked."""
+        """Return the end of a partition, determined once."""
         if number not in self._copy.stops:
             span, end = self._copy.span, await self._from.end(number)
             if span.until_time_us is not None:
@@ -288,7 +311,7 @@ class _Session:
             place = first
         while place < stop:
             records, following = await self._from.read(number, place)
-            if following <= place:  # retention may have removed the rest
+            if following <= place:  # retention may have removed the remaining records
                 following = beyond(place, await self._from.first(number), "offset")
                 self._copy.outcome.remarks[f"retention was faster partition={number} offsets={following - place}"] = (
                     None
@@ -313,7 +336,7 @@ class _Session:
         self._copy.moved()
 
     async def _write(self, number: int, progress: PartitionProgress, records: Sequence[Record]) -> None:
-        """Write what is not there yet, all at once, or one by one where something of it is refused."""
+        """Write the records that are missing, in one batch. If it is rejected, write them one at a time."""
         lost: Counter[str] = Counter()
         carried = [carry(record, self._carried, lost) for record in records]
         try:
@@ -321,10 +344,10 @@ class _Session:
         except Invalid as error:
             if error.code not in _OF_RECORDS:
                 raise
-            await self._look_back()  # some of it may have been stored
-            for record, one in zip(records, carried, strict=True):
+            await self._look_back()  # some of them may have been stored
+            for record, prepared in zip(records, carried, strict=True):
                 try:
-                    await self._append(number, progress, [record], [one])
+                    await self._append(number, progress, [record], [prepared])
                 except Invalid as refused:
                     self._refuse(number, record, refused)
         self._copy.outcome.lost += lost
@@ -340,7 +363,10 @@ class _Session:
     async def _append(
         self, number: int, progress: PartitionProgress, records: Sequence[Record], carried: Sequence[Record]
     ) -> None:
-        """Produce those that are not among what was found, and note where each is. Raises what ``produce`` raises."""
+        """Produce the records that were not found in the target, and record their offsets.
+
+        Raises what ``produce`` raises.
+        """
         found = self._find(number, carried)
         missing = [row for row, one in enumerate(found) if one is None]
         offsets = [-1 if one is None else one.offset for one in found]
@@ -353,7 +379,7 @@ class _Session:
             ):
                 offsets[row] = at.offset
                 ends[at.partition] = at.offset + 1
-            if isinstance(self._target, Kafka07Client):  # whose places are addresses
+            if isinstance(self._target, Kafka07Client):  # its positions are byte addresses
                 ends = {touched: await self._to.end(touched) for touched in ends}
         self._state.ends |= ends
         self._state.records += len(records)
@@ -364,7 +390,7 @@ class _Session:
                 progress.note(record.offset, offset)
 
     def _find(self, number: int, carried: Sequence[Record]) -> list[_Found | None]:
-        """Which of the records the target holds already."""
+        """Return, for each record, where the target already has it, or None."""
         found: list[_Found | None] = []
         for one in carried:
             known = self._there.get((number if self._keeps else -1, _digest(one))) if self._doubtful else None
@@ -375,7 +401,10 @@ class _Session:
 
 
 async def _partition_count(client: WireClient, end: End, role: str) -> int:
-    """Return how many partitions an end has. Raises Missing(TOPIC_MISSING), which names the end, the topic, and the topics there are."""
+    """Return the number of partitions.
+
+    Raises Missing(TOPIC_MISSING), which names the side, the topic, and existing topics.
+    """
     try:
         return await places_of(client, end.topic).partition_count()
     except Missing as error:
@@ -385,7 +414,7 @@ async def _partition_count(client: WireClient, end: End, role: str) -> int:
 
 
 def _part_end(records: Sequence[Record], at: int) -> int:
-    """Where one write ends: records that have one place, as those of a message of Kafka 0.7 that holds others, stay together."""
+    """Return the end of one write. Records with the same position (in a Kafka 0.7 wrapper message) stay together."""
     end = min(at + RECORDS_AT_ONCE, len(records))
     while end < len(records) and records[end].offset == records[end - 1].offset:
         end += 1
@@ -398,7 +427,7 @@ def _digest(record: Record) -> bytes:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[WireClient, None]:
-    """A client as long as the ``with`` lasts."""
+    """Connect, and close the client at the end of the ``with`` block."""
     client = await connect(url)
     try:
         yield client

@@ -1,7 +1,9 @@
-"""The asynchronous client of the Cursus wire, in its modern dialect.
+"""The asynchronous client of the Cursus protocol, in its modern dialect.
 
-Promises: requests are pipelined on one connection and answered in order; reads that wait have connections of their own; what the wire cannot
-carry is refused before anything is sent. Must not know: the broker's insides, other wires.
+Guarantees:
+
+* Requests are pipelined over one connection. Reads that wait use connections of their own.
+* Records that the protocol does not support are rejected before anything is sent.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level, TopicName, check_topic_name
 
 OPEN_TIMEOUT_S: Final = 10.0
-BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # of values in one batch that is sent, one record always
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # of values in one batch; a larger record is sent alone
 BATCH_RECORDS_MAX: Final = 10_000
-FETCH_RECORDS: Final = 1_000  # asked for at a time: the wire counts them, however large they are
-WAIT_MS_MAX: Final = 25_000  # of one request; a longer wait is several
-MEMBER: Final = "polywire"  # a read must name one; nobody looks at it
+FETCH_RECORDS: Final = 1_000  # per request; the protocol limits records, not bytes
+WAIT_MS_MAX: Final = 25_000  # per request; a longer wait takes several requests
+MEMBER: Final = "polywire"  # a read must name a member; the broker does not check it
 
 ABILITIES: Final = frozenset(
     {
@@ -64,25 +66,25 @@ _ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
 
 
 class _Connection(FramedConnection):
-    """Replies are bodies of frames."""
+    """One connection; a reply is the body of a frame."""
 
     BODY_BYTES_MAX = FRAME_BYTES_MAX
 
     async def ask_all(self, bodies: Sequence[bytes]) -> list[bytes]:
-        """Send requests at once; returns the bodies of their replies. Raises Unavailable."""
+        """Send several requests, and return the bodies of their replies. Raises Unavailable."""
         return await self.exchange(b"".join(map(frame, bodies)), len(bodies))
 
     async def ask(self, body: bytes) -> bytes:
-        """Send one request; returns the body of its reply. Raises Unavailable."""
+        """Send one request, and return the body of its reply. Raises Unavailable."""
         (reply,) = await self.ask_all([body])
         return reply
 
 
 class CursusClient(Scope):
-    """Implements ``WireClient`` as far as the wire goes; made by ``open``.
+    """Implements ``WireClient`` as far as the protocol supports it. Create one with ``open``.
 
-    A record without a key and one with an empty key are the same on this wire. A topic that does not exist is made by the first ``produce``,
-    as this wire's own clients do.
+    This protocol does not distinguish a missing key from an empty one. The first ``produce`` creates a missing topic,
+    as in Cursus's own clients.
     """
 
     __slots__ = ("_address", "_closed", "_connection", "_counts", "_groups", "_idle", "_round_robin", "_waiting")
@@ -103,17 +105,17 @@ class CursusClient(Scope):
 
         Args:
             host: name or address of the broker.
-            port: where its Cursus wire listens.
-            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+            port: port of its Cursus listener.
+            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: the broker is not reachable.
         """
         return cls(await _open(host, port, tls), host, port, tls)
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What the Cursus wire can do."""
+        """The features of the Cursus protocol."""
         return ABILITIES
 
     async def close(self) -> None:
@@ -126,9 +128,9 @@ class CursusClient(Scope):
         return await self._connection.ask(enveloped("", text.encode()))
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic, or let one that exists grow to this count."""
-        told = fields(await self._ask(f"CREATE topic={_topic(topic)} partitions={partition_count}"))
-        self._counts[topic] = number(told, "partitions")
+        """Create a topic, or add partitions to an existing one until it has this number."""
+        reply = fields(await self._ask(f"CREATE topic={_topic(topic)} partitions={partition_count}"))
+        self._counts[topic] = number(reply, "partitions")
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
@@ -136,26 +138,27 @@ class CursusClient(Scope):
         self._counts.pop(topic, None)
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics there are, each counted by asking for it; ``id`` is empty."""
-        told = await self._connection.ask_all([b"PROTOCOL_INFO", b"LIST"])  # LIST alone shows no dialect
-        names = fields(told[-1]).get("topics", "")
+        """Return all topics, with one request per topic for its partition count. ``id`` is empty."""
+        # without PROTOCOL_INFO, the reply to LIST does not show the dialect
+        reply = await self._connection.ask_all([b"PROTOCOL_INFO", b"LIST"])
+        names = fields(reply[-1]).get("topics", "")
         found = []
         for name in map(topic_name, filter(None, names.split(","))):
             try:
                 found.append(TopicInfo(name, b"", await self._count(name)))
             except Missing:
-                continue  # deleted meanwhile
+                continue  # deleted since it was listed
         return found
 
     async def _count(self, topic: str) -> int:
-        """Partitions of a topic. Raises Missing."""
+        """Return the number of partitions. Raises Missing."""
         return number(fields(await self._ask(f"METADATA topic={_topic(topic)}")), "partitions")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return where each partition begins and ends; incarnation and epoch, which the wire has not, are 0."""
-        told = fields(await self._ask(f"LIST_OFFSETS topic={_topic(topic)}"))
+        """Return the first and next offset of each partition. The protocol has no incarnation or epoch; both are 0."""
+        reply = fields(await self._ask(f"LIST_OFFSETS topic={_topic(topic)}"))
         found = []
-        for entry in filter(None, told.get("offsets", "").split(",")):
+        for entry in filter(None, reply.get("offsets", "").split(",")):
             partition, *pairs = entry.split(":")
             named = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
             first, following = number(named, "earliest"), number(named, "leo")
@@ -163,15 +166,18 @@ class CursusClient(Scope):
         return found
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot look records up by time."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot look records up by time."""
         raise cannot(WIRE, "look records up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return where each went; see ``WireClient``. A missing topic is made, with three partitions.
+        """Append records, and return their offsets; see ``WireClient``.
 
-        Records without a key take turns. Raises Invalid for null values, headers, ids and times, which the wire cannot carry.
+        A missing topic is created with three partitions.
+
+        Records without a key are distributed round-robin. Raises Invalid for null values, headers, ids and times, which
+        the protocol does not support.
         """
         if not records:
             return []
@@ -182,7 +188,7 @@ class CursusClient(Scope):
             try:
                 return await self._send(topic, records, rows_of, level)
             except Missing:
-                del self._counts[topic]  # deleted, perhaps made anew, since its partitions were counted
+                del self._counts[topic]  # deleted, and perhaps created again, since its partitions were counted
                 if attempt or len(rows_of) > 1:
                     raise
         raise AssertionError("the second attempt returns or raises")
@@ -195,7 +201,7 @@ class CursusClient(Scope):
             return self._counts[topic]
 
     def _split(self, topic: str, records: Sequence[Record], partition: int | None) -> dict[int, list[int]]:
-        """Rows by partition; records without a key take turns."""
+        """Return the rows of each partition; records without a key are distributed round-robin."""
         if partition is not None:
             return {partition: list(range(len(records)))}
         count = self._counts[topic]
@@ -230,7 +236,10 @@ class CursusClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``. A read that waits (``wait_ms``) has a connection of its own."""
+        """Return records from an offset on; see ``WireClient``.
+
+        A read that waits (``wait_ms``) uses a connection of its own.
+        """
         if records_max < 1:
             return []
         most = min(records_max, 100_000)
@@ -255,27 +264,33 @@ class CursusClient(Scope):
                 connection.fail(Unavailable(ErrorCode.STOPPING, "a read was cancelled"))
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group; see ``WireClient``. The wire knows one assignor, ``range``; another is refused."""
+        """Join a group; see ``WireClient``. The protocol has one assignor, ``range``; another is rejected."""
         if assignor is not None and assignor is not Assignor.RANGE:
             raise cannot(WIRE, "choose an assignor")
         return await self._groups.join(_word(group), _topic(topic), _word(member))
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member, and return one's place. Raises Conflict(GENERATION_STALE) when the group has changed: join again."""
+        """Send a heartbeat, and return the assignment.
+
+        Raises Conflict(GENERATION_STALE) if the assignment has changed: join again.
+        """
         return await self._groups.heartbeat(_word(group), _topic(topic), _word(member), generation)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group; others get its partitions."""
+        """Leave a group; other members get its partitions."""
         await self._groups.leave(_word(group), _topic(topic), _word(member), generation)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read; without ``member`` nothing is checked. See ``WireClient``."""
+        """Commit a group's next offset to read; without ``member`` nothing is checked. See ``WireClient``."""
         await self._groups.commit(_word(group), _topic(topic), partition, offset, member=member, generation=generation)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read; 0 also when nothing was ever committed: the wire cannot tell."""
+        """Return a group's next offset to read.
+
+        It is also 0 if nothing was committed, which the protocol does not distinguish.
+        """
         return await self._groups.position(_word(group), _topic(topic), partition)
 
 
@@ -290,7 +305,7 @@ def _records(reply: bytes) -> list[Record]:
 
 
 def _batches(records: Sequence[Record], rows: list[int]) -> list[list[int]]:
-    """Rows in batches of a size that every broker takes."""
+    """Split rows into batches of a size that every broker accepts."""
     found: list[list[int]] = [[]]
     size = 0
     for row in rows:

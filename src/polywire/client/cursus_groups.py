@@ -1,6 +1,6 @@
-"""Groups over the Cursus wire: members have ids of the broker's making.
+"""Consumer groups over the Cursus protocol, where the broker chooses the ids of members.
 
-Promises: a member is known by the name its caller gave it; joining again is the same member. Must not know: connections.
+Guarantees: the caller uses its own name for a member; if it joins again, it is the same member.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Ask = Callable[[str], Awaitable[bytes]]
 
 
 class Groups:
-    """The members one client has made. Invariant: ``_ids`` holds the broker's id of every member that joined and did not leave."""
+    """The group members of one client.
+
+    Invariant: ``_ids`` has the broker's id of every member that joined and has not left.
+    """
 
     __slots__ = ("_ask", "_ids")
 
@@ -27,28 +30,28 @@ class Groups:
     async def join(self, group: str, topic: str, member: str) -> Membership:
         """Join, or join again as the same member."""
         key = group, topic, member
-        told = fields(await self._ask(f"JOIN_GROUP topic={topic} group={group} member={self._ids.get(key, member)}"))
-        self._ids[key] = told.get("member", member)
-        return Membership(number(told, "generation"), numbers(told, "assignments"))
+        reply = fields(await self._ask(f"JOIN_GROUP topic={topic} group={group} member={self._ids.get(key, member)}"))
+        self._ids[key] = reply.get("member", member)
+        return Membership(number(reply, "generation"), numbers(reply, "assignments"))
 
     def _member(self, group: str, topic: str, member: str, generation: int) -> str:
         name = self._ids.get((group, topic, member), member)
         return f"topic={topic} group={group} member={name} generation={generation}"
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member. Raises Conflict when the group has changed."""
-        told = fields(await self._ask("SYNC_GROUP " + self._member(group, topic, member, generation)))
-        return Membership(number(told, "generation"), numbers(told, "assignments"))
+        """Send a heartbeat. Raises Conflict if the assignment has changed."""
+        reply = fields(await self._ask("SYNC_GROUP " + self._member(group, topic, member, generation)))
+        return Membership(number(reply, "generation"), numbers(reply, "assignments"))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Be no member any more."""
+        """Leave the group."""
         fields(await self._ask("LEAVE_GROUP " + self._member(group, topic, member, generation)))
         self._ids.pop((group, topic, member), None)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str, generation: int
     ) -> None:
-        """Store a position; without a member in the positional dialect, which does not fence."""
+        """Commit an offset. Without a member, use the positional command, which does not check the generation."""
         if member:
             place = f"partition={partition} offset={offset}"
             fields(await self._ask(f"COMMIT_OFFSET {place} {self._member(group, topic, member, generation)}"))
@@ -56,11 +59,11 @@ class Groups:
             fields(await self._ask(f"COMMIT {topic} {group} {partition} {offset}"))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """The next offset to read; 0 also when nothing was ever committed, None when there is no such group."""
+        """Return the next offset to read, or None if the group does not exist. It is also 0 if nothing was committed."""
         try:
-            told = fields(await self._ask(f"FETCH_OFFSET topic={topic} partition={partition} group={group}"))
+            reply = fields(await self._ask(f"FETCH_OFFSET topic={topic} partition={partition} group={group}"))
         except Missing as error:
             if error.code is not ErrorCode.GROUP_MISSING:
                 raise
             return None
-        return number(told, "offset")
+        return number(reply, "offset")

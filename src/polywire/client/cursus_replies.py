@@ -1,6 +1,9 @@
-"""What a Cursus broker answers, as the client understands it, and the batches that go both ways.
+"""Responses of a Cursus broker, their errors, and the encoding of batches.
 
-Promises: every error becomes one kind of ``polywire.errors``; a reply that makes no sense is ``Unavailable``. Must not know: connections.
+Guarantees:
+
+* Every error response becomes one class of ``polywire.errors``.
+* A response that cannot be decoded becomes ``Unavailable``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import decoded, encoded
 from polywire.records.columns import Event, Record
 
-WIRE: Final = "Cursus"  # in what is refused
+WIRE: Final = "Cursus"  # the protocol's name in error messages
 _U16: Final = Struct(">H")
 _HEAD: Final = Struct(">BQQi")  # idempotent, seqStart, seqEnd, count
 _NUMBERS: Final = Struct(">QQ")
@@ -28,7 +31,7 @@ _VERSIONS: Final = Struct(">IQ")
 _PARTITION: Final = Struct(">i")
 _PRESENT: Final = re.compile(r"(\w+)=(\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|\S*)")
 
-# What the caller should do about an error, by its code; a code that is not here is unforeseen.
+# The error class by the broker's code. Any other code becomes Invalid.
 _KINDS: Final[Mapping[str, BrokerError]] = {
     "topic_not_found": Missing(ErrorCode.TOPIC_MISSING, ""),
     "partition_not_found": Missing(ErrorCode.PARTITION_MISSING, ""),
@@ -60,12 +63,12 @@ class _Acknowledgement(msgspec.Struct):
 
 
 def nonsense(what: str) -> Unavailable:
-    """The broker cannot be understood."""
+    """Return the error for a response that cannot be decoded."""
     return Unavailable(ErrorCode.UNREACHABLE, f"invalid response: {what}")
 
 
 def error_of(text: str) -> BrokerError:
-    """The error that a reply ``ERROR: …`` tells."""
+    """Return the error of a response ``ERROR: …``."""
     code = text.removeprefix("ERROR: ").partition(" ")[0]
     if "does not exist" in text:
         code = "topic_not_found"
@@ -76,7 +79,7 @@ def error_of(text: str) -> BrokerError:
 
 
 def fields(body: bytes) -> dict[str, str]:
-    """The fields of a reply ``OK k=v …``; bracketed and quoted values whole. Raises BrokerError."""
+    """Return the fields of a response ``OK k=v …``, including bracketed and quoted values. Raises BrokerError."""
     text = decoded(body)
     if text.startswith("ERROR:"):
         raise error_of(text)
@@ -85,43 +88,44 @@ def fields(body: bytes) -> dict[str, str]:
     return dict(_PRESENT.findall(text))
 
 
-def number(told: Mapping[str, str], key: str) -> int:
-    """A field that is a number. Raises Unavailable."""
+def number(reply: Mapping[str, str], key: str) -> int:
+    """Return a numeric field. Raises Unavailable."""
     try:
-        return int(told[key])
+        return int(reply[key])
     except (KeyError, ValueError):
         raise nonsense(f"no number {key}") from None
 
 
-def numbers(told: Mapping[str, str], key: str) -> tuple[int, ...]:
-    """A field that is a bracketed list of numbers. Raises Unavailable."""
+def numbers(reply: Mapping[str, str], key: str) -> tuple[int, ...]:
+    """Return a field that is a bracketed list of numbers. Raises Unavailable."""
     try:
-        return tuple(map(int, told[key].strip("[]").replace(",", " ").split()))
+        return tuple(map(int, reply[key].strip("[]").replace(",", " ").split()))
     except (KeyError, ValueError):
         raise nonsense(f"no list {key}") from None
 
 
 def last_offset(body: bytes) -> int:
-    """Offset of the last record that an acknowledgement tells of. Raises BrokerError."""
+    """Return the offset of the last acknowledged record. Raises BrokerError."""
     if body.startswith(b"ERROR:"):
         raise error_of(decoded(body))
     try:
-        told = msgspec.json.decode(body, type=_Acknowledgement)
+        acknowledgement = msgspec.json.decode(body, type=_Acknowledgement)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise nonsense(decoded(body[:80])) from None
-    if told.status == "OK":
-        return told.last_offset
-    if "stale_producer_epoch" in told.error:
-        raise Conflict(ErrorCode.PRODUCER_FENCED, told.error)
-    if "idempotency" in told.error:
-        raise Invalid(ErrorCode.SEQUENCE_GAP, told.error)
-    raise Unavailable(ErrorCode.STORAGE_FAILED, told.error)
+    if acknowledgement.status == "OK":
+        return acknowledgement.last_offset
+    if "stale_producer_epoch" in acknowledgement.error:
+        raise Conflict(ErrorCode.PRODUCER_FENCED, acknowledgement.error)
+    if "idempotency" in acknowledgement.error:
+        raise Invalid(ErrorCode.SEQUENCE_GAP, acknowledgement.error)
+    raise Unavailable(ErrorCode.STORAGE_FAILED, acknowledgement.error)
 
 
 def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record], *, producer: bytes = b"") -> bytes:
-    """A batch in the modern layout; records without a key are sent with an empty one. Raises Invalid for what the wire cannot carry.
+    """Encode a batch in the modern layout. Raises Invalid for records that the protocol does not support.
 
-    producer: whose records have sequences and are to be stored once; empty for nobody's.
+    Records without a key are sent with an empty one. With a ``producer`` id, records have sequences and are stored
+    once.
     """
     parts = [b"\xba\x7c", _text(encoded(topic)), _PARTITION.pack(partition), bytes((len(acks),)), acks.encode()]
     parts.append(_HEAD.pack(bool(producer), 0, 0, len(records)))
@@ -151,7 +155,7 @@ def _text(text: bytes) -> bytes:
 
 
 def decode_batch(body: bytes) -> list[Record]:
-    """The records of a batch in the modern layout. Raises Unavailable for bytes that are none."""
+    """Decode a batch in the modern layout. Raises Unavailable if the bytes are not a batch."""
     room = len(body) // decoder.MESSAGE_BYTES_MIN + 1
     head = array("q", bytes(8 * decoder.HEAD_WORDS))
     spans, details = array("q", bytes(32 * room)), array("q", bytes(8 * decoder.DETAIL_WORDS * room))

@@ -1,10 +1,12 @@
-"""Groups over the Kafka wire: members by the newer protocol (spec: kafka#consumer-groups, decision 0118).
+"""Consumer groups over the Kafka protocol, with the newer group protocol (spec: kafka#consumer-groups, decision 0118).
 
-The broker shares partitions out. A member keeps what it was told until its caller joins again: only then the broker hears that it has let go
-of what others are to have.
+The broker assigns partitions. A member keeps a revoked partition until its caller joins again; only then it reports the
+partition as released.
 
-Promises: a partition that was taken from a member is not let go of before its caller knows; joining again is the same member. Must not know:
-connections, records.
+Guarantees:
+
+* A revoked partition is not released before the caller knows about it.
+* A caller that joins again is the same member.
 """
 
 from __future__ import annotations
@@ -25,31 +27,34 @@ from polywire.types import Assignor
 Ask = Callable[..., Awaitable[Any]]
 Describe = Callable[[str], Awaitable[Any]]
 
-JOINING: Final = 0  # the epoch of who comes with nothing
+JOINING: Final = 0  # the epoch of a member that has no assignment yet
 LEAVING: Final = -1
-REBALANCE_TIMEOUT_MS: Final = 45_000  # how long a member has to let go: what clients of Kafka say
-BEATS_MAX: Final = 4  # of one join: each lets go of what the one before has taken away
-CONSUMER: Final = "consumer"  # the type of groups whose members are told what to read
+REBALANCE_TIMEOUT_MS: Final = 45_000  # how long a member may take to release partitions; the default of Kafka's clients
+BEATS_MAX: Final = 4  # heartbeats in one join: each releases the partitions that the previous one revoked
+CONSUMER: Final = "consumer"  # the type of groups whose partitions the broker assigns
 NO_GENERATION: Final = -1
 _ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
-_NOBODY: Final = (ErrorCode.MEMBER_MISSING, ErrorCode.GENERATION_STALE)
+_NOT_A_MEMBER: Final = (ErrorCode.MEMBER_MISSING, ErrorCode.GENERATION_STALE)
 
 _Partitions = frozenset[int]
 
 
 @dataclass(slots=True)
 class _Topic:
-    """One topic of a member. told: what its caller knows of. assigned: what the broker said last."""
+    """One topic of a member.
+
+    owned: the partitions that the caller knows about. assigned: those in the broker's last response.
+    """
 
     id: bytes
     generation: int = NO_GENERATION
-    told: _Partitions = frozenset()
+    owned: _Partitions = frozenset()
     assigned: _Partitions = frozenset()
 
 
 @dataclass(slots=True)
 class _Member:
-    """A member of one group, by its own epoch, with all its topics."""
+    """A member of one group, with its epoch and all its topics."""
 
     group: str
     name: str
@@ -58,12 +63,12 @@ class _Member:
 
 
 class Groups:
-    """The members that one client has made, and positions of any group."""
+    """The group members of one client, and the committed offsets of any group."""
 
     __slots__ = ("_ask", "_describe", "_members")
 
     def __init__(self, ask: Ask, describe: Describe) -> None:
-        """ask: sends a request. describe: what Metadata tells of a topic, which is there."""
+        """Use ``ask`` to send requests, and ``describe`` to return the metadata of a topic that exists."""
         self._ask: Final = ask
         self._describe: Final = describe
         self._members: Final[dict[tuple[str, str], _Member]] = {}
@@ -71,7 +76,10 @@ class Groups:
     # Members
 
     async def join(self, group: str, topic: str, name: str, assignor: Assignor | None) -> Membership:
-        """Become a member, or take what changed; its caller has let go of what is not in the answer."""
+        """Join the group, or accept a new assignment.
+
+        The caller has stopped reading partitions that are not in the result.
+        """
         id_ = (await self._describe(topic)).topic_id
         member = self._members.setdefault((group, name), _Member(group, name))
         if topic not in member.topics or member.topics[topic].id != id_:
@@ -79,28 +87,28 @@ class Groups:
         place = member.topics[topic]
         try:
             for _ in range(BEATS_MAX):
-                place.told = place.assigned
+                place.owned = place.assigned
                 await self._whole_beat(member, assignor)
-                if place.told <= place.assigned:
+                if place.owned <= place.assigned:
                     break
         except BrokerError:
             if place.generation == NO_GENERATION:
                 self._forget(member, topic)
             raise
-        place.told, place.generation = place.assigned, member.epoch
-        return Membership(place.generation, tuple(sorted(place.told)))
+        place.owned, place.generation = place.assigned, member.epoch
+        return Membership(place.generation, tuple(sorted(place.owned)))
 
     async def heartbeat(self, group: str, topic: str, name: str, generation: int) -> Membership:
-        """Stay a member. Raises Conflict(GENERATION_STALE) when there is something to take or to let go of."""
+        """Send a heartbeat. Raises Conflict(GENERATION_STALE) if the assignment has changed."""
         member, place = self._place(group, topic, name)
         if generation == place.generation:
             await self._beat(member)
-        if generation != place.generation or place.assigned != place.told:
+        if generation != place.generation or place.assigned != place.owned:
             raise Conflict(ErrorCode.GENERATION_STALE, f"the group is rebalancing (join again) group={group!r}")
-        return Membership(place.generation, tuple(sorted(place.told)))
+        return Membership(place.generation, tuple(sorted(place.owned)))
 
     async def leave(self, group: str, topic: str, name: str) -> None:
-        """Be no member any more, for this topic."""
+        """Leave the group for this topic."""
         member, _ = self._place(group, topic, name)
         self._forget(member, topic)
         if member.topics:
@@ -110,7 +118,7 @@ class Groups:
             await self._beat(member)
 
     def _forget(self, member: _Member, topic: str) -> None:
-        """A member has one topic less, and with none is none."""
+        """Remove a topic from a member, and the member with its last topic."""
         del member.topics[topic]
         if not member.topics:
             self._members.pop((member.group, member.name), None)
@@ -123,37 +131,40 @@ class Groups:
         return member, place
 
     async def _whole_beat(self, member: _Member, assignor: Assignor | None) -> None:
-        """Say everything, which is answered with everything; who is not known any more begins anew."""
+        """Send a heartbeat with all fields; the response has the whole assignment.
+
+        Join again if the broker does not know the member.
+        """
         try:
             await self._beat(member, **_everything(member, assignor))
         except (Missing, Conflict) as error:
-            if error.code not in _NOBODY or member.epoch == JOINING:
+            if error.code not in _NOT_A_MEMBER or member.epoch == JOINING:
                 raise
             member.epoch = JOINING
             for place in member.topics.values():
-                place.assigned = place.told = frozenset()
+                place.assigned = place.owned = frozenset()
             await self._beat(member, **_everything(member, assignor))
 
-    async def _beat(self, member: _Member, **said: Any) -> None:
-        """A sign of life. Raises Missing(MEMBER_MISSING), Conflict(GENERATION_STALE)."""
-        told = await self._ask(
+    async def _beat(self, member: _Member, **fields: Any) -> None:
+        """Send a heartbeat. Raises Missing(MEMBER_MISSING), Conflict(GENERATION_STALE)."""
+        response = await self._ask(
             Api.CONSUMER_GROUP_HEARTBEAT,
             group_id=member.group,
             member_id=member.name,
             member_epoch=member.epoch,
-            **said,
+            **fields,
         )
-        check(told)
-        member.epoch = told.member_epoch
-        if told.assignment is not None:
-            assigned = {one.topic_id: frozenset(one.partitions) for one in told.assignment.topic_partitions}
+        check(response)
+        member.epoch = response.member_epoch
+        if response.assignment is not None:
+            assigned = {one.topic_id: frozenset(one.partitions) for one in response.assignment.topic_partitions}
             for place in member.topics.values():
                 place.assigned = assigned.get(place.id, frozenset())
 
     # Positions
 
     async def commit(self, group: str, topic: str, partition: int, offset: int, name: str, generation: int) -> None:
-        """Store a position; of a member under the epoch that it has by now, unless its caller has an older one in mind."""
+        """Commit an offset. With a member, use its current epoch unless the caller passes an older generation."""
         epoch = generation
         if name:
             member, place = self._place(group, topic, name)
@@ -170,7 +181,7 @@ class Groups:
         check(answer.topics[0].partitions[0])
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """The next offset to read, None when nothing was committed."""
+        """Return the next offset to read, or None if nothing was committed."""
         asked = schema.request(Api.OFFSET_FETCH).Groups
         wanted = asked(group_id=group, topics=[asked.Topics(name=topic, indexes=[partition])])
         answer = await self._ask(Api.OFFSET_FETCH, groups=[wanted])
@@ -182,18 +193,18 @@ class Groups:
     # Lists
 
     async def groups(self, group: str | None) -> list[GroupInfo]:
-        """Groups with their members and positions, by topic and name."""
+        """Return groups with their members and committed offsets, in order of topic and name."""
         listed = (await self._ask(Api.LIST_GROUPS)).groups if group is None else await self._kind_of(group)
         found: list[GroupInfo] = []
         for entry in listed:
             is_consumer = entry.group_type.casefold() == CONSUMER
-            told = await (self._consumers(entry.group_id) if is_consumer else self._classic(entry.group_id))
-            if told is not None:
-                found += _infos(entry.group_id, told, await self._positions(entry.group_id))
+            description = await (self._consumers(entry.group_id) if is_consumer else self._classic(entry.group_id))
+            if description is not None:
+                found += _infos(entry.group_id, description, await self._positions(entry.group_id))
         return sorted(found, key=lambda info: (info.topic, info.name))
 
     async def _kind_of(self, group: str) -> list[Any]:
-        """The entry of one group in the list of all, which alone tells of which kind it is."""
+        """Return the entry of one group in the list of all groups, which is the only response with the group's type."""
         return [entry for entry in (await self._ask(Api.LIST_GROUPS)).groups if entry.group_id == group]
 
     async def _positions(self, group: str) -> dict[str, dict[int, int]]:
@@ -205,31 +216,32 @@ class Groups:
             for topic in answer.topics
         }
 
-    async def _consumers(self, group: str) -> _Told | None:
-        """A group by the newer protocol; None when it is gone meanwhile."""
-        told = (await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])).groups[0]
-        if told.error == WireError.GROUP_ID_NOT_FOUND:
+    async def _consumers(self, group: str) -> _Description | None:
+        """Return a group of the newer protocol, or None if it was deleted since it was listed."""
+        response = (await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])).groups[0]
+        if response.error == WireError.GROUP_ID_NOT_FOUND:
             return None
-        check(told)
+        check(response)
         members = [
             (one.member_id, one.client_id, {at.topic_name: at.partitions for at in one.assignment.topic_partitions})
-            for one in told.members
+            for one in response.members
         ]
-        return _Told(told.group_epoch, told.assignor_name or None, members)
+        return _Description(response.group_epoch, response.assignor_name or None, members)
 
-    async def _classic(self, group: str) -> _Told | None:
-        """A group whose members share the work out themselves."""
-        told = (await self._ask(Api.DESCRIBE_GROUPS, groups=[group])).groups[0]
-        check(told)
+    async def _classic(self, group: str) -> _Description | None:
+        """Return a group whose members assign partitions themselves."""
+        response = (await self._ask(Api.DESCRIBE_GROUPS, groups=[group])).groups[0]
+        check(response)
         members = [
-            (one.member_id, one.client_id, dict(WRITING.decode(bytes(one.member_assignment)))) for one in told.members
+            (one.member_id, one.client_id, dict(WRITING.decode(bytes(one.member_assignment))))
+            for one in response.members
         ]
-        return _Told(NO_GENERATION, told.protocol_data or None, members)
+        return _Description(NO_GENERATION, response.protocol_data or None, members)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What is told of a group. members: id, client id, and partitions by topic, of each."""
+class _Description:
+    """A described group. members: for each its id, its client id, and its partitions by topic."""
 
     generation: int
     assignor: str | None
@@ -237,24 +249,31 @@ class _Told:
 
 
 def _everything(member: _Member, assignor: Assignor | None) -> dict[str, Any]:
-    """What a member says of itself; it holds what its caller was told of."""
-    owned = schema.request(Api.CONSUMER_GROUP_HEARTBEAT).TopicPartitions
+    """Return all fields of a heartbeat, with the partitions that the caller owns."""
+    entry_of = schema.request(Api.CONSUMER_GROUP_HEARTBEAT).TopicPartitions
     return {
         "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS,
         "subscribed_topic_names": sorted(member.topics),
         "server_assignor": None if assignor is None else _ASSIGNORS[assignor],
         "topic_partitions": [
-            owned(topic_id=place.id, partitions=sorted(place.told)) for place in member.topics.values() if place.told
+            entry_of(topic_id=place.id, partitions=sorted(place.owned))
+            for place in member.topics.values()
+            if place.owned
         ],
     }
 
 
-def _infos(name: str, told: _Told, positions: Mapping[str, Mapping[int, int]]) -> Iterator[GroupInfo]:
-    """A group in each topic that it reads or has positions in. This wire does not tell when members were heard of, nor whose a group is."""
-    for topic in {*positions, *(topic for _, _, held in told.members for topic in held)}:
+def _infos(name: str, description: _Description, positions: Mapping[str, Mapping[int, int]]) -> Iterator[GroupInfo]:
+    """Yield the group once for each topic that it reads or has offsets in.
+
+    This protocol does not report when a member was last seen, nor the owner of a group.
+    """
+    for topic in {*positions, *(topic for _, _, held in description.members for topic in held)}:
         members = [
             MemberInfo(id_, client, 0, tuple(sorted(held[topic])))
-            for id_, client, held in told.members
+            for id_, client, held in description.members
             if topic in held
         ]
-        yield GroupInfo(topic, name, told.generation, told.assignor, tuple(members), positions.get(topic, {}))
+        yield GroupInfo(
+            topic, name, description.generation, description.assignor, tuple(members), positions.get(topic, {})
+        )
