@@ -1,7 +1,10 @@
-"""The asynchronous client of the Iggy wire, in its documented dialect.
+"""The asynchronous client of the Iggy protocol, in its documented dialect of 2023.
 
-Promises: requests are pipelined on one connection and answered in order; what the wire cannot carry is refused before anything is sent; the
-places told of records are found by their ids, because the wire does not tell them. Must not know: the broker's insides, other wires.
+Guarantees:
+
+* Requests are pipelined over one connection.
+* Records that the protocol does not support are rejected before anything is sent.
+* The protocol does not report offsets of sent records: this client finds the records by their ids.
 """
 
 from __future__ import annotations
@@ -29,15 +32,16 @@ from polywire.records.columns import Record
 from polywire.records.partitioner import xxh32
 from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Level, TopicName
 
-WIRE: Final = "documented Iggy"  # in what is refused
+WIRE: Final = "documented Iggy"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # what a broker may send in one reply
-SEND_RECORDS: Final = 1_000  # of one request
-FETCH_RECORDS: Final = 1_000  # asked for at a time: the wire counts them, however large they are
-SEND_BYTES: Final = 4 * 1024 * 1024  # of one request's payloads, well below the 10 MiB that the wire allows
-LOOK_BACK_RECORDS: Final = 1_000  # read at a time when others wrote between a send and the look for its records
-CREATE_TRIES_MAX: Final = 8  # numbers are chosen by clients here, so that two may choose the same
-READER: Final = Consumer(group=False, who=1)  # stores nothing, so any number will do
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # per reply
+SEND_RECORDS: Final = 1_000  # per request
+FETCH_RECORDS: Final = 1_000  # per request; the protocol limits records, not bytes
+SEND_BYTES: Final = 4 * 1024 * 1024  # payload bytes per request, well below the protocol's limit of 10 MiB
+# records per read, if other clients wrote between a send and the search for its records
+LOOK_BACK_RECORDS: Final = 1_000
+CREATE_TRIES_MAX: Final = 8  # clients choose the numbers of topics here, so two can choose the same
+READER: Final = Consumer(group=False, who=1)  # stores nothing, so any number works
 
 ABILITIES: Final = frozenset(
     {
@@ -88,7 +92,7 @@ _T = TypeVar("_T")
 
 
 def failure_of(status: int) -> BrokerError:
-    """What a status means in our words."""
+    """Return the error for a status."""
     message = f"the broker refused status={status}"
     if status in _MISSING:
         return Missing(_MISSING[status], message)
@@ -105,7 +109,7 @@ def failure_of(status: int) -> BrokerError:
 def checked_as(
     failure: Callable[[int], BrokerError], make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
-    """Write or read something; what the wire refuses becomes an error of ours."""
+    """Encode or decode something, and raise PeerError as the error of its status."""
     try:
         return make(*args, **kwargs)
     except Refused as error:
@@ -117,17 +121,17 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class Asking(Protocol):
-    """A connection, in whatever dialect."""
+    """A connection in any dialect."""
 
     async def ask(self, code: Code, body: bytes = b"") -> bytes:
-        """Send one request; returns its reply's payload. Raises BrokerError."""
+        """Send one request, and return the payload of its reply. Raises BrokerError."""
 
     def fail(self, error: BrokerError) -> None:
-        """End the connection."""
+        """Close the connection."""
 
 
 class _Connection(PipelinedConnection[tuple[int, bytes]]):
-    """Requests out and replies in: a status, a length and a payload."""
+    """A connection; a reply has a status, a length and a payload."""
 
     def _end_of(self, data: bytearray, at: int) -> int:
         if len(data) - at < HEAD.size:
@@ -141,7 +145,7 @@ class _Connection(PipelinedConnection[tuple[int, bytes]]):
         return HEAD.unpack_from(data, at)[0], bytes(memoryview(data)[at + HEAD.size : end])
 
     async def ask(self, code: Code, body: bytes = b"") -> bytes:
-        """Send one request; returns its reply's payload. Raises BrokerError."""
+        """Send one request, and return the payload of its reply. Raises BrokerError."""
         [(status, payload)] = await self.exchange(request(code, body), 1)
         if status:
             raise failure_of(status)
@@ -149,17 +153,20 @@ class _Connection(PipelinedConnection[tuple[int, bytes]]):
 
 
 class IggyClient(Scope):
-    """A broker over the documented dialect; made by ``open``. Implements ``WireClient`` as far as the wire goes.
+    """A client of the documented dialect. Implements ``WireClient`` as far as the protocol supports it.
 
-    A topic's full name up to its first dot is the stream, without a dot it lies in ``default``. A record's key chooses the partition and
-    never comes back; one without goes to the partitions in turn. A group called ``group-<n>`` is the wire's group n, any other name is made
-    into such a number. Each member is a connection of its own, and generations, which the wire has not, are 0.
+    Create one with ``open``.
+
+    The stream is the part of a topic's full name before the first dot, ``default`` without a dot. A record's key
+    chooses the partition and is not stored; records without a key are distributed round-robin. A group named
+    ``group-<n>`` is the protocol's group n; the number of any other name is a hash. Each member uses a connection of
+    its own. The protocol has no generations; they are 0.
     """
 
     __slots__ = ("_another", "_connection", "_members", "_partitions", "_round_robin")
 
     def __init__(self, connection: Asking, another: Callable[[], Awaitable[Asking]]) -> None:
-        """another: opens a further connection to the same broker, as this one was opened."""
+        """Use ``connection``, and call ``another`` to open further connections to the same broker."""
         self._connection: Final = connection
         self._another: Final = another
         self._members: dict[tuple[str, str, str], Asking] = {}
@@ -174,23 +181,23 @@ class IggyClient(Scope):
 
         Args:
             host: name or address of the broker.
-            port: where its Iggy wire listens.
-            timeout_s: longest wait, in seconds, for this and each further connection.
-            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+            port: port of its Iggy listener.
+            timeout_s: time limit for this and each further connection, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: the broker is not reachable.
         """
         another = partial(open_connection, _Connection, host, port, timeout_s=timeout_s, tls=tls)
         return cls(await another(), another)
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What the Iggy wire of 2023 can do."""
+        """The features of the Iggy protocol of 2023."""
         return ABILITIES
 
     async def close(self) -> None:
-        """Close all connections, which makes their members leave; pending calls fail with Unavailable."""
+        """Close all connections, which removes their members from groups. Pending calls fail with Unavailable."""
         for connection in (self._connection, *self._members.values()):
             connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
         self._members.clear()
@@ -198,7 +205,7 @@ class IggyClient(Scope):
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic, and its stream when that is missing; both get the lowest number that is free."""
+        """Create a topic, and its stream if that is missing. Both get the lowest free number."""
         stream, short = split_name(topic)
         if stream != DEFAULT_STREAM:
             streams = _checked(client_codec.read_streams, await self._connection.ask(Code.GET_STREAMS))
@@ -217,7 +224,7 @@ class IggyClient(Scope):
         await self._connection.ask(Code.DELETE_TOPIC, topic_ident(topic))
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics of all streams, by full name; ``id`` is empty."""
+        """Return the topics of all streams, in order of their full names. ``id`` is empty."""
         found: list[TopicInfo] = []
         for stream in _checked(client_codec.read_streams, await self._connection.ask(Code.GET_STREAMS)):
             payload = await self._connection.ask(Code.GET_TOPICS, ident(stream.id))
@@ -227,16 +234,19 @@ class IggyClient(Scope):
         return sorted(found, key=lambda info: info.name)
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell the epoch of a partition."""
-        raise cannot(WIRE, "tell the epoch of a partition")
+        """Raise Invalid(INVALID_REQUEST): the protocol does not report the epoch of a partition."""
+        raise cannot(WIRE, "report the epoch of a partition")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset."""
+        """Return the offset of the first record appended at or after a time, or the next offset.
+
+        The time is in microseconds since 1970.
+        """
         polled = await self._poll(topic, partition, 2, max(time_us, 0), 1)
         return polled.records[0].offset if polled.records else (await self.extent(topic, partition))[1]
 
     async def extent(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the offset of the first record and the one behind the last, 0 and 0 where there are none."""
+        """Return the offset of the first record and the next offset; 0 and 0 if the partition is empty."""
         first = await self._poll(topic, partition, 3, 0, 1)
         last = await self._poll(topic, partition, 4, 0, 1)
         return first.records[0].offset if first.records else 0, last.records[0].offset + 1 if last.records else 0
@@ -246,10 +256,12 @@ class IggyClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return where each went; see ``WireClient``. A missing topic is made, with three partitions.
+        """Append records, and return their offsets; see ``WireClient``.
 
-        Each record goes out with an id, its own or a new one, by which it is found again. Raises Invalid(INVALID_REQUEST) for
-        ``Level.SYNCED``, null and empty values, times of origin and events, which the wire cannot carry.
+        A missing topic is created with three partitions.
+
+        Each record is sent with its id or a new one, by which it is found afterwards. Raises Invalid(INVALID_REQUEST)
+        for ``Level.SYNCED``, null and empty values, times of origin and events, which the protocol does not support.
         """
         if level is Level.SYNCED:
             raise cannot(WIRE, "ask for synced records")
@@ -282,14 +294,14 @@ class IggyClient(Scope):
         ]
 
     def _choose_partition(self, record: Record, count: int) -> int:
-        """Where the broker puts a key unless its topic has another function, or whose turn it is."""
+        """Return the partition that the broker's default hash gives a key, or the next one round-robin without a key."""
         if record.key:
             return xxh32(record.key) % count
         self._round_robin += 1
         return self._round_robin % count
 
     async def _partition_count(self, topic: str) -> int:
-        """Partitions of a topic, which is made when it is missing; asked for once."""
+        """Return the number of partitions, cached. A missing topic is created."""
         known = self._partitions.get(topic)
         for _ in range(CREATE_TRIES_MAX):
             if known is not None:
@@ -298,16 +310,17 @@ class IggyClient(Scope):
                 payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
                 known = self._partitions[topic] = _checked(client_codec.read_topic, payload)[0].partition_count
             except Missing:
-                with suppress(Conflict):  # somebody else made it, or took the number
+                with suppress(Conflict):  # another client created it, or used the number
                     await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
         if not known:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic!r}")
         return known
 
     async def _find(self, topic: str, partition: int, sent: Sequence[tuple[bytes, int]]) -> list[int]:
-        """Return offsets of requests, by first id and number of records, that this connection has sent to a partition in this order.
+        """Return the offsets of requests, or -1 for one that is not found.
 
-        -1 for one that is not there. The newest is looked at first: unless somebody else writes, a look per request is enough.
+        This connection sent them to the partition in this order. Each is identified by its first id and its number of
+        records. The newest records are searched first: one read per request is enough unless other clients also write.
         """
         newest = await self._poll(topic, partition, 4, 0, 1)
         end = newest.records[0].offset + 1 if newest.records else 0
@@ -317,7 +330,7 @@ class IggyClient(Scope):
             offset = await self._scan(topic, partition, first_id, at, at + 1)
             if offset < 0:
                 offset = await self._scan(topic, partition, first_id, at, end)
-            back = at if not offsets else 0  # what precedes our first is searched backwards, until it is found
+            back = at if not offsets else 0  # search backwards for our first request, until it is found
             while offset < 0 and back > 0:
                 start = max(back - LOOK_BACK_RECORDS, 0)
                 offset = await self._scan(topic, partition, first_id, start, back)
@@ -327,7 +340,7 @@ class IggyClient(Scope):
         return offsets
 
     async def _scan(self, topic: str, partition: int, first_id: bytes, start: int, end: int) -> int:
-        """The offset of the record with this id in ``start <= offset < end``, -1 when it is not there."""
+        """Return the offset of the record with this id in ``start <= offset < end``, or -1."""
         while start < end:
             seen = (await self._poll(topic, partition, 1, start, min(end - start, LOOK_BACK_RECORDS))).records
             for record in seen:
@@ -339,7 +352,7 @@ class IggyClient(Scope):
         return -1
 
     async def _elsewhere(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
-        """Where a request went whose key the topic has a function of its own for."""
+        """Find a request in the other partitions: its topic uses another hash of the key."""
         for number in range(await self._partition_count(topic)):
             if number != chosen:
                 (offset,) = await self._find(topic, number, [(part[0].id or b"", len(part))])
@@ -356,7 +369,10 @@ class IggyClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
+        """Return records from an offset on, without keys; see ``WireClient``.
+
+        The protocol cannot wait, so ``wait_ms`` is ignored.
+        """
         if offset < 0:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset must not be negative offset={offset}")
         return from_offset(list((await self._poll(topic, partition, 1, offset, records_max)).records), offset)
@@ -364,9 +380,9 @@ class IggyClient(Scope):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group, over a connection of its own; see ``WireClient``. A missing group, or topic, is made."""
+        """Join a group over a connection of its own; see ``WireClient``. A missing group or topic is created."""
         if assignor is Assignor.RANGE:
-            raise cannot(WIRE, "choose how partitions are dealt out")
+            raise cannot(WIRE, "choose an assignor")
         await self._partition_count(topic)
         body = topic_ident(topic) + U32.pack(_group_number(group))
         key = (group, topic, member)
@@ -383,19 +399,19 @@ class IggyClient(Scope):
         return await self._membership(connection, body)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Return one's place in a group, of which one stays a member as long as the connection lives."""
+        """Return the member's assignment. The broker keeps the member as long as its connection is open."""
         connection = self._member(group, topic, member)
         return await self._membership(connection, topic_ident(topic) + U32.pack(_group_number(group)))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group, and close the member's connection. Raises Missing(MEMBER_MISSING)."""
+        """Leave a group, and close the member's connection. Raises Missing(MEMBER_MISSING)."""
         connection = self._member(group, topic, member)
         await connection.ask(Code.LEAVE_GROUP, topic_ident(topic) + U32.pack(_group_number(group)))
         del self._members[group, topic, member]
         connection.fail(Unavailable(ErrorCode.STOPPING, "the member has left"))
 
     async def group_names(self, topic: str) -> list[str]:
-        """Return the names of a topic's groups; a dialect without names numbers them: ``group-1``."""
+        """Return the names of a topic's groups. This dialect numbers them: ``group-1``."""
         payload = await self._connection.ask(Code.GET_GROUPS, topic_ident(topic))
         return [f"group-{number}" for number in _checked(client_codec.read_groups, payload)]
 
@@ -416,7 +432,10 @@ class IggyClient(Scope):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store the next offset; the wire knows the last one consumed only, so 0 cannot be stored, nor one beyond the newest record."""
+        """Commit the next offset to read.
+
+        The protocol stores the last consumed offset, so 0 is rejected, as is an offset above the next one.
+        """
         if offset < 1:
             raise cannot(WIRE, "store that nothing was consumed")
         at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
@@ -424,7 +443,10 @@ class IggyClient(Scope):
         await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """None for a group that does not exist, 0 when nothing, or one record, was ever consumed: the wire cannot tell these apart."""
+        """Return the next offset to read, or None if the group does not exist.
+
+        It is 0 both if nothing and if one record was consumed, which the protocol does not distinguish.
+        """
         at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
         try:
             payload = await self._connection.ask(Code.GET_OFFSET, at)
@@ -437,7 +459,7 @@ class IggyClient(Scope):
 
 
 def parts_of(records: Sequence[Record]) -> list[list[Record]]:
-    """Runs of records of one key that fit one request; each begins with a record that has an id."""
+    """Split records into runs of one key that fit one request. The first record of each has an id."""
     parts: list[list[Record]] = []
     for _, run in groupby(records, key=lambda record: record.key or None):
         size = SEND_BYTES + 1
@@ -451,7 +473,7 @@ def parts_of(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _partitioning(record: Record, number: int, *, chosen: bool) -> bytes:
-    """The record's key, or a partition when that was chosen or there is no key."""
+    """Encode the partition if it was chosen or there is no key, otherwise the key."""
     return (
         client_codec.to_partition(number + 1) if chosen or not record.key else _checked(client_codec.by_key, record.key)
     )
@@ -464,18 +486,18 @@ def _named(record: Record) -> Record:
 
 
 def split_name(topic: str) -> tuple[str, str]:
-    """Stream and topic of a full name."""
+    """Return stream and topic of a full name."""
     name = TopicName.parse(topic)
     return name.stream, name.topic
 
 
 def topic_ident(topic: str) -> bytes:
-    """Stream and topic of a full name, as requests name them. Raises Invalid."""
+    """Encode stream and topic of a full name. Raises Invalid."""
     return b"".join(_checked(ident, part) for part in split_name(topic))
 
 
 def _group_number(group: str) -> int:
-    """The wire's number of a group, which has no name in this dialect."""
+    """Return the number of a group, which has no name in this dialect."""
     number = group.removeprefix("group-")
     if number != group and number.isascii() and number.isdigit() and 0 < int(number) < 2**32 - 32:
         return int(number)

@@ -1,7 +1,10 @@
-"""The asynchronous client of the Iggy wire, as servers and SDKs since August 2026 speak it: with a login.
+"""The asynchronous client of the Iggy protocol as servers and SDKs since August 2026 speak it, with a login.
 
-Promises: one request is under way at a time on each connection, as those servers ask for; a connection without requests says that it lives;
-what the wire cannot carry is refused before anything is sent. Must not know: the broker's insides, other wires.
+Guarantees:
+
+* Each connection has one request in flight, as those servers require.
+* An idle connection sends pings.
+* Records that the protocol does not support are rejected before anything is sent.
 """
 
 from __future__ import annotations
@@ -55,19 +58,19 @@ from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Le
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-WIRE: Final = "Iggy"  # in what is refused
-PING_S: Final = 5.0  # servers put a client out that was silent for half a minute
+WIRE: Final = "Iggy"  # the protocol's name in error messages
+PING_S: Final = 5.0  # servers remove a client after half a minute of silence
 CLIENT_BYTES: Final = 16
-TOKEN_LENGTH_MIN: Final = 40  # ours are 64 hexadecimal digits, others' base64 of at least 32 bytes
+TOKEN_LENGTH_MIN: Final = 40  # Polywire's tokens are 64 hexadecimal digits, Iggy's are base64 of at least 32 bytes
 TOKEN_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "+/-_=")
 SECRET_BYTES: Final = 32  # of a login since protocol 0.12
-IDENTIFIER_BYTES: Final = 16  # of a change since then
-QUORUM: Final = b"\x01"  # a stored offset is answered when it is stored
+IDENTIFIER_BYTES: Final = 16  # of a change since protocol 0.12
+QUORUM: Final = b"\x01"  # the broker responds after the offset is stored
 
 TODAYS_ABILITIES: Final = ABILITIES | {Ability.GENERATIONS}
 
 HISTORY_GONE: Final = 87
-# What differs from the numbers of the documented dialect.
+# Differences from the status numbers of the documented dialect.
 _FAILURES: Final = {
     HISTORY_GONE: Missing(ErrorCode.PARTITION_MISSING, ""),
     57: Busy(ErrorCode.BUSY, ""),
@@ -89,18 +92,21 @@ _EVICTIONS: Final = {
 
 
 def may_be_token(secret: str) -> bool:
-    """Whether this can be an access token, ours or another's. Only such a password is tried as one: servers count what is wrong."""
+    """Return whether a secret can be an access token of Polywire or Iggy.
+
+    Other passwords are not tried as a token, because servers count failed attempts.
+    """
     return len(secret) >= TOKEN_LENGTH_MIN and TOKEN_CHARACTERS.issuperset(secret)
 
 
 def failure_of(status: int) -> BrokerError:
-    """What a status means in our words."""
+    """Return the error for a status."""
     known = _FAILURES.get(status)
     return documented_failure_of(status) if known is None else type(known)(known.code, f"the broker refused {status=}")
 
 
 def eviction_of(reason: int) -> BrokerError:
-    """What the end of a login means in our words."""
+    """Return the error for the reason that the broker ended a login with."""
     return _EVICTIONS.get(reason) or Unavailable(ErrorCode.STOPPING, f"the broker rejected the login {reason=}")
 
 
@@ -109,9 +115,9 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class _Spoken:
-    """The dialect of all connections of a client, and its protocol version.
+    """The dialect and protocol version of all connections of a client.
 
-    window: lowest and highest version of a server that refused it.
+    window: lowest and highest version of a server that rejected this one.
     """
 
     __slots__ = ("dialect", "version", "window")
@@ -123,7 +129,10 @@ class _Spoken:
 
 
 class _Connection(PipelinedConnection[Reply]):
-    """Requests out and replies in, each behind its header. Guards: requests that change something are numbered in the order they are sent."""
+    """A connection with a header for each request and reply.
+
+    Invariant: changes are numbered in the order they are sent.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -132,7 +141,7 @@ class _Connection(PipelinedConnection[Reply]):
         self._turn: Final = asyncio.Lock()
         self._epoch = 0
         self._number = 0
-        self._asked = 0  # requests so far, by which silence is told
+        self._asked = 0  # requests so far, to notice an idle connection
         self._beat: asyncio.Task[None] | None = None
 
     def _end_of(self, data: bytearray, at: int) -> int:
@@ -151,14 +160,14 @@ class _Connection(PipelinedConnection[Reply]):
         return reply
 
     def fail(self, error: BrokerError) -> None:
-        """End the connection, see ``Connection``."""
+        """Close the connection; see ``Connection``."""
         super().fail(error)
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
 
     async def log_in(self, spoken: _Spoken, *words: str) -> None:
-        """Log in with a name and a password, or a token. Raises Denied(LOGIN_FAILED), Busy, Invalid, Unavailable."""
+        """Log in with a name and a password, or with a token. Raises Denied(LOGIN_FAILED), Busy, Invalid, Unavailable."""
         self.spoken = spoken
         secret = secrets.token_bytes(SECRET_BYTES) if spoken.dialect.contexts else b""
         body = _checked(today_codec.register, VERSION, *words, protocol=spoken.version, secret=secret)
@@ -166,7 +175,10 @@ class _Connection(PipelinedConnection[Reply]):
         self._beat = asyncio.ensure_future(self._live())
 
     async def ask(self, code: Code, body: bytes = b"", *, incarnation: int = 0) -> bytes:
-        """Send one request; returns its reply's payload. incarnation: of the partition that it means. Raises BrokerError."""
+        """Send one request, and return the payload of its reply. Raises BrokerError.
+
+        incarnation: of the partition that the request is about.
+        """
         return await self._exchange(today_codec.operation_of(code), body, code=code, incarnation=incarnation)
 
     async def _exchange(self, operation: int, body: bytes, *, code: int = 0, incarnation: int = 0) -> bytes:
@@ -189,7 +201,7 @@ class _Connection(PipelinedConnection[Reply]):
         return _checked(today_codec.result_of, reply)
 
     async def _live(self) -> None:
-        """Say so when nothing else was said."""
+        """Send a ping whenever the connection was idle."""
         with suppress(BrokerError):
             while True:
                 asked = self._asked
@@ -199,7 +211,7 @@ class _Connection(PipelinedConnection[Reply]):
 
 
 class _Door:
-    """Where a client logs in. Guards: all its connections speak one dialect."""
+    """Opens connections that are logged in. Invariant: all of them use one dialect."""
 
     __slots__ = ("_host", "_port", "_spoken", "_timeout_s", "_tls")
 
@@ -211,7 +223,7 @@ class _Door:
         self._spoken: Final = _Spoken()
 
     async def log_in(self, *words: str) -> _Connection:
-        """Open a connection that is logged in, with another protocol version where the server asks for one. Raises BrokerError."""
+        """Open a connection and log in, with another protocol version if the server requires one. Raises BrokerError."""
         try:
             return await self._log_in(*words)
         except Invalid:
@@ -243,16 +255,19 @@ class _Door:
 
 
 class IggyTodayClient(IggyClient):
-    """A broker over today's dialect; made by ``open``. Implements ``WireClient`` as far as the wire goes.
+    """A client of today's dialect. Implements ``WireClient`` as far as the protocol supports it.
 
-    A topic's full name up to its first dot is the stream, without a dot it lies in ``default``. A record's key chooses the partition and
-    never comes back; one without goes to the partitions in turn. Each member of a group is a connection of its own.
+    Create one with ``open``.
+
+    The stream is the part of a topic's full name before the first dot, ``default`` without a dot. A record's key
+    chooses the partition and is not stored; records without a key are distributed round-robin. Each member of a group
+    uses a connection of its own.
     """
 
     __slots__ = ("_histories", "_spoken")
 
     def __init__(self, connection: Asking, another: Callable[[], Awaitable[Asking]]) -> None:
-        """another: opens a further connection to the same broker, as this one was opened."""
+        """Use ``connection``, and call ``another`` to open further connections to the same broker."""
         super().__init__(connection, another)
         self._spoken: Final = connection.spoken if isinstance(connection, _Connection) else _Spoken()
         self._histories: Final[dict[tuple[str, int], int]] = {}
@@ -267,19 +282,19 @@ class IggyTodayClient(IggyClient):
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> IggyTodayClient:
-        """Connect, and log in.
+        """Connect and log in.
 
         Args:
             host: name or address of the broker.
-            port: where its Iggy wire listens.
-            timeout_s: longest wait, in seconds, for this and each further connection.
-            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
-            login: who logs in, with a password or an access token in its place; None: ``iggy`` with the password ``iggy``.
+            port: port of its Iggy listener.
+            timeout_s: time limit for this and each further connection, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            login: the user, with a password or an access token; None uses ``iggy`` with the password ``iggy``.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: the broker is not reachable.
             Denied: LOGIN_FAILED.
-            Busy: the broker is checking too many logins (retry); come back later.
+            Busy: the broker is checking too many logins; retry later.
             Invalid: INVALID_REQUEST: the broker speaks another version.
         """
         login = login or Login("iggy", "iggy")
@@ -304,25 +319,25 @@ class IggyTodayClient(IggyClient):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What the Iggy wire of today can do."""
+        """The features of today's Iggy protocol."""
         return TODAYS_ABILITIES
 
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic, and its stream when that is missing."""
+        """Create a topic, and its stream if that is missing."""
         stream, short = split_name(topic)
         body = _checked(ident, stream) + U32.pack(partition_count) + _checked(client_codec.name, short)
         try:
             await self._connection.ask(Code.CREATE_TOPIC, body)
         except Missing:
-            with suppress(Conflict):  # somebody else made it
+            with suppress(Conflict):  # another client created it
                 await self._connection.ask(Code.CREATE_STREAM, client_codec.name(stream))
             await self._connection.ask(Code.CREATE_TOPIC, body)
         self._partitions.pop(topic, None)
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics of all streams, by full name; ``id`` is empty."""
+        """Return the topics of all streams, in order of their full names. ``id`` is empty."""
         found: list[TopicInfo] = []
         for number, stream in _checked(
             today_codec.read_streams, await self._connection.ask(Code.GET_STREAMS), self._spoken.dialect
@@ -340,7 +355,7 @@ class IggyTodayClient(IggyClient):
         if not known:
             known = await self._asked_partition_count(topic)
         if not known:
-            with suppress(Conflict):  # somebody else made it
+            with suppress(Conflict):  # another client created it
                 await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
             known = await self._asked_partition_count(topic)
         if not known:
@@ -352,7 +367,7 @@ class IggyTodayClient(IggyClient):
         try:
             payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
             return _checked(today_codec.read_topic, payload, self._spoken.dialect)
-        except Missing:  # its stream
+        except Missing:  # the stream is missing
             return 0
 
     # Records
@@ -360,10 +375,12 @@ class IggyTodayClient(IggyClient):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return where each went; see ``WireClient``. A missing topic is made, with as many partitions as usual.
+        """Append records, and return their offsets; see ``WireClient``.
 
-        The offset is -1 where the server does not tell. Raises Invalid(INVALID_REQUEST) for ``Level.SYNCED``, null and empty values, times
-        of origin and events, which the wire cannot carry.
+        A missing topic is created with the default number of partitions.
+
+        The offset is -1 if the server does not report it. Raises Invalid(INVALID_REQUEST) for ``Level.SYNCED``, null
+        and empty values, times of origin and events, which the protocol does not support.
         """
         if level is Level.SYNCED:
             raise cannot(WIRE, "ask for synced records")
@@ -393,7 +410,7 @@ class IggyTodayClient(IggyClient):
         return _checked(today_codec.read_polled, payload, self._spoken.dialect)
 
     async def _ask_partition(self, connection: Asking, code: Code, body: bytes, topic: str, partition: int) -> bytes:
-        """Send a request about a partition, with its history since protocol 0.12; once more where that has become another.
+        """Send a request about a partition, with its incarnation since protocol 0.12. Retry once if that has changed.
 
         Raises BrokerError.
         """
@@ -415,9 +432,9 @@ class IggyTodayClient(IggyClient):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group, over a connection of its own; see ``WireClient``. A missing group, or topic, is made."""
+        """Join a group over a connection of its own; see ``WireClient``. A missing group or topic is created."""
         if assignor is Assignor.RANGE:
-            raise cannot(WIRE, "choose how partitions are dealt out")
+            raise cannot(WIRE, "choose an assignor")
         await self._partition_count(topic)
         body = topic_ident(topic) + _checked(ident, group)
         key = (group, topic, member)
@@ -425,17 +442,17 @@ class IggyTodayClient(IggyClient):
         if connection is None:
             connection = self._members[key] = await self._another()
         if not await connection.ask(Code.GET_GROUP, body):
-            with suppress(Conflict):  # somebody else made it
+            with suppress(Conflict):  # another client created it
                 await connection.ask(Code.CREATE_GROUP, topic_ident(topic) + client_codec.name(group))
         await connection.ask(Code.JOIN_GROUP, body)
         return await self._assignment(connection, body)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Return one's place in a group, of which one stays a member as long as the connection lives."""
+        """Return the member's assignment. The broker keeps the member as long as its connection is open."""
         return await self._assignment(self._member(group, topic, member), topic_ident(topic) + _checked(ident, group))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group, and close the member's connection. Raises Missing(MEMBER_MISSING)."""
+        """Leave a group, and close the member's connection. Raises Missing(MEMBER_MISSING)."""
         connection = self._member(group, topic, member)
         await connection.ask(Code.LEAVE_GROUP, topic_ident(topic) + _checked(ident, group))
         del self._members[group, topic, member]
@@ -454,7 +471,10 @@ class IggyTodayClient(IggyClient):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store the next offset; the wire knows the last one consumed only, so 0 cannot be stored, nor one beyond the newest record."""
+        """Commit the next offset to read.
+
+        The protocol stores the last consumed offset, so 0 is rejected, as is an offset above the next one.
+        """
         if offset < 1:
             raise cannot(WIRE, "store that nothing was consumed")
         at = self._place_of(group, topic, partition)
@@ -462,7 +482,7 @@ class IggyTodayClient(IggyClient):
         await self._ask_partition(connection, Code.STORE_OFFSET, at + U64.pack(offset - 1) + QUORUM, topic, partition)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read, None when it never stored one."""
+        """Return a group's next offset to read, or None if it never committed one."""
         try:
             payload = await self._connection.ask(Code.GET_OFFSET, self._place_of(group, topic, partition))
         except Missing as error:

@@ -1,7 +1,10 @@
-"""The asynchronous client of the Kafka wire.
+"""The asynchronous client of the Kafka protocol.
 
-Promises: requests are pipelined on one connection to a broker and answered in order; what the wire cannot carry is refused before anything
-is sent. It speaks versions that every broker of Kafka since 2.8 knows, for groups since 4.0. Must not know: the broker's inside, other wires.
+Guarantees:
+
+* Requests are pipelined over one connection per broker.
+* Records that the protocol does not support are rejected before anything is sent.
+* All versions that this client sends are known to Kafka brokers since 2.8; groups need 4.0.
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level, spell_address
 
-WIRE: Final = "Kafka"  # in what is refused
+WIRE: Final = "Kafka"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
-FETCH_BYTES: Final = 1024 * 1024  # asked for at a time; a batch that is longer comes whole
-FETCH_RECORDS: Final = 1_000_000  # of one answer, which is limited in bytes: what was decoded is not thrown away
-BATCH_BYTES: Final = 900_000  # of the records of one batch, unless one alone has more: brokers take 1 MiB
-RECORD_ROOM_BYTES: Final = 64  # of a record beside its key and value
+FETCH_BYTES: Final = 1024 * 1024  # per request; a longer batch is returned whole
+FETCH_RECORDS: Final = 1_000_000  # per response, which is limited by bytes: decoded records are not thrown away
+BATCH_BYTES: Final = 900_000  # of the records in one batch, unless a single record is larger: brokers accept 1 MiB
+RECORD_ROOM_BYTES: Final = 64  # of a record, without key and value
 TIMEOUT_MS: Final = 30_000
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -88,7 +91,7 @@ ABILITIES: Final = frozenset(
 
 
 class _Connection(FramedConnection):
-    """Frames out and in, told apart by their order."""
+    """A connection of frames; responses arrive in the order of the requests."""
 
     BODY_BYTES_MIN: ClassVar[int] = 4
     BODY_BYTES_MAX: ClassVar[int] = REPLY_BYTES_MAX
@@ -99,7 +102,10 @@ class _Connection(FramedConnection):
         self._numbers = count(1)
 
     async def ask(self, api: Api, /, **fields: Any) -> Any:
-        """Send one request; returns the body of its answer. Raises Unavailable, and Invalid for text that no request can carry."""
+        """Send one request, and return the body of its response.
+
+        Raises Unavailable, and Invalid for text that cannot be encoded.
+        """
         version, number = _VERSIONS[api], next(self._numbers)
         try:
             request = encode_request(api, version, number, schema.request(api)(**fields), client_id="polywire")
@@ -116,7 +122,7 @@ class _Connection(FramedConnection):
 async def _dial(
     host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None, login: Login | None, mechanism: str | None
 ) -> _Connection:
-    """Connect to one broker, and log in. Raises Unavailable, Denied(LOGIN_FAILED)."""
+    """Connect to one broker and log in. Raises Unavailable, Denied(LOGIN_FAILED)."""
     connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
     if login is not None:
         mechanism = mechanism or mechanism_for(host, is_secret=tls is not None)
@@ -135,17 +141,17 @@ async def _dial(
 
 
 class KafkaClient(Scope):
-    """A connection to a broker, and to others that lead what it does not; made by ``open``.
+    """A client with a connection to one broker and to the leaders of its topics. Create one with ``open``.
 
-    Implements ``WireClient`` as far as the wire goes.
+    Implements ``WireClient`` as far as the protocol supports it.
 
-    ``Level.MEMORY`` asks for the same as ``Level.WRITTEN``: what is acknowledged by nothing has no offset to tell.
+    ``Level.MEMORY`` is sent as ``Level.WRITTEN``, because unacknowledged records have no offset to return.
     """
 
     __slots__ = ("_connection", "_counts", "_groups", "_leaders", "_next")
 
     def __init__(self, connection: _Connection, dial: Callable[[str, int], Awaitable[_Connection]]) -> None:
-        """dial: connects to another broker of the same cluster."""
+        """Use ``connection``, and call ``dial`` to connect to other brokers of the cluster."""
         self._connection: Final = connection
         self._leaders: Final = Leaders(connection, dial)
         self._groups: Final = Groups(connection.ask, self._describe)
@@ -163,18 +169,19 @@ class KafkaClient(Scope):
         login: Login | None = None,
         mechanism: str | None = None,
     ) -> KafkaClient:
-        """Connect, and log in.
+        """Connect and log in.
 
         Args:
             host: name or address of the broker.
-            port: where its Kafka wire listens.
-            timeout_s: longest wait, in seconds, until all of it is done.
-            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
-            login: who logs in; None: nobody.
-            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; None: PLAIN under TLS and on the same machine, else SCRAM-SHA-512.
+            port: port of its Kafka listener.
+            timeout_s: time limit for connection and login, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            login: the user; None connects without a login.
+            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. None uses PLAIN under TLS and on the same machine,
+                otherwise SCRAM-SHA-512.
 
         Raises:
-            Unavailable: no broker answers in time.
+            Unavailable: the broker did not respond in time.
             Denied: LOGIN_FAILED.
         """
 
@@ -185,7 +192,7 @@ class KafkaClient(Scope):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What this client can do on the Kafka wire."""
+        """The features that this client supports over the Kafka protocol."""
         return ABILITIES
 
     async def close(self) -> None:
@@ -197,9 +204,9 @@ class KafkaClient(Scope):
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not know."""
-        asked = schema.request(Api.CREATE_TOPICS).Topics
-        topics = [asked(name=topic, num_partitions=partition_count, replication_factor=-1)]
+        """Create a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not support."""
+        entry_of = schema.request(Api.CREATE_TOPICS).Topics
+        topics = [entry_of(name=topic, num_partitions=partition_count, replication_factor=-1)]
         answer = await self._connection.ask(Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS)
         check(answer.topics[0])
 
@@ -210,20 +217,20 @@ class KafkaClient(Scope):
         check(answer.responses[0], missing=ErrorCode.TOPIC_MISSING)
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics this peer may see, by name."""
+        """Return the topics that this user may see, in order of their names."""
         answer = await self._connection.ask(Api.METADATA, topics=None, may_create=False)
         found = [TopicInfo(topic.name, topic.topic_id, len(topic.partitions)) for topic in answer.topics]
         return sorted(found, key=lambda topic: topic.name)
 
     async def _describe(self, topic: str, *, may_create: bool = False) -> Any:
-        """What Metadata tells of one topic. Raises BrokerError."""
-        asked = [schema.request(Api.METADATA).Topics(name=topic)]
-        answer = await self._connection.ask(Api.METADATA, topics=asked, may_create=may_create)
+        """Return the metadata of one topic. Raises BrokerError."""
+        entry_of = [schema.request(Api.METADATA).Topics(name=topic)]
+        answer = await self._connection.ask(Api.METADATA, topics=entry_of, may_create=may_create)
         check(answer.topics[0], missing=ErrorCode.TOPIC_MISSING)
         return answer.topics[0]
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return where each partition of a topic begins and ends; see ``WireClient``. They have no incarnation here."""
+        """Return the first and next offset of each partition; see ``WireClient``. The incarnation is 0."""
         partitions = (await self._describe(topic)).partitions
         epochs = {partition.index: partition.leader_epoch for partition in partitions}
         first = await self._list(topic, sorted(epochs), EARLIEST)
@@ -231,17 +238,17 @@ class KafkaClient(Scope):
         return [PartitionBounds(number, 0, epochs[number], first[number], ends[number]) for number in sorted(epochs)]
 
     async def _list(self, topic: str, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
-        """Offsets by partition. Raises BrokerError."""
-        asked = schema.request(Api.LIST_OFFSETS).Topics
-        entries = [asked.Partitions(index=number, timestamp=time_ms) for number in partitions]
-        topics = [asked(name=topic, partitions=entries)]
-        answer = await self._leaders.ask(topic, _told, Api.LIST_OFFSETS, replica_id=-1, topics=topics)
+        """Return offsets by partition. Raises BrokerError."""
+        entry_of = schema.request(Api.LIST_OFFSETS).Topics
+        entries = [entry_of.Partitions(index=number, timestamp=time_ms) for number in partitions]
+        topics = [entry_of(name=topic, partitions=entries)]
+        answer = await self._leaders.ask(topic, _partition_entries, Api.LIST_OFFSETS, replica_id=-1, topics=topics)
         for entry in answer.topics[0].partitions:
             check(entry)
         return {entry.index: entry.offset for entry in answer.topics[0].partitions}
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Refuse with Invalid(INVALID_REQUEST): times of this wire are those of clients, and milliseconds."""
+        """Raise Invalid(INVALID_REQUEST): the protocol looks up times of clients, in milliseconds, and no append times."""
         raise cannot(WIRE, "look records up by the time of their append")
 
     # Records
@@ -249,9 +256,12 @@ class KafkaClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records and return where each went; see ``WireClient``. A topic that is missing is made where the broker makes topics.
+        """Append records, and return their offsets; see ``WireClient``.
 
-        Records with keys go where Kafka's Java client puts them, others to one partition after the other, call by call.
+        A missing topic is created if the broker creates topics.
+
+        The partition of a key is that of Kafka's Java client. Records without a key use one partition after the other,
+        call by call.
         """
         for record in records:
             _check_record(record)
@@ -276,10 +286,10 @@ class KafkaClient(Scope):
         return self._next % size if record.key is None else partition_of_key(record.key, size)
 
     async def _append(self, topic: str, partition: int, records: Sequence[Record], level: Level) -> int:
-        """Append one batch; returns the offset of its first record. Raises BrokerError."""
-        asked = schema.request(Api.PRODUCE).Topics
-        entries = [asked.Partitions(index=partition, records=encode_batch(records))]
-        topics = [asked(name=topic, partitions=entries)]
+        """Append one batch, and return the offset of its first record. Raises BrokerError."""
+        entry_of = schema.request(Api.PRODUCE).Topics
+        entries = [entry_of.Partitions(index=partition, records=encode_batch(records))]
+        topics = [entry_of(name=topic, partitions=entries)]
         answer = await self._leaders.ask(
             topic, _answered, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
         )
@@ -291,7 +301,10 @@ class KafkaClient(Scope):
         return offset
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
-        """Return when the first record from an offset on was stored, as its topic has it, or made."""
+        """Return the timestamp of the first record from an offset on.
+
+        It is an append or create time, as its topic is configured.
+        """
         records = await self.fetch(topic, partition, offset, records_max=1)
         return (records[0].append_time_us or records[0].origin_time_us) if records else None
 
@@ -299,8 +312,8 @@ class KafkaClient(Scope):
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``."""
-        asked = schema.request(Api.FETCH).Topics
-        entries = [asked.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
+        entry_of = schema.request(Api.FETCH).Topics
+        entries = [entry_of.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
         answer = await self._leaders.ask(
             topic,
             _answered,
@@ -308,52 +321,55 @@ class KafkaClient(Scope):
             max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=FETCH_BYTES,
-            topics=[asked(topic=topic, partitions=entries)],
+            topics=[entry_of(topic=topic, partitions=entries)],
         )
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
-            await self._describe(topic)  # which raises when it is the topic that is missing
+            await self._describe(topic)  # raises if the topic is missing
         check(entry)
         return understood(decode_batches, entry.records or b"", offset=offset)[:records_max]
 
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group, or take what has changed; see ``WireClient``. Brokers of Kafka can since 4.0.
+        """Join a group, or accept a new assignment; see ``WireClient``. Needs Kafka 4.0.
 
-        A member gets what is free, and the rest when others have joined again and so let go of it: ``heartbeat`` tells. Raises
-        Missing(TOPIC_MISSING).
+        A member gets free partitions at once, and the others after their owners have joined again and released them;
+        ``heartbeat`` reports that. Raises Missing(TOPIC_MISSING).
         """
         return await self._groups.join(group, topic, member, assignor)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member; see ``WireClient``. A change of the group that is none for this member passes."""
+        """Send a heartbeat; see ``WireClient``. Changes of the group that do not affect this member are not reported."""
         return await self._groups.heartbeat(group, topic, member, generation)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group, of whatever generation; see ``WireClient``."""
+        """Leave a group, whatever its generation; see ``WireClient``."""
         await self._groups.leave(group, topic, member)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's position; see ``WireClient``. Without a member brokers refuse it while the group has some."""
+        """Commit a group's offset; see ``WireClient``. Without a member, brokers reject it while the group has members."""
         await self._groups.commit(group, topic, partition, offset, member, generation)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read, None when it never committed."""
+        """Return a group's next offset to read, or None if it never committed one."""
         return await self._groups.position(group, topic, partition)
 
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
-        """Return groups that have members or positions, by topic and name; with ``group`` those of this name.
+        """Return groups that have members or committed offsets, in order of topic and name.
 
-        A member's wire is the id of its client, which names the wire of those on other ones. Nothing tells when they were heard of, whose a
-        group is, nor what members read of a group that has none of this wire.
+        ``group`` limits them to one name.
+
+        A member's ``wire`` is its client id, which for members of other protocols is the name of their protocol. The
+        protocol does not report when members were last seen, the owner of a group, or what is read by groups without
+        Kafka members.
         """
         return await self._groups.groups(group)
 
 
-def _told(answer: Any) -> Iterator[Any]:
+def _partition_entries(answer: Any) -> Iterator[Any]:
     return (entry for topic in answer.topics for entry in topic.partitions)
 
 
@@ -367,7 +383,7 @@ def _check_record(record: Record) -> None:
 
 
 def _batches(rows: Sequence[int], records: Sequence[Record]) -> list[list[int]]:
-    """Rows in batches that brokers take."""
+    """Split rows into batches that brokers accept."""
     parts: list[list[int]] = []
     room = 0
     for row in rows:

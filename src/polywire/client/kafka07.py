@@ -1,8 +1,11 @@
-"""The asynchronous client of the Kafka 0.7 wire.
+"""The asynchronous client of the Kafka 0.7 protocol.
 
-Promises: requests are pipelined on one connection and answered in order; what was produced is known to be stored when ``produce`` returns;
-offsets are counted from the partition's beginning, because the wire tells byte addresses only. Must not know: the broker's insides, other
-wires.
+Guarantees:
+
+* Requests are pipelined over one connection.
+* When ``produce`` returns, the records are stored.
+
+The protocol has byte addresses and no offsets: this client counts records from the beginning of a partition.
 """
 
 from __future__ import annotations
@@ -45,18 +48,18 @@ from polywire.records.columns import Record
 from polywire.records.partitioner import partitions_of
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Buffer, KeyHash, Level
 
-WIRE: Final = "Kafka 0.7"  # in what is refused
+WIRE: Final = "Kafka 0.7"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024
-FETCH_RECORDS: Final = 1_000_000  # of one answer, which is limited in bytes: what was decoded is not thrown away
+FETCH_RECORDS: Final = 1_000_000  # per response, which is limited by bytes: decoded records are not thrown away
 FETCH_BYTES_MAX: Final = (
     64 * 1024 * 1024
-)  # a first message that does not fit is asked for again, twice as large, up to this
-SET_BYTES_MAX: Final = 4 * 1024 * 1024  # of one PRODUCE
-SCAN_BYTES_MAX: Final = 256 * 1024 * 1024  # read at most to count records up to an offset that is not known yet
-MARKS_MAX: Final = 1_000  # places of one partition whose offset and address are known
-PARTITIONS_PROBED: Final = 64  # asked for at a time to learn how many there are
+)  # if the first message does not fit, it is requested again with twice the size, up to this
+SET_BYTES_MAX: Final = 4 * 1024 * 1024  # per PRODUCE
+SCAN_BYTES_MAX: Final = 256 * 1024 * 1024  # the most to read when counting records up to an unknown offset
+MARKS_MAX: Final = 1_000  # known pairs of offset and address, per partition
+PARTITIONS_PROBED: Final = 64  # requested at a time to find the number of partitions
 
 ABILITIES: Final = frozenset(
     {
@@ -70,7 +73,7 @@ ABILITIES: Final = frozenset(
 
 
 class _Connection(FramedConnection):
-    """Answers are bodies that begin with an error code."""
+    """A connection; a response is a body that begins with an error code."""
 
     HANGING_UP = "the broker refused a request"
     BODY_BYTES_MIN = 2
@@ -79,10 +82,10 @@ class _Connection(FramedConnection):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Values of the messages from an address on, and the address after the last of them.
+    """Values of the messages from an address on, and the address after the last one.
 
-    positions: where to read on once a value was used, for each; the messages of a wrapper have the wrapper's own place. is_cut: the first
-    message is longer than what was asked for.
+    positions: for each value, the address to continue at after it. Messages in a wrapper share the wrapper's address.
+    is_cut: the first message is longer than the requested size.
     """
 
     values: list[bytes]
@@ -92,11 +95,14 @@ class Fetched:
 
 
 class Kafka07Client(Scope):
-    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes.
+    """A client of one connection. Implements ``WireClient`` as far as the protocol supports it.
 
-    A record's key chooses its partition and is not sent. The wire tells addresses: ``read``, ``addresses`` and ``write`` speak of those. An
-    offset is found by counting records from address 0, or from the nearest place that is known; after retention has removed the
-    partition's beginning offsets cannot be told any more (-1 in ``Produced``). A broker that drops a set or hangs up is noticed.
+    Create one with ``open``.
+
+    A record's key chooses its partition and is not sent. The protocol has byte addresses, which ``read``, ``addresses``
+    and ``write`` use. Other methods count records from address 0 or the nearest known address to find an offset. Once
+    retention has removed the beginning of a partition, offsets are unknown (-1 in ``Produced``). Sets that the broker
+    drops and closed connections are detected.
     """
 
     __slots__ = ("_connection", "_marks", "_round_robin", "_run")
@@ -115,37 +121,37 @@ class Kafka07Client(Scope):
 
         Args:
             host: name or address of the broker.
-            port: where its Kafka 0.7 wire listens.
-            timeout_s: longest wait, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+            port: port of its Kafka 0.7 listener.
+            timeout_s: time limit, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: the broker is not reachable.
         """
         return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What the Kafka 0.7 wire can do."""
+        """The features of the Kafka 0.7 protocol."""
         return ABILITIES
 
     async def close(self) -> None:
         """Close the connection; pending calls fail with Unavailable."""
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
-    # In the wire's own words
+    # The protocol's own operations
 
     async def addresses(self, topic: str, partition: int, time_ms: int = LATEST, count: int = 1) -> list[int]:
         """Return addresses to begin reading at, newest first.
 
         Args:
-            topic: the topic's name.
-            partition: its number, from 0.
-            time_ms: milliseconds since 1970, at or before which to begin; or ``LATEST``, ``EARLIEST``.
-            count: most addresses to return.
+            topic: name of the topic.
+            partition: number of the partition, from 0.
+            time_ms: return addresses at or before this time, in milliseconds since 1970, or ``LATEST``, ``EARLIEST``.
+            count: maximum number of addresses.
 
         Raises:
-            Unavailable: the broker refused, or the connection was lost.
+            Unavailable: the broker rejected the request, or the connection was lost.
         """
         [answer] = await self._connection.exchange(encode_offsets(_topic(topic), partition, time_ms, count), 1)
         return understood(parse_offsets_answer, answer)
@@ -154,14 +160,14 @@ class Kafka07Client(Scope):
         """Return messages from an address on, none at the end.
 
         Args:
-            topic: the topic's name.
-            partition: its number, from 0.
-            address: where a message begins: 0, one of ``addresses``, or where an earlier read ended.
-            bytes_max: how much to ask for; a message that is longer is asked for again with more.
+            topic: name of the topic.
+            partition: number of the partition, from 0.
+            address: the start of a message: 0, one of ``addresses``, or the end of an earlier read.
+            bytes_max: size to request; a longer message is requested again with a larger size.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE, PARTITION_MISSING.
-            Invalid: an impossible topic; RECORD_TOO_LARGE for a message above ``FETCH_BYTES_MAX``.
+            Invalid: the topic name is invalid, or RECORD_TOO_LARGE for a message above ``FETCH_BYTES_MAX``.
         """
         while True:
             frame = encode_fetch(_topic(topic), partition, address, bytes_max)
@@ -177,9 +183,9 @@ class Kafka07Client(Scope):
     async def read_many(
         self, topic: str, places: Sequence[tuple[int, int]], *, bytes_max: int = FETCH_BYTES
     ) -> list[Fetched | BrokerError]:
-        """Do what ``read`` does for several (partition, address) at once, and return a result or an error for each, in order.
+        """Read several (partition, address) at once, and return a result or an error for each, in order.
 
-        A result may be cut (``Fetched.is_cut``) where the first message is longer than ``bytes_max``.
+        A result is cut (``Fetched.is_cut``) if the first message is longer than ``bytes_max``.
         """
         entries = [FetchEntry(_topic(topic), partition, address, bytes_max) for partition, address in places]
         [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
@@ -193,9 +199,11 @@ class Kafka07Client(Scope):
         return results
 
     async def write(self, topic: str, partition: int, message_set: bytes) -> tuple[int, int]:
-        """Send a set, and return the partition's end (an address) before and after it, which others may have moved as well.
+        """Send a set, and return the end of the partition (an address) before and after it.
 
-        Raises Unavailable when it was refused.
+        Other clients may also have moved it.
+
+        Raises Unavailable if the set was rejected.
         """
         name = _topic(topic)
         end = encode_offsets(name, partition, LATEST, 1)
@@ -203,11 +211,11 @@ class Kafka07Client(Scope):
         return understood(parse_offsets_answer, before)[0], understood(parse_offsets_answer, after)[0]
 
     async def send(self, frames: bytes, topic: str, partition: int = 0) -> None:
-        """Send produce frames and wait until the broker has carried them out. Raises Unavailable when it refused one."""
+        """Send produce frames, and wait until the broker has executed them. Raises Unavailable if it rejected one."""
         await self._connection.exchange(frames + encode_offsets(_topic(topic), partition, LATEST, 1), 1)
 
     async def partition_count(self, topic: str) -> int:
-        """Return the number of partitions of a topic, also of one that does not exist yet. Raises Invalid(INVALID_TOPIC)."""
+        """Return the number of partitions of a topic, even if it does not exist yet. Raises Invalid(INVALID_TOPIC)."""
         for first in range(0, PARTITION_COUNT_MAX, PARTITIONS_PROBED):
             entries = [FetchEntry(_topic(topic), first + step, 0, 0) for step in range(PARTITIONS_PROBED)]
             [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
@@ -219,7 +227,9 @@ class Kafka07Client(Scope):
         return PARTITION_COUNT_MAX
 
     def decode(self, data: memoryview, address: int) -> Fetched:
-        """Return the values of the complete messages of a set, wrappers opened. Raises Unavailable for a set that is broken.
+        """Return the values of the complete messages of a set, with wrappers expanded.
+
+        Raises Unavailable for an invalid set.
 
         ``address`` is that of the set's first byte.
         """
@@ -235,13 +245,13 @@ class Kafka07Client(Scope):
             known = len(found.values)
             for part in inner:
                 self._take(part, found, address)
-            if len(found.values) > known:  # they have one place, the wrapper's (spec: kafka-0.7#iterating)
+            if len(found.values) > known:  # they share the wrapper's address (spec: kafka-0.7#iterating)
                 found.positions[known:] = [address + place] * (len(found.values) - known - 1) + [address + stop]
             at = stop
         return found
 
     def _take(self, part: PlainSet, found: Fetched, address: int) -> None:
-        """Add the values of a plain set, and the positions they have if it lies in the answer itself."""
+        """Add the values of a plain set. Their positions are right if the set lies in the response itself."""
         at, left, source = part.start, part.records, memoryview(part.data)
         while left > 0:
             at, count = decoder.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
@@ -254,32 +264,36 @@ class Kafka07Client(Scope):
     # Client
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot create topics; producing makes them."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot create topics; producing creates them."""
         raise cannot(WIRE, "create topics")
 
     async def delete_topic(self, topic: str) -> None:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot delete topics."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot delete topics."""
         raise cannot(WIRE, "delete topics")
 
     async def topics(self) -> list[TopicInfo]:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot list topics."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot list topics."""
         raise cannot(WIRE, "list topics")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell offsets of bounds; ``addresses`` tells their addresses."""
-        raise cannot(WIRE, "tell offsets of bounds")
+        """Raise Invalid(INVALID_REQUEST): the protocol does not report offsets; ``addresses`` returns addresses."""
+        raise cannot(WIRE, "report offsets of bounds")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot look offsets up by time; ``addresses`` does so in its own words."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot look offsets up by time.
+
+        ``addresses`` looks up addresses.
+        """
         raise cannot(WIRE, "look offsets up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return where each went, the offset being -1 where it cannot be told; see ``WireClient``.
+        """Append records, and return their offsets, -1 if an offset is unknown; see ``WireClient``.
 
-        A key chooses the partition and is not sent. A missing topic is made. Raises Invalid for another level than WRITTEN, null values,
-        headers, ids and times, which the wire cannot carry, and Invalid(RECORD_TOO_LARGE).
+        A key chooses the partition and is not sent. A missing topic is created. Raises Invalid for a level other than
+        WRITTEN, null values, headers, ids and times, which the protocol does not support, and
+        Invalid(RECORD_TOO_LARGE).
         """
         if level is not Level.WRITTEN:
             raise cannot(WIRE, "choose what an acknowledgement means")
@@ -295,7 +309,7 @@ class Kafka07Client(Scope):
         return produced
 
     async def _choose_partitions(self, topic: str, records: Sequence[Record]) -> list[int]:
-        """The partition of each record: by its key, in turn for those without one."""
+        """Return the partition of each record: by its key, or round-robin without one."""
         count = await self.partition_count(topic)
         keys = [record.key or b"" for record in records]
         ends = list(itertools.accumulate(map(len, keys), initial=0))
@@ -307,7 +321,7 @@ class Kafka07Client(Scope):
         return [own if record.key is None else number for record, number in zip(records, hashed, strict=True)]
 
     async def _produce_part(self, topic: str, partition: int, values: list[bytes]) -> int:
-        """Store values in one set; offset of the first, -1 when it cannot be told."""
+        """Store values in one set, and return the offset of the first, or -1 if it is unknown."""
         plain = encode_set(values)
         sent = plain
         if max(map(len, values)) > decoder.PAYLOAD_BYTES_MAX:
@@ -333,7 +347,7 @@ class Kafka07Client(Scope):
     async def _search(
         self, topic: str, partition: int, offset: int, address: int, stop: int, values: list[bytes]
     ) -> int:
-        """Others wrote at the same time: find our values among theirs."""
+        """Find our values between those that other clients wrote at the same time."""
         found: list[bytes] = []
         while address < stop:
             read = await self.read(topic, partition, address)
@@ -347,9 +361,12 @@ class Kafka07Client(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait.
+        """Return records from an offset on, without keys; see ``WireClient``.
 
-        The offset is found by counting from the nearest place that is known. Raises Invalid(INVALID_REQUEST) when that is too far.
+        The protocol cannot wait, so ``wait_ms`` is ignored.
+
+        The offset is found by counting from the nearest known address. Raises Invalid(INVALID_REQUEST) if that is too
+        far.
         """
         if offset < 0:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"offset must not be negative offset={offset}")
@@ -360,7 +377,8 @@ class Kafka07Client(Scope):
                 read = await self.read(topic, partition, address)
             except Missing as error:
                 if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                    self._marks.pop((topic, partition), None)  # trimmed, or another topic of the same name
+                    # removed by retention, or another topic with the same name
+                    self._marks.pop((topic, partition), None)
                 raise
             if not read.values:
                 return []
@@ -376,7 +394,7 @@ class Kafka07Client(Scope):
                 )
 
     async def _offset_of(self, topic: str, partition: int, address: int) -> int:
-        """Offset of the record at an address, by counting; -1 when that is too far. Raises Missing."""
+        """Return the offset of the record at an address by counting, or -1 if that is too far. Raises Missing."""
         marks = self._marks.get((topic, partition), [])
         known = [mark for mark in marks if mark[1] <= address]
         at, place = known[-1] if known else (0, 0)
@@ -391,7 +409,7 @@ class Kafka07Client(Scope):
         return at if place == address else -1
 
     def _nearest(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
-        """The nearest place at or below an offset that is known."""
+        """Return the nearest known offset and address at or below an offset."""
         marks = self._marks.get((topic, partition), [])
         number = bisect_right(marks, (offset, 2**63))
         return marks[number - 1] if number else (0, 0)
@@ -404,25 +422,28 @@ class Kafka07Client(Scope):
             del marks[::2]
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
+        """Raise Invalid(INVALID_REQUEST): the protocol has no groups."""
         raise cannot(WIRE, "form groups")
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
+        """Raise Invalid(INVALID_REQUEST): the protocol has no groups."""
         raise cannot(WIRE, "form groups")
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
+        """Raise Invalid(INVALID_REQUEST): the protocol has no groups."""
         raise cannot(WIRE, "form groups")
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot store positions; ``kafka07_streams.Consumer`` keeps them in a file."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot store positions.
+
+        ``kafka07_streams.Consumer`` stores them in a file.
+        """
         raise cannot(WIRE, "store positions")
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot store positions."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot store positions."""
         raise cannot(WIRE, "store positions")
 
 
@@ -434,7 +455,7 @@ def _topic(topic: str) -> bytes:
 
 
 def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
-    """Cut rows so that each portion fits one set; a value above the wire's limit, which is packed, is alone in its own."""
+    """Split rows so that each part fits one set. A value above the protocol's limit is compressed and alone in its set."""
     portions: list[list[int]] = []
     size = SET_BYTES_MAX
     for row in rows:
@@ -448,7 +469,10 @@ def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
 
 
 def _whole_end(data: Buffer) -> int:
-    """Where the complete entries of a set end (spec: kafka-0.7#writing-a-client). Raises PeerError for an impossible size."""
+    """Return the end of the complete entries of a set (spec: kafka-0.7#writing-a-client).
+
+    Raises PeerError for an impossible size.
+    """
     at = 0
     while len(data) - at >= 4:
         size = int.from_bytes(memoryview(data)[at : at + 4], "big", signed=True)
@@ -461,7 +485,7 @@ def _whole_end(data: Buffer) -> int:
 
 
 def _raise_code(code: int, topic: str, partition: int, address: int) -> None:
-    """Raise what an error code means."""
+    """Raise the error for an error code."""
     facts = f"topic={topic!r} partition={partition} address={address}"
     match code:
         case WireError.NONE:

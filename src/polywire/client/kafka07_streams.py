@@ -1,7 +1,9 @@
-"""Producing in batches and consuming with positions over the Kafka 0.7 wire, asynchronous and blocking.
+"""Producers that batch and consumers with positions over the Kafka 0.7 protocol, asynchronous and blocking.
 
-Promises: what ``flush`` returned from was carried out by the broker, in order; a position is that of the message handed out last, so a crash
-repeats messages and never skips any. Must not know: sockets, offsets (this wire's positions are addresses).
+Guarantees:
+
+* After ``flush``, the broker has stored all messages, in order.
+* A position is the address after the last returned message: after a crash messages are repeated, none is skipped.
 """
 
 from __future__ import annotations
@@ -35,20 +37,21 @@ from polywire.protocols.kafka07.messages import (
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash
 
-BATCH_RECORDS: Final = 200  # as the official producer's
+BATCH_RECORDS: Final = 200  # the default of Kafka 0.7's producer
 LINGER_S: Final = 0.1
 WAITING_BYTES_MAX: Final = (
     4 * 1024 * 1024
-)  # then a producer sends, whatever the number of messages: a frame has a limit
-SET_VALUES_BYTES_MAX: Final = 512 * 1024  # packed or not, a set of this stays below what a broker takes
-POLL_INTERVAL_S: Final = 0.05  # between rounds without anything new; the wire cannot wait
+)  # a producer sends at this size, whatever the number of messages: a frame has a limit
+SET_VALUES_BYTES_MAX: Final = 512 * 1024  # a set of this size stays below the broker's limit, compressed or not
+POLL_INTERVAL_S: Final = 0.05  # between polls without messages; the protocol cannot wait
 
 
 class Producer:
-    """Gathers messages and sends them as MULTIPRODUCE, one set per topic and partition, compressed if asked for.
+    """Batches messages and sends them as MULTIPRODUCE, one set per topic and partition, optionally compressed.
 
-    compression: of each set. batch_records: send when so many wait. linger_s: send when the oldest has waited longer, in seconds; looked at
-    when a message is added. Messages of one topic and partition keep their order; what still waits at the end needs a ``flush``.
+    compression: of each set. batch_records: send when this many are waiting. linger_s: send when the oldest has waited
+    this long, in seconds, checked when a message is added. Messages of one topic and partition stay in order. Call
+    ``flush`` at the end.
     """
 
     def __init__(
@@ -70,9 +73,9 @@ class Producer:
         self._lock = asyncio.Lock()
 
     async def send(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = ANY_PARTITION) -> None:
-        """Add a message; a key chooses its partition and is not sent, without key and partition the broker chooses.
+        """Add a message. A key chooses the partition and is not sent; without key and partition the broker chooses.
 
-        Raises Invalid(RECORD_TOO_LARGE), and what ``flush`` raises.
+        Raises Invalid(RECORD_TOO_LARGE), and the errors of ``flush``.
         """
         if len(value) > PAYLOAD_BYTES_MAX:
             raise Invalid(
@@ -96,9 +99,9 @@ class Producer:
         return partitions_of(key, memoryview(array("q", (0, len(key), 0, 0))), count, KeyHash.FNV32)[0]
 
     async def flush(self) -> None:
-        """Send what waits, and wait until the broker has carried it out.
+        """Send all waiting messages, and wait until the broker has stored them.
 
-        Raises Unavailable when the connection was lost; then nobody knows what was stored.
+        Raises Unavailable if the connection was lost; the outcome is then unknown.
         """
         async with self._lock:
             waiting, self._waiting = self._waiting, {}
@@ -115,7 +118,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message: ``next_address`` is where to go on after it."""
+    """A message, and the address to continue at after it."""
 
     partition: int
     value: bytes
@@ -123,10 +126,10 @@ class Message:
 
 
 class Consumer:
-    """Reads partitions of a topic side by side and remembers how far it came.
+    """Reads the partitions of a topic concurrently and stores its positions.
 
-    Invariant: ``positions`` (address by partition) counts only what was handed out. With ``path`` they are read from and written to a
-    file, as JSON ``{topic: {partition: address}}``, whole or not at all.
+    Invariant: ``positions`` (address by partition) covers returned messages only. With ``path`` they are read from a
+    JSON file ``{topic: {partition: address}}``, which is replaced atomically.
     """
 
     def __init__(
@@ -139,10 +142,10 @@ class Consumer:
         start: int = EARLIEST,
         path: Path | None = None,
     ) -> None:
-        """Begin at ``positions``, or those in the file ``path``.
+        """Begin at ``positions``, or at those in the file ``path``.
 
-        start: ``EARLIEST`` or ``LATEST``, where to begin without a position, and where to go on when one lies outside of the log.
-        partitions: None: all. Raises Invalid(INVALID_REQUEST) for another start.
+        start: ``EARLIEST`` or ``LATEST``, used without a position, or if a position is outside of the log. partitions:
+        None reads all. Raises Invalid(INVALID_REQUEST) for another start.
         """
         if start not in (EARLIEST, LATEST):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"start must be EARLIEST or LATEST start={start}")
@@ -154,7 +157,7 @@ class Consumer:
         self.positions: dict[int, int] = dict(positions or (_stored(path).get(topic, {}) if path else {}))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Yield messages as they come, for ever."""
+        """Yield messages forever."""
         while True:
             found = await self.poll()
             for message in found:
@@ -164,7 +167,7 @@ class Consumer:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def poll(self) -> list[Message]:
-        """Return what there is now, without counting it as handed out. Raises Unavailable, Missing(PARTITION_MISSING)."""
+        """Return available messages without moving the positions. Raises Unavailable, Missing(PARTITION_MISSING)."""
         if self._partitions is None:
             self._partitions = list(range(await self._client.partition_count(self._topic)))
         for partition in self._partitions:
@@ -207,7 +210,7 @@ class Consumer:
 
 
 class SyncProducer:
-    """The blocking twin of ``Producer``, with a connection of its own."""
+    """The blocking version of ``Producer``, with a connection of its own."""
 
     def __init__(
         self,
@@ -217,7 +220,10 @@ class SyncProducer:
         batch_records: int = BATCH_RECORDS,
         linger_s: float = LINGER_S,
     ) -> None:
-        """Connect to ``url`` (``kafka07://host:port``); the rest as for ``Producer``. Raises Unavailable, Invalid for another wire."""
+        """Connect to ``url`` (``kafka07://host:port``). Other arguments are those of ``Producer``.
+
+        Raises Unavailable, Invalid for another protocol.
+        """
         self._client: Final = SyncClient(url)
 
         async def make(client: WireClient) -> Producer:
@@ -239,11 +245,11 @@ class SyncProducer:
         self._client.run(lambda _: self._producer.send(topic, value, key=key, partition=partition))
 
     def flush(self) -> None:
-        """Send what waits; see ``Producer.flush``."""
+        """Send all waiting messages; see ``Producer.flush``."""
         self._client.run(lambda _: self._producer.flush())
 
     def close(self) -> None:
-        """Flush and disconnect."""
+        """Flush, and close the connection."""
         try:
             self.flush()
         finally:
@@ -251,10 +257,13 @@ class SyncProducer:
 
 
 class SyncConsumer:
-    """The blocking twin of ``Consumer``, with a connection of its own."""
+    """The blocking version of ``Consumer``, with a connection of its own."""
 
     def __init__(self, url: str, topic: str, *, start: int = EARLIEST, path: Path | None = None) -> None:
-        """Connect to ``url`` (``kafka07://host:port``); the rest as for ``Consumer``. Raises Unavailable, Invalid for another wire."""
+        """Connect to ``url`` (``kafka07://host:port``). Other arguments are those of ``Consumer``.
+
+        Raises Unavailable, Invalid for another protocol.
+        """
         self._client: Final = SyncClient(url)
 
         async def make(client: WireClient) -> Consumer:
@@ -263,7 +272,7 @@ class SyncConsumer:
         self._consumer: Final = self._client.run(make)
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages as they come, for ever."""
+        """Yield messages forever."""
         while True:
             found = self._client.run(lambda _: self._consumer.poll())
             for message in found:
@@ -274,7 +283,7 @@ class SyncConsumer:
 
     @property
     def positions(self) -> dict[int, int]:
-        """Where to go on, per partition."""
+        """The address to continue at, by partition."""
         return self._consumer.positions
 
     def commit(self) -> None:
@@ -282,7 +291,7 @@ class SyncConsumer:
         self._consumer.commit()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         self._client.close()
 
 
@@ -293,7 +302,7 @@ def _kafka07(client: WireClient) -> Kafka07Client:
 
 
 def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
-    """Cut values into sets; a wrapper must stay below what a broker takes even if nothing shrinks."""
+    """Split values into sets. A wrapper must stay below the broker's limit even if compression does not shrink it."""
     part: list[bytes] = []
     size = 0
     for value in values:

@@ -1,7 +1,4 @@
-"""What errors of the Kafka wire mean to a client of it.
-
-Promises: each error is an error of the broker's own kinds, and what nobody expects is Invalid. Must not know: requests, connections.
-"""
+"""Error numbers of the Kafka protocol, as errors of ``polywire.errors``. Unknown numbers become Invalid."""
 
 from __future__ import annotations
 
@@ -58,13 +55,13 @@ _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
 
 
 def error_of(number: int, message: str | None = None) -> BrokerError:
-    """What an error of the wire means here."""
+    """Return the error for a number."""
     kind, code = _ERRORS.get(number, (Invalid, ErrorCode.INVALID_REQUEST))
     return kind(code, message or f"the broker refuses code={number}")
 
 
 def check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> None:
-    """Raise the error that an entry of an answer tells."""
+    """Raise the error of an entry in a response, if it has one."""
     if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
         raise Missing(missing, "no such topic or partition")
     if entry.error:

@@ -1,7 +1,7 @@
-"""Which broker of a Kafka cluster leads a topic: connections to those that do, for a client that has come to one of them.
+"""Connections to the brokers that lead topics in a Kafka cluster.
 
-Promises: a topic is asked for where it was led last, and where Metadata says once it is not there; a client of a single broker has one
-connection. Must not know: records, groups, how connections are made.
+Guarantees: requests go to the last known leader, and to the one in new metadata if that broker does not lead the topic
+any more. With a single broker there is one connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polywire.errors import BrokerError, Unavailable
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
 
-TRIES_MAX: Final = 3  # of one request: a topic may move while it is looked for
+TRIES_MAX: Final = 3  # per request: a topic can move while its leader is looked up
 ELSEWHERE: Final = frozenset({WireError.NOT_LEADER_OR_FOLLOWER, WireError.LEADER_NOT_AVAILABLE})
 
 
@@ -22,19 +22,19 @@ class Asking(Protocol):
     """A connection to one broker."""
 
     async def ask(self, api: Api, /, **fields: Any) -> Any:
-        """Send one request; returns the body of its answer. Raises Unavailable."""
+        """Send one request, and return the body of its response. Raises Unavailable."""
 
     def fail(self, error: BrokerError) -> None:
-        """End it."""
+        """Close the connection."""
 
 
 class Leaders:
-    """Guards: a broker has one connection at most, beside the first."""
+    """Connections to leaders. Invariant: each broker has at most one, in addition to the first connection."""
 
     __slots__ = ("_by_address", "_by_topic", "_dial", "_dialling", "_first")
 
     def __init__(self, first: Asking, dial: Callable[[str, int], Awaitable[Asking]]) -> None:
-        """first: whom the client has come to. dial: connects to another broker as it did to that one."""
+        """Use ``first``, the client's first connection, and call ``dial`` to connect to other brokers the same way."""
         self._first: Final = first
         self._dial: Final = dial
         self._dialling: Final = asyncio.Lock()
@@ -42,7 +42,10 @@ class Leaders:
         self._by_topic: Final[dict[str, Asking]] = {}
 
     async def ask(self, topic: str, entries: Callable[[Any], Iterator[Any]], api: Api, /, **fields: Any) -> Any:
-        """Send a request about one topic to who leads it. entries: those of an answer that tell of errors. Raises BrokerError."""
+        """Send a request about one topic to its leader. Raises BrokerError.
+
+        entries: returns the entries of a response that have error numbers.
+        """
         for _ in range(TRIES_MAX - 1):
             asked = self._by_topic.get(topic, self._first)
             try:
@@ -56,7 +59,7 @@ class Leaders:
         return await self._by_topic.get(topic, self._first).ask(api, **fields)
 
     async def _look(self, topic: str) -> None:
-        """Find out who leads a topic. Raises Unavailable."""
+        """Find the leader of a topic. Raises Unavailable."""
         self._by_topic.pop(topic, None)
         asked = [schema.request(Api.METADATA).Topics(name=topic)]
         answer = await self._first.ask(Api.METADATA, topics=asked, may_create=False)
@@ -73,13 +76,13 @@ class Leaders:
             return self._by_address[host, port]
 
     def _forget(self, lost: Asking) -> None:
-        """A connection has ended."""
+        """Remove a closed connection."""
         for topic in [topic for topic, connection in self._by_topic.items() if connection is lost]:
             del self._by_topic[topic]
         for address in [address for address, connection in self._by_address.items() if connection is lost]:
             del self._by_address[address]
 
     def fail(self, error: BrokerError) -> None:
-        """End all connections but the first."""
+        """Close all connections but the first."""
         for connection in self._by_address.values():
             connection.fail(error)

@@ -1,7 +1,9 @@
-"""Logins of clients over the Kafka wire: PLAIN, and SCRAM, by which the password is not sent (spec: kafka#sasl; RFC 5802, RFC 7677).
+"""Client logins over the Kafka protocol: PLAIN, and SCRAM, which does not send the password (spec: kafka#sasl.
 
-Promises: a broker that does not prove that it knows the password's verifier is not trusted; what a broker can have a client compute has a
-limit. Must not know: sockets.
+RFC 5802, RFC 7677).
+
+Guarantees: a broker that does not prove that it knows the password's verifier is rejected, and the number of iterations
+is limited.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ PLAIN: Final = "PLAIN"
 HASHES: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS: Final = (PLAIN, *HASHES)
 NONCE_BYTES: Final = 24
-ITERATIONS_RANGE: Final = range(4096, 1_000_001)  # the least of RFC 7677; the most is below a second's work
+ITERATIONS_RANGE: Final = range(4096, 1_000_001)  # the minimum of RFC 7677, and a maximum that takes less than a second
 _HEADER: Final = "n,,"
 
 Ask = Callable[..., Awaitable[Any]]
 
 
 def mechanism_for(host: str, *, is_secret: bool) -> str:
-    """How to log in unless something else is said: by the password itself only where nobody on the way can read it."""
+    """Return the default mechanism: PLAIN only if the connection is encrypted or stays on this machine."""
     return PLAIN if is_secret or _is_own(host) else "SCRAM-SHA-512"
 
 
 def _is_own(host: str) -> bool:
-    """Whether this is the same machine."""
+    """Return whether the host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -44,7 +46,7 @@ def _is_own(host: str) -> bool:
 
 
 async def log_in(ask: Ask, login: Login, mechanism: str) -> None:
-    """Log in by a mechanism. Raises Denied(LOGIN_FAILED), Invalid(INVALID_REQUEST) for a mechanism that nobody here knows."""
+    """Log in. Raises Denied(LOGIN_FAILED), Invalid(INVALID_REQUEST) for an unknown mechanism."""
     if mechanism not in MECHANISMS:
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"unknown mechanism mechanism={mechanism} known={','.join(MECHANISMS)}"
@@ -66,7 +68,7 @@ async def _say(ask: Ask, text: str) -> str:
 
 
 class ScramProof:
-    """The client's side of one conversation of SCRAM, in the order ``first``, ``final``, ``verify``."""
+    """The client side of one SCRAM exchange. Call ``first``, ``final``, ``verify`` in this order."""
 
     __slots__ = ("_bare", "_digest", "_nonce", "_password", "_signature", "first")
 
@@ -80,7 +82,7 @@ class ScramProof:
         self.first: Final = _HEADER + self._bare
 
     def final(self, challenge: str) -> str:
-        """What answers a challenge; takes some ms. Raises Denied(LOGIN_FAILED) for one that no broker sends."""
+        """Return the response to a challenge, in a few milliseconds. Raises Denied(LOGIN_FAILED) for an invalid one."""
         nonce, salt, iterations = _read_challenge(challenge)
         if not nonce.startswith(self._nonce) or nonce == self._nonce or iterations not in ITERATIONS_RANGE:
             raise _untrusted()
@@ -95,7 +97,7 @@ class ScramProof:
         return f"{without_proof},p={b64encode(proof).decode()}"
 
     def verify(self, last: str) -> None:
-        """Refuse a broker that does not know the password's verifier. Raises Denied(LOGIN_FAILED)."""
+        """Check that the broker knows the password's verifier. Raises Denied(LOGIN_FAILED)."""
         signature, *extensions = last.split(",")
         said = signature.removeprefix("v=").encode()
         if (
@@ -107,7 +109,7 @@ class ScramProof:
 
 
 def _read_challenge(challenge: str) -> tuple[str, bytes, int]:
-    """Nonce, salt and number of iterations. Raises Denied(LOGIN_FAILED)."""
+    """Return nonce, salt and number of iterations. Raises Denied(LOGIN_FAILED)."""
     try:
         nonce, salt, iterations, *extensions = challenge.split(",")
         if (nonce[:2], salt[:2], iterations[:2]) != ("r=", "s=", "i=") or _is_mandatory(extensions):
@@ -118,7 +120,7 @@ def _read_challenge(challenge: str) -> tuple[str, bytes, int]:
 
 
 def _is_mandatory(extensions: Sequence[str]) -> bool:
-    """Whether one of these has to be understood, which none is (RFC 5802, section 5.1)."""
+    """Return whether an extension is mandatory; none is supported (RFC 5802, section 5.1)."""
     return any(extension.startswith("m=") for extension in extensions)
 
 

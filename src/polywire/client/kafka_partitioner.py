@@ -1,7 +1,4 @@
-"""Where Kafka's Java client puts a key: MurmurHash2 of 32 bits.
-
-Promises: the same partitions as that client's default. Must not know: sockets, topics.
-"""
+"""The default partitioner of Kafka's Java client: MurmurHash2 of 32 bits."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of a key, unsigned."""
+    """Return the unsigned hash of a key."""
     mixed = (_SEED ^ len(key)) & _MASK
     whole = len(key) & ~3
     for at in range(0, whole, 4):
@@ -27,5 +24,5 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
-    """The partition of a key."""
+    """Return the partition of a key."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count

@@ -1,7 +1,4 @@
-"""What a broker tells of transactional ids and writers.
-
-Promises: plain values. Must not know: how lists are printed.
-"""
+"""Transactional ids and writers, as a broker lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TransactionInfo:
-    """A transactional id and its latest transaction. ``owner`` is a user's name, empty where it is nobody's."""
+    """A transactional id and its latest transaction. ``owner`` is the name of a user, or empty."""
 
     id: str
     epoch: int
@@ -23,7 +20,7 @@ class TransactionInfo:
 
 @dataclass(frozen=True, slots=True)
 class WriterInfo:
-    """A writer and the last number it published. ``owner`` is a user's name, empty where it is nobody's."""
+    """A writer and the last number it published. ``owner`` is the name of a user, or empty."""
 
     writer: str
     number: int
