@@ -1,9 +1,9 @@
-"""Stored batches as Arrow record batches, and back, without a Python object per record.
+"""Convert stored batches to Arrow record batches and back, without a Python object per record.
 
-A large stored batch is wrapped where it lies; small ones are gathered, by one compiled call per column, into record batches of a size that
-Arrow's consumers like. Columns carry the names of Spark's Kafka source.
+A large stored batch is used in place. Small ones are gathered, with one compiled call per column, into record batches
+of a convenient size. Columns have the names of Spark's Kafka source.
 
-Promises: the schema asked for is the schema given; only rows inside the chunk's range. Must not know: sockets, Spark.
+Guarantees: results have the requested schema and only rows inside the chunk's range.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.types import Buffer
 
-ROWS_MAX: Final = 50_000  # rows of one record batch: what Spark takes fastest with 100-byte records
+ROWS_MAX: Final = 50_000  # rows per record batch: the fastest for Spark with 100-byte records
 BYTES_MAX: Final = 4 << 20  # keys and values gathered into one record batch: those of one fetched frame
-# Stored batches of this size are wrapped where they lie; below, wrapping costs more than copying.
+# Stored batches of this size are used in place; for smaller ones, copying is cheaper.
 WRAP_BYTES_MIN: Final = 512 << 10
-EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
-FRAME_ROOM_BYTES: Final = 4096  # what a batch needs beside its columns' bytes
-# Batches made here: large enough to be wrapped by readers, small enough to be fetched in one frame.
+EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
+FRAME_ROOM_BYTES: Final = 4096  # of a batch, without the bytes of its columns
+# Batches made here are large enough to be used in place by readers, and small enough to be fetched in one frame.
 STORED_BYTES_MAX: Final = 4 << 20
 
 COLUMNS: Final = (
@@ -68,7 +68,7 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime
 TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
 
-# Plain numbers: in the loop over batches an enum would cost more than the test.
+# Plain integers, because an enum in the loop over batches would cost more than the test.
 _COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 _COMPACTED: Final = int(BatchFlags.COMPACTED)
 _VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
@@ -79,7 +79,7 @@ _facts: Final = header_fields("length", "flags", "record_count", "base_offset", 
 
 
 class _BatchRows(NamedTuple):
-    """Rows of one stored batch inside the range asked for; ``numbers`` is its line of the plan."""
+    """Rows of one stored batch inside the requested range; ``numbers`` is its entry in the plan."""
 
     source: memoryview
     numbers: list[int]
@@ -95,11 +95,11 @@ def chunk_to_arrow(
     rows_max: int = ROWS_MAX,
     create_times: bool = False,
 ) -> list[pa.RecordBatch]:
-    """The chunk's rows as record batches of ``schema``, whose fields take the ``columns`` named, in order.
+    """Return the chunk's rows as record batches of ``schema``, whose fields are the named ``columns``, in order.
 
-    Columns are those of ``COLUMNS``; keys and values may be asked for as binary or string, the others as anything Arrow can cast them to.
-    create_times: times are those of clients, in milliseconds, as far as there are any; the chunk has its bodies then.
-    Raises Invalid(INVALID_REQUEST) for no or an unknown column, Invalid(INVALID_BATCH) for bytes that are no batches.
+    Columns are those of ``COLUMNS``. Keys and values can be binary or string, others anything Arrow can cast them to.
+    With ``create_times``, times are those of clients where they exist, in milliseconds; the chunk must have bodies.
+    Raises Invalid(INVALID_REQUEST) for no or an unknown column, Invalid(INVALID_BATCH) for invalid batches.
     """
     unknown = [column for column in columns if column not in COLUMNS]
     if unknown or not columns:
@@ -139,7 +139,7 @@ def _runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
 
 
 def _bodiless_runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
-    """Of headers alone: rows without any column. A compacted batch is there as a whole."""
+    """Yield rows of batches without bodies, which have no columns. A compacted batch is complete."""
     at = 0
     while at + HEADER_BYTES <= len(chunk.data):
         length, flags, record_count, base_offset, append_time_us, _ = _facts(chunk.data, at)
@@ -160,7 +160,7 @@ def _column(source: memoryview, places: Sequence[int], column: Column) -> memory
 
 
 def _groups(runs: Iterator[_BatchRows], rows_max: int) -> Iterator[list[_BatchRows]]:
-    """Runs that become one record batch each: a large one alone, cut to ``rows_max``; small ones together."""
+    """Yield the runs of each record batch: a large run alone, cut to ``rows_max``, small ones together."""
     group: list[_BatchRows] = []
     rows = size = 0
     for run in runs:
@@ -188,7 +188,7 @@ def _pieces(run: _BatchRows, rows_max: int) -> Iterator[_BatchRows]:
 
 
 class _Rows:
-    """Rows on their way into one record batch. Guards: what Arrow is handed keeps the memory it views."""
+    """Rows of one record batch. Invariant: Arrow arrays reference the memory they use."""
 
     __slots__ = ("_alone", "_chunk", "_create_times", "_plan", "_source", "_space", "row_count")
 
@@ -202,7 +202,7 @@ class _Rows:
         self.row_count: Final = sum([run.row_count for run in runs])
 
     def column(self, name: str) -> pa.Array[Any]:
-        """One column in its own type."""
+        """Return one column in its own type."""
         match name:
             case "value":
                 return self._binary(Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
@@ -250,11 +250,11 @@ class _Rows:
 def arrow_to_batches(
     data: pa.Table | pa.RecordBatch, *, value: str = "value", key: str | None = "key", headers: str | None = "headers"
 ) -> list[bytearray]:
-    """Stored batches of a table's rows in order, ready to be produced, each of at most some 4 MiB.
+    """Return stored batches with a table's rows, in order, ready to be produced. Each has at most about 4 MiB.
 
-    ``value``, ``key`` and ``headers`` name the columns; key and headers may be missing. Keys and values are binary or string, headers a list
-    of (key, value) or (key, type, value). Raises Invalid(INVALID_REQUEST) without a value column, Invalid(RECORD_TOO_LARGE) for a record no
-    batch can hold.
+    ``value``, ``key`` and ``headers`` name the columns; key and headers may be missing. Keys and values are binary or
+    string, headers a list of (key, value) or (key, type, value). Raises Invalid(INVALID_REQUEST) without a value
+    column, Invalid(RECORD_TOO_LARGE) for a record that does not fit a batch.
     """
     if value not in data.schema.names:
         raise Invalid(
@@ -278,7 +278,10 @@ def arrow_to_batches(
 
 
 def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
-    """(first row, count) of pieces of at most ``STORED_BYTES_MAX``, halved until they fit; single rows up to what a batch can hold."""
+    """Return (first row, count) of pieces of at most ``STORED_BYTES_MAX``.
+
+    Pieces are halved until they fit. A single row may have the size of the largest batch.
+    """
     pieces: list[tuple[int, int]] = []
     waiting = [(0, batch.num_rows)] if batch.num_rows else []
     while waiting:
@@ -322,7 +325,7 @@ def _put_binary(
     if column.null_count:
         if validity_column is not None:
             columns[validity_column] = _bits(column)
-        # A null has no length in a stored batch; in Arrow it may.
+        # A null has length 0 in a stored batch, which Arrow does not guarantee.
         column = column.fill_null("" if pa.types.is_string(column.type) else b"")
     _, offsets, data = column.buffers()
     if offsets is None or not len(column):
@@ -337,7 +340,7 @@ def _put_binary(
 
 
 def _bits(column: pa.Array[Any]) -> Buffer:
-    """Validity bits of a column, counted from its own first row, with nothing set behind its last."""
+    """Return the validity bits of a column, from its first row on, with zeros after its last row."""
     marks = pc.is_valid(column).buffers()[1]
     assert marks is not None, "a boolean column has its bits"
     bits = bytearray(memoryview(marks)[: (len(column) + 7) // 8])
@@ -366,7 +369,10 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
 
 
 def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[Any]:
-    """Kinds of header values: those named, else raw; HeaderKind.NULL is 0 and RAW is 1, as a boolean made a number."""
+    """Return the kinds of header values, raw without types.
+
+    HeaderKind.NULL is 0 and RAW is 1, so a boolean converts to them.
+    """
     there = values.is_valid().cast(pa.uint8())
     if types is None:
         return there
@@ -377,7 +383,7 @@ def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[An
 
 
 def _fixed_bytes(column: pa.Array[Any], width: int) -> bytes:
-    """The bytes of a column of fixed width without nulls, as it was just computed."""
+    """Return the bytes of a newly computed column of fixed width without nulls."""
     data = column.buffers()[1]
     assert data is not None, "a column of numbers has its bytes"
     return bytes(memoryview(data).cast("B")[width * column.offset : width * (column.offset + len(column))])

@@ -1,7 +1,6 @@
-"""Columns of Arrow out of stored batches: gathered, constant, and lists of headers.
+"""Arrow columns from stored batches: gathered columns, constants, and lists of headers.
 
-Promises: buffers come from reused blocks and keep them for as long as Arrow refers to them; text that is not UTF-8 is replaced, never
-handed on. Must not know: ranges, topics, sockets.
+Guarantees: reused blocks stay referenced as long as Arrow uses them, and text that is not UTF-8 is replaced.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ TYPED_HEADER_LIST: Final = pa.list_(
     pa.struct([pa.field("key", pa.string()), pa.field("type", pa.string()), pa.field("value", pa.binary())])
 )
 HEADER_LIST: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-CONSTANT_ROWS_MIN: Final = 1 << 16  # capacity of a constant column, made once and cut to size
+CONSTANT_ROWS_MIN: Final = 1 << 16  # capacity of a constant column, which is made once and sliced
 ALIGNMENT: Final = 64  # Arrow's recommendation for every buffer
 
 _arena: Final = Arena()
 
 
 class Space:
-    """Memory for the buffers of one record batch, cut from few blocks. Guards: no two cuts overlap."""
+    """Memory for the buffers of one record batch, cut from a few blocks. Invariant: cuts do not overlap."""
 
     __slots__ = ("_at", "_block")
 
@@ -41,7 +40,7 @@ class Space:
         self._at = 0
 
     def cut(self, size: int) -> memoryview:
-        """``size`` writable bytes, aligned; their contents are what was there before."""
+        """Return ``size`` writable bytes, aligned and not cleared."""
         if size > len(self._block) - self._at:
             self._block = _arena.take(max(size, BLOCK_BYTES))
             self._at = 0
@@ -50,7 +49,7 @@ class Space:
         return view
 
     def cut_bits(self, count: int) -> memoryview:
-        """Room for ``count`` bits, all 0."""
+        """Return space for ``count`` bits, all 0."""
         view = self.cut((count + 7) // 8)
         view[:] = bytes(len(view))
         return view
@@ -64,7 +63,7 @@ def gathered_binary(
     validity_column: Column | None,
     space: Space,
 ) -> pa.Array[Any]:
-    """A column of variable length of all rows of a plan; ``validity_column`` None: no row is null, but for kinds see the caller."""
+    """Return a column of variable length with all rows of a plan. Without ``validity_column``, no row is null."""
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, offsets_column, offsets)
     data = space.cut(gather.binary_bytes(source, plan, offsets_column))
@@ -78,12 +77,12 @@ def gathered_binary(
 
 
 def fixed(kind: pa.DataType, row_count: int, data: memoryview) -> pa.Array[Any]:
-    """A column of fixed width without nulls."""
+    """Return a column of fixed width without nulls."""
     return pa.Array.from_buffers(kind, row_count, [None, pa.py_buffer(data)], 0)
 
 
 def constant(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array[Any]:
-    """The same value in every row."""
+    """Return a column with the same value in every row."""
     capacity = max(CONSTANT_ROWS_MIN, 1 << max(0, row_count - 1).bit_length())
     return _constant(value, kind, capacity).slice(0, row_count)
 
@@ -97,14 +96,17 @@ def _constant(value: str | int, kind: pa.DataType, capacity: int) -> pa.Array[An
 
 
 def strings(texts: Sequence[str]) -> pa.Array[Any]:
-    """A column of text, made of its buffers: ``pa.array`` would load pandas, half a second of every worker's life."""
+    """Return a column of text, made from its buffers.
+
+    ``pa.array`` would import pandas, which takes half a second per worker.
+    """
     data = [text.encode() for text in texts]
     offsets = array("i", accumulate([len(item) for item in data], initial=0))
     return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))])
 
 
 def as_type(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """A column in the type asked for; bytes that are no UTF-8 become text with replacement marks."""
+    """Return a column in the requested type. Bytes that are not UTF-8 become text with replacement characters."""
     if column.type == kind:
         return column
     if pa.types.is_string(kind) and pa.types.is_binary(column.type):
@@ -123,9 +125,10 @@ def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
 def headers_column(
     source: memoryview, plan: memoryview, row_count: int, space: Space, *, typed: bool = False
 ) -> pa.Array[Any]:
-    """The headers of each row as a list of (key, value), or (key, type, value); null where a row has none, as Spark's Kafka source has it.
+    """Return the headers of each row as a list of (key, value) or (key, type, value).
 
-    Types are the names of ``HeaderKind`` in small letters; a number's value is its bytes, little-endian.
+    A row without headers has null, as in Spark's Kafka source. Types are the names of ``HeaderKind`` in lower case. The
+    value of a number is its bytes, little-endian.
     """
     kind = TYPED_HEADER_LIST if typed else HEADER_LIST
     inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
@@ -150,7 +153,7 @@ def headers_column(
 
 
 def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
-    """What the values of headers are, by name."""
+    """Return the type names of header values."""
     at = gather.PLAN_FACTS + 2 * Column.HEADER_VALUE_KINDS
     lines = range(0, len(inner), gather.PLAN_WIDTH)
     kinds = b"".join([source[inner[n + at] + inner[n + 1] : inner[n + at] + inner[n + 2]] for n in lines])
@@ -159,7 +162,7 @@ def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
 
 
 def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
-    """Whether some header needs more than its bytes: keys that are numbers, or event fields that other readers see as headers."""
+    """Return whether a header needs conversion: a numeric key, or event fields, which are returned as headers."""
     kinds_place = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
     for line in range(0, len(inner), gather.PLAN_WIDTH):
         start, stop, place = inner[line + 1], inner[line + 2], inner[line + kinds_place]
@@ -170,7 +173,10 @@ def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
 
 
 def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) -> pa.Array[Any]:
-    """The same for rows with odd headers: of each header, of which a row may have a million, only what its columns hold is made."""
+    """Return the column for rows with such headers.
+
+    A row may have a million of them, so only the needed fields are created.
+    """
     ends: list[int | None] = []
     keys: list[str] = []
     types: list[str] = []
@@ -192,7 +198,7 @@ def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) 
 
 
 def _event_headers(event: Event | None) -> Iterator[Header]:
-    """Readers without the notion see event fields as headers (concepts: records#event-fields)."""
+    """Yield event fields as headers (concepts: records#event-fields)."""
     if event is None:
         return
     yield _event_header(b"type", event.type.encode())
@@ -207,5 +213,5 @@ def _event_header(name: bytes, value: bytes) -> Header:
 
 
 def header_key_text(header: Header) -> str:
-    """A header's key as text; keys that are numbers in decimal."""
+    """Return a header's key as text; a numeric key in decimal."""
     return text_of(header.key, header.key_kind)

@@ -1,7 +1,7 @@
-"""One blocking socket that speaks frames of the `polywire` wire.
+"""A blocking socket for frames of the `polywire` protocol.
 
-Promises: every failure of the connection is raised as Unavailable and leaves it closed; every answer's head is checked.
-Must not know: what a verb means, threads.
+Guarantees: every failure of the connection is raised as Unavailable and closes it, and the header of every response is
+checked.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from polywire.protocols.polywire.messages import Failure, Head, Limits, LogIn, V
 from polywire.records.arena import Arena
 from polywire.types import Buffer, spell_address
 
-SEND_PARTS_MAX: Final = 64  # buffers handed to one sendmsg, far below the system's limit of 1,024
+SEND_PARTS_MAX: Final = 64  # buffers per sendmsg, far below the system's limit of 1,024
 
 
 class FramedSocket:
     """A connected socket.
 
-    Guards: after a failure it is closed, so a half-read answer is never taken for the next; ``owed`` tells how many answers are still to
-    come.
+    Invariant: it is closed after a failure, so half of a response is never read as the next one. ``owed`` is the number
+    of missing responses.
     """
 
     __slots__ = ("_correlation", "_socket", "address", "limits", "open", "owed")
@@ -49,7 +49,8 @@ class FramedSocket:
     ) -> None:
         """Connect, exchange the opening, and log in.
 
-        ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy for the login.
+        ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy
+        for the login.
         """
         self.address: Final = spell_address(host, port)
         self.open = True
@@ -61,7 +62,7 @@ class FramedSocket:
         except OSError as error:
             raise cannot_connect(error, host, port) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The kernel's own time limits let one recv wait for a whole frame; Python's would poll before each piece.
+        # With the kernel's timeouts, one recv waits for a whole frame; Python's timeouts poll before each part.
         self._socket.settimeout(None)
         fraction, seconds = math.modf(timeout_s)
         interval = struct.pack("@ll", int(seconds), int(fraction * 1e6))
@@ -80,12 +81,12 @@ class FramedSocket:
             raise
 
     def close(self) -> None:
-        """Close the socket; answers still owed are lost."""
+        """Close the socket; responses that are still missing are lost."""
         self.open = False
         self._socket.close()
 
     def usable(self) -> bool:
-        """Whether the peer still keeps the connection and every answer was read."""
+        """Return whether the peer has not closed the connection and every response was read."""
         if not self.open or self.owed:
             return False
         try:
@@ -94,12 +95,12 @@ class FramedSocket:
             return True
         except OSError:
             pass
-        # Either the end of the stream or bytes nobody asked for.
+        # The stream has ended, or the peer sent bytes without a request.
         self.close()
         return False
 
     def send(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> int:
-        """Send one request; the answer's correlation is returned."""
+        """Send one request, and return its correlation id."""
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         self.owed += 1
         size = sum(memoryview(part).nbytes for part in payload)
@@ -107,9 +108,9 @@ class FramedSocket:
         return self._correlation
 
     def receive(self, correlation: int) -> tuple[Prefix, bytes]:
-        """Prefix and head of the next frame, which must answer ``correlation``; its payload must be read next.
+        """Return prefix and head of the next frame, which must have this correlation id. Read its payload next.
 
-        Raises the error the broker answered, or Unavailable.
+        Raises the error in the response, or Unavailable.
         """
         prefix, head = self._receive_frame()
         if prefix.correlation != correlation:
@@ -118,7 +119,7 @@ class FramedSocket:
         return prefix, head
 
     def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
-        """The payload behind a received head, in a block of ``arena`` or in memory of its own."""
+        """Return the payload after a received head, in a block of ``arena`` or in new memory."""
         size = prefix.length - prefix.head_bytes
         view = memoryview(bytearray(size)) if arena is None or size == 0 else arena.take(size)
         self._receive_into(view)
@@ -193,5 +194,5 @@ class FramedSocket:
 
 
 def more_follows(prefix: Prefix) -> bool:
-    """Whether further frames of this answer follow."""
+    """Return whether the response has further frames."""
     return bool(prefix.flags & MORE)

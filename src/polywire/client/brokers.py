@@ -1,7 +1,6 @@
-"""Several brokers in one URL, of which one will do.
+"""Split a URL with several brokers into one URL per broker.
 
-Promises: each has a URL of its own afterwards, in the order given; one broken address is refused before any is tried. Must not know: how
-brokers are reached, any wire.
+Guarantees: URLs are in the given order, and an invalid address is rejected before any broker is contacted.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ BETWEEN: Final = ","
 
 
 def split_brokers(url: str) -> list[str]:
-    """One URL for each broker of ``[scheme://][name:password@]host:port,host:port…[?options]``.
+    """Return one URL for each broker of ``[scheme://][name:password@]host:port,host:port…[?options]``.
 
-    All have the scheme, unless they have one of their own, the login and the options. Raises Invalid(INVALID_REQUEST).
+    Login and options apply to all brokers, and so does the scheme, unless a broker has its own. Raises
+    Invalid(INVALID_REQUEST).
     """
     _, separator, _ = url.partition("://")
     begin = url.rfind("@") + 1 or (url.index("://") + 3 if separator else 0)
@@ -32,7 +32,7 @@ def split_brokers(url: str) -> list[str]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``[polywire://]host:port``; an IPv6 host stands in brackets. Raises Invalid(INVALID_REQUEST)."""
+    """Return host and port of ``[polywire://]host:port``; an IPv6 host is in brackets. Raises Invalid(INVALID_REQUEST)."""
     bare = address.removeprefix("polywire://").rstrip("/")
     host, colon, port = bare.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdigit()):

@@ -1,7 +1,10 @@
-"""A blocking client for bulk: stored batches in and out of the broker, for Spark's Python workers and for tools.
+"""A blocking client for stored batches, for Spark's Python workers and for tools.
 
-Promises: whole stored batches without a copy per record; what only reads is asked again after a lost connection, what writes never is.
-Connections are kept per process and never cross a fork. Must not know: asyncio, Arrow, Spark.
+Guarantees:
+
+* Stored batches are received without a copy per record.
+* Reads are retried after a lost connection, writes never.
+* Connections are shared in a process and never used after a fork.
 """
 
 from __future__ import annotations
@@ -32,19 +35,20 @@ from polywire.records.arena import Arena
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer, Level
 
-TIMEOUT_S: Final = 120.0  # Kafka's Spark source waits as long for a poll
-RECONNECT_S: Final = 10.0  # a broker's restart, recovery included
+TIMEOUT_S: Final = 120.0  # the poll timeout of Kafka's Spark source
+RECONNECT_S: Final = 10.0  # enough for a broker's restart, including recovery
 RECONNECT_INTERVAL_S: Final = 0.1
-PRODUCE_WINDOW: Final = 16  # requests sent ahead of their answers by produce_all
+PRODUCE_WINDOW: Final = 16  # requests that produce_all sends before their responses arrive
 
 _H = TypeVar("_H", bound=Head)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """Bounds of one partition, as durable as the disk: first inclusive, next exclusive.
+    """The range of a partition that is synced to disk: first offset inclusive, next offset exclusive.
 
-    ``time_offsets`` answers the times asked for, in their order: first offset appended at or after it (``next_offset`` when none is).
+    ``time_offsets`` has one offset for each requested time: the first record appended at or after it, or
+    ``next_offset``.
     """
 
     topic: str
@@ -59,7 +63,7 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """A topic with the incarnation of each of its partitions, by number."""
+    """A topic, with the incarnation of each of its partitions, by number."""
 
     name: str
     id: bytes
@@ -70,11 +74,12 @@ class TopicDetail:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """Whole stored batches of one partition back to back; rows outside ``[offset, offset_end)`` were not asked for.
+    """Consecutive stored batches of one partition. Ignore rows outside ``[offset, offset_end)``.
 
-    Without ``bodies`` only their headers, but for compacted batches, which are always whole.
+    Without ``bodies`` there are only their headers, except for compacted batches, which are always complete.
 
-    ``data`` lies in a reused block: it and whatever was made from it without a copy stay valid for as long as they are referred to.
+    ``data`` lies in a reused block. It stays valid as long as it, or anything made from it without a copy, is
+    referenced.
     """
 
     topic: str
@@ -88,7 +93,7 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class AppendedRange:
-    """Where records of one batch went."""
+    """The offsets of the records of one batch."""
 
     partition: int
     base_offset: int
@@ -97,7 +102,10 @@ class AppendedRange:
 
 @dataclass(frozen=True, slots=True)
 class ProduceResult:
-    """Answer of a produce. ``partitions`` has a u32 per record where the broker chose by key, else it is empty."""
+    """The result of a produce.
+
+    ``partitions`` has a u32 per record if the broker chose partitions by key, otherwise it is empty.
+    """
 
     appended: tuple[AppendedRange, ...]
     partitions: bytes
@@ -105,14 +113,18 @@ class ProduceResult:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """Answer of a publish: whether it had been done before, else (topic, partition, first, next) of what became visible."""
+    """The result of a publish.
+
+    It says whether the publish was a duplicate. Otherwise it has (topic, partition, first, next) of the records that
+    became visible.
+    """
 
     duplicate: bool
     ranges: tuple[tuple[str, int, int, int], ...]
 
 
 class _Progress:
-    """How far a range was read. Guards: no offset is handed out twice, however often the connection is lost."""
+    """Progress in a range. Invariant: no offset is returned twice, however often the connection is lost."""
 
     __slots__ = (
         "_asked_from",
@@ -138,7 +150,7 @@ class _Progress:
         self.complete = False
 
     def request(self, incarnation: int, epoch: int, wait_ms: int) -> messages.Fetch:
-        """What is still to be read."""
+        """Return the request for the rest of the range."""
         self._asked_from = self.next_offset
         bytes_max = -1 if self._bytes_left is None else max(self._bytes_left, 1)
         return messages.Fetch(
@@ -154,13 +166,13 @@ class _Progress:
         )
 
     def moved(self) -> bool:
-        """Whether anything was read since the last request."""
+        """Return whether anything was read since the last request."""
         return self.next_offset > self._asked_from
 
     def advance(self, data: memoryview, next_offset: int) -> StoredChunk | None:
-        """Take one frame; None when it is empty."""
+        """Add one frame, and return its chunk, or None if it is empty."""
         first = self.next_offset
-        # A frame without data may repeat the offset: it ends an answer, or says that compaction left nothing.
+        # A frame without data may repeat the offset, at the end of a response or if compaction removed all records.
         self.next_offset = beyond(first, next_offset, "offset") if len(data) else max(first, next_offset)
         if self._bytes_left is not None:
             self._bytes_left -= len(data)
@@ -171,9 +183,9 @@ class _Progress:
 
 
 class BulkConnection:
-    """Sockets to one broker, one per call under way; ``connect`` makes it. Calls may come from any thread.
+    """Sockets to one broker, one per call in flight. Create one with ``connect``. Calls may come from any thread.
 
-    Guards: a socket whose answer was not read to its end is never used again.
+    Invariant: a socket whose response was not read to the end is never used again.
     """
 
     __slots__ = (
@@ -195,17 +207,17 @@ class BulkConnection:
         login: Login | None = None,
         others: Sequence[Place] = (),
     ) -> None:
-        """Remember where the broker is; nothing is sent before the first call.
+        """Create a connection. It connects on the first call.
 
         Args:
             host: name or address of the broker.
-            port: where its `polywire` wire listens.
-            timeout_s: longest wait for the peer, in seconds, of each call.
-            reconnect_s: how long, in seconds, reading calls go on trying to reach a broker that is gone.
-            clock: None: the system's.
-            tls: how to verify the broker; None: without TLS.
-            login: who logs in first, on each connection; None: nobody.
-            others: brokers that will do as well where this one does not answer.
+            port: port of its `polywire` listener.
+            timeout_s: time limit for each wait for the broker, in seconds.
+            reconnect_s: how long reads retry a broker that is gone, in seconds.
+            clock: None uses the system's clock.
+            tls: how to verify the broker; None connects without TLS.
+            login: the user of each connection; None connects without a login.
+            others: brokers to use if this one does not respond.
         """
         self._sockets: Final = Sockets([Place(host, port, tls), *others], timeout_s=timeout_s, login=login)
         self._clock: Final[Clock] = clock or SystemClock()
@@ -213,15 +225,15 @@ class BulkConnection:
         self.reconnect_s = reconnect_s
 
     def close(self) -> None:
-        """Close idle sockets; a fetch under way keeps its own."""
+        """Close idle sockets; calls in flight continue."""
         self._sockets.close()
 
     def ping(self) -> None:
-        """Return when the broker answers. Raises Unavailable."""
+        """Wait for a response from the broker. Raises Unavailable."""
         self._read(Verb.PING, Head(), Head)
 
     def topics(self, pattern: str | None = None) -> list[TopicInfo]:
-        """Return topics by name; with ``pattern`` (a regular expression) those whose full name matches it from end to end."""
+        """Return topics in order of their names; ``pattern`` is a regular expression that must match the whole name."""
         answer = self._read(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
         chosen = re.compile(pattern or ".*")
         return [TopicInfo(t.name, t.id, t.partition_count) for t in answer.topics if chosen.fullmatch(t.name)]
@@ -234,11 +246,11 @@ class BulkConnection:
     def create_topic(
         self, topic: str, partition_count: int | None = None, settings: dict[str, int | str | None] | None = None
     ) -> TopicDetail:
-        """Make a topic, and return it.
+        """Create a topic, and return it.
 
         Args:
             topic: full name.
-            partition_count: None: the broker's default.
+            partition_count: number of partitions; None uses the broker's default.
             settings: as for ``PolywireClient.create_topic``.
 
         Raises:
@@ -253,11 +265,12 @@ class BulkConnection:
         self._write(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
 
     def bounds(self, topics: Sequence[str], *, times_us: Sequence[int] = ()) -> list[PartitionRange]:
-        """Return the bounds of every partition of these topics, synced first.
+        """Return the range of every partition of these topics, after syncing them to disk.
 
         Args:
             topics: full names, at most 1,000.
-            times_us: microseconds since 1970, at most 16: for each the first offset appended at it or after is told too.
+            times_us: at most 16 times in microseconds since 1970, to return the first offset appended at or after each
+                of them.
 
         Raises:
             Missing: TOPIC_MISSING.
@@ -284,23 +297,25 @@ class BulkConnection:
         wait_ms: int = 0,
         bodies: bool = True,
     ) -> Iterator[StoredChunk]:
-        """Yield chunks that hold ``[offset, offset_end)`` in order; without an end, up to what can be read now.
+        """Yield chunks with ``[offset, offset_end)``, in order; without an end, up to the last readable record.
 
-        A lost connection is replaced and the range goes on where it stood. The broker sends ahead while a chunk is being used.
+        After a lost connection, the range continues over a new one. The broker sends the next chunk while the current
+        one is in use.
 
         Args:
             topic: full name.
-            partition: its number, from 0.
-            incarnation: which life of the partition is meant; 0: any.
-            offset: of the first record wanted. The first chunk may begin below it, the last end above ``offset_end``: skip those rows.
-            offset_end: exclusive; -1: none.
-            epoch: in which the offsets were learnt; -1: not checked.
-            bytes_max: ends it early, after at least one batch; -1: no limit.
-            wait_ms: how long to wait, in milliseconds, for the first record.
-            bodies: without, only headers of batches are sent, for who wants to know offsets and times.
+            partition: number of the partition, from 0.
+            incarnation: expected incarnation of the partition; 0 accepts any.
+            offset: first offset. The first chunk can begin before it and the last can end after ``offset_end``: skip
+                those rows.
+            offset_end: exclusive end; -1 for none.
+            epoch: epoch of the offsets; -1 disables the check.
+            bytes_max: stop after this many bytes and at least one batch; -1 for no limit.
+            wait_ms: milliseconds to wait for the first record.
+            bodies: if false, only headers of batches are sent, which have offsets and times.
 
         Raises:
-            Conflict: TOPIC_REPLACED or EPOCH_ENDED: incarnation or epoch say that other data was meant.
+            Conflict: TOPIC_REPLACED or EPOCH_ENDED: incarnation or epoch do not match.
             Missing: OFFSET_OUT_OF_RANGE: part of the range does not exist.
             Unavailable: the broker was gone for longer than ``reconnect_s``.
         """
@@ -328,9 +343,12 @@ class BulkConnection:
         *,
         epoch: int = ANY_EPOCH,
     ) -> messages.Located:
-        """Where the sealed part of a range lies as files, for who may see them; what it does not name is to be fetched.
+        """Return where the sealed part of a range is stored as files, if the user may see them.
 
-        Raises as ``fetch_range`` does before its first chunk; Invalid(INVALID_REQUEST) from a broker that does not know the question.
+        Fetch the rest of the range.
+
+        Raises what ``fetch_range`` raises before its first chunk, and Invalid(INVALID_REQUEST) if the broker does not
+        support the request.
         """
         head = messages.Locate(topic, partition, offset, offset_end, incarnation, epoch)
         return self._read(Verb.LOCATE, head, messages.Located)
@@ -344,17 +362,17 @@ class BulkConnection:
         *,
         create: bool = False,
     ) -> ProduceResult:
-        """Append whole batches, and return where they went once all have reached ``level``. Made once, never again.
+        """Append batches, and return their offsets once all have reached ``level``. It is not retried.
 
         Args:
             topic: full name.
-            partition: its number; -1: the partition of each record's key.
-            batches: stored batches. What does not fit one frame together goes in several requests, in order.
-            level: what the acknowledgement means.
-            create: whether a missing topic is made.
+            partition: number of the partition; -1 uses the partition of each record's key.
+            batches: stored batches. If they do not fit one frame, they are sent in several requests, in order.
+            level: durability of an acknowledged record.
+            create: create a missing topic.
 
         Raises:
-            Unavailable: nobody knows whether they were stored, unless the batches carry a producer.
+            Unavailable: the outcome is unknown; batches with a producer id can be sent again.
             Invalid: INVALID_BATCH, SEQUENCE_GAP.
             Missing: TOPIC_MISSING, PARTITION_MISSING.
             Busy: over a limit, or DISK_FULL.
@@ -375,9 +393,11 @@ class BulkConnection:
         *,
         window: int = PRODUCE_WINDOW,
     ) -> int:
-        """Append each batch as a request of its own, up to ``window`` ahead of the answers; return how many records were stored.
+        """Append batches with pipelined requests, one per batch and up to ``window`` in flight.
 
-        The rest as for ``produce``. Raises what it raises; batches sent ahead may be stored then.
+        Return the number of stored records.
+
+        Other arguments and errors are those of ``produce``. After an error, batches in flight may be stored.
         """
         head = messages.Produce(topic, partition, int(level))
         record_count = 0
@@ -394,20 +414,22 @@ class BulkConnection:
     def stage(
         self, token: bytes, topic: str, partition: int, batches: Sequence[Buffer], level: Level = Level.WRITTEN
     ) -> int:
-        """Store batches invisibly under a token of 16 random bytes, for ``publish``; return how many records.
+        """Store batches invisibly under a token of 16 random bytes, for ``publish``. Return the number of records.
 
-        The rest as for ``produce``. Raises Busy(STAGE_FULL), Missing, Denied for another user's token.
+        Other arguments are those of ``produce``. Raises Busy(STAGE_FULL), Missing, Denied for another user's token.
         """
         head = messages.Stage(token, topic, partition, int(level))
         answers = [self._write(Verb.STAGE, head, messages.Staged, group) for group in _fitting(batches)]
         return sum([answer.record_count for answer, _ in answers])
 
     def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> PublishResult:
-        """Make everything staged under these tokens visible at once, exactly once per (writer, number), so it may be asked again.
+        """Make everything staged under these tokens visible at once.
+
+        It happens once per (writer, number), so a retry is safe.
 
         Args:
-            writer: who publishes, at most 255 bytes.
-            number: grows from publish to publish of one writer.
+            writer: name of the writer, at most 255 bytes.
+            number: number of the publish, which must grow.
             tokens: at most 10,000.
 
         Raises:
@@ -419,11 +441,11 @@ class BulkConnection:
         return PublishResult(answer.duplicate, ranges)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop what was staged under these tokens; unknown ones are ignored."""
+        """Drop everything staged under these tokens. Unknown tokens are ignored."""
         self._read(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     def commit_position(self, topic: str, partition: int, group: str, offset: int) -> None:
-        """Store a group's next offset to read, unchecked (for showing lag)."""
+        """Commit a group's next offset to read, without checks (to show its lag)."""
         self._read(Verb.COMMIT, messages.Commit(topic, partition, 1, group, offset), Head)
 
     def _settle(self, wire: FramedSocket, waiting: list[int]) -> int:
@@ -432,7 +454,7 @@ class BulkConnection:
         return sum(a.record_count for a in _decode(head, messages.Produced).appended)
 
     def _chunks(self, at: _Progress, *, incarnation: int, epoch: int, wait_ms: int) -> Iterator[StoredChunk]:
-        """One FETCH from where ``at`` stands."""
+        """Yield the chunks of one FETCH from the current progress on."""
         with self._lease() as wire:
             correlation = wire.send(Verb.FETCH, at.request(incarnation, epoch, wait_ms))
             while not at.complete:
@@ -444,7 +466,7 @@ class BulkConnection:
                     yield chunk
 
     def retries(self) -> Iterator[None]:
-        """Yield once per further attempt, each after a pause, until ``reconnect_s`` have passed since the first was asked for."""
+        """Yield once per retry, after a pause, until ``reconnect_s`` have passed since the first retry was requested."""
         deadline = self._clock.monotonic() + self.reconnect_s
         while self._clock.monotonic() < deadline:
             sleep(RECONNECT_INTERVAL_S)
@@ -452,7 +474,7 @@ class BulkConnection:
 
     @property
     def arena(self) -> Arena:
-        """Where chunks lie: for who makes further ones."""
+        """The memory of chunks, to make further ones in."""
         return self._arena
 
     @staticmethod
@@ -462,7 +484,7 @@ class BulkConnection:
         raise error
 
     def _read(self, verb: Verb, head: Head, answer: type[_H]) -> _H:
-        """A call that may safely be made twice."""
+        """Make a call that is safe to retry."""
         retries = self.retries()
         while True:
             try:
@@ -471,7 +493,7 @@ class BulkConnection:
                 self._retry_or_raise(retries, error)
 
     def _write(self, verb: Verb, head: Head, answer: type[_H], payload: Sequence[Buffer] = ()) -> tuple[_H, bytes]:
-        """A call that is made once."""
+        """Make a call that is not retried."""
         with self._lease() as wire:
             prefix, received = wire.receive(wire.send(verb, head, payload))
             return _decode(received, answer), bytes(wire.receive_payload(prefix))
@@ -485,11 +507,11 @@ class BulkConnection:
             self.give(wire)
 
     def take(self) -> FramedSocket:
-        """A socket for requests sent ahead of their answers; it goes back with ``give``. Raises Unavailable."""
+        """Lend a socket for pipelined requests; return it with ``give``. Raises Unavailable."""
         return self._sockets.take()
 
     def give(self, wire: FramedSocket) -> None:
-        """Take a socket back: kept for others when every answer was read, closed otherwise."""
+        """Take a socket back. It is reused if every response was read, otherwise closed."""
         self._sockets.give(wire)
 
 
@@ -502,18 +524,19 @@ _connections_lock = threading.Lock()
 def connect(
     address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S, login: Login | None = None
 ) -> BulkConnection:
-    """Return the process's connection to ``host:port``, made once; a forked child makes its own.
+    """Return the process's connection to ``host:port``. A forked child makes its own.
 
-    Of several brokers, ``host:port,host:port``, the first that answers is asked, and when it is gone the next.
+    Of several brokers, ``host:port,host:port``, the first that responds is used; if it is lost, the next.
 
     Args:
-        address: ``polywire://`` in front is allowed, ``polywire+tls://`` asks for TLS; a name and a password may stand before the host.
-        timeout_s: longest wait for the peer, in seconds.
-        reconnect_s: how long, in seconds, reading calls go on trying to reach a broker that is gone.
-        login: who logs in; it goes before what the address says.
+        address: may begin with ``polywire://``, or ``polywire+tls://`` for TLS, and with ``name:password@`` before the
+            host.
+        timeout_s: time limit for each wait for the broker, in seconds.
+        reconnect_s: how long reads retry a broker that is gone, in seconds.
+        login: the user, instead of the one in the address.
 
     Raises:
-        Invalid: INVALID_REQUEST: a broken address. Nobody is asked before the first call.
+        Invalid: INVALID_REQUEST: the address is invalid. No broker is contacted before the first call.
     """
     brokers = [split_login(broker) for broker in split_brokers(address)]
     login = login or next((found for found, _ in brokers if found is not None), None)
@@ -538,7 +561,7 @@ def connect(
 
 
 def _listener(address: str) -> tuple[str, int, bool]:
-    """Host, port, and whether under TLS."""
+    """Return host, port, and whether to use TLS."""
     bare = address.removeprefix(TLS_SCHEME)
     return *split_address(bare), bare != address
 
@@ -555,7 +578,10 @@ def _detail(answer: messages.TopicDescription) -> TopicDetail:
 
 
 def _fitting(batches: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """The batches in order, in groups that fit one frame; one that does not fit by itself is left for the broker to refuse."""
+    """Yield the batches in order, in groups that fit one frame.
+
+    A batch that is too large is sent alone, and the broker rejects it.
+    """
     group: list[Buffer] = []
     size = 0
     for batch in batches:

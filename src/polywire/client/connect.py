@@ -12,7 +12,7 @@ from polywire.client.brokers import split_address, split_brokers
 from polywire.client.login import Login, split_login
 from polywire.client.polywire import PolywireClient
 from polywire.client.tls import SCHEME_SUFFIX, client_context
-from polywire.client.unreachable import nobody_answers
+from polywire.client.unreachable import no_broker_answers
 from polywire.errors import ErrorCode, Invalid, Unavailable
 
 DEFAULT_SCHEME: Final = "polywire"
@@ -26,7 +26,7 @@ SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 async def connect(url: str) -> WireClient:
     """Return a connected client for ``scheme://host:port``, or ``host:port`` for the `polywire` protocol.
 
-    Of several brokers, ``scheme://host:port,host:port``, the first that answers is used.
+    Of several brokers, ``scheme://host:port,host:port``, the first that responds is used.
 
     Args:
         url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls`` for TLS (``client.tls``).
@@ -56,7 +56,7 @@ async def connect(url: str) -> WireClient:
             return await _connect(scheme or DEFAULT_SCHEME, address)
         except Unavailable as error:
             reasons.append(error.message)
-    raise nobody_answers(reasons)
+    raise no_broker_answers(reasons)
 
 
 async def _connect(scheme: str, address: str) -> WireClient:

@@ -1,7 +1,10 @@
-"""Consuming a topic through any client: fetching partitions side by side, groups, positions.
+"""Consume a topic through any client: concurrent fetches of partitions, groups, and positions.
 
-Promises: records of a partition come in order; with a group, a position is stored only after its records were handed out and the next ones
-were asked for, so a crash repeats records and never skips any. Must not know: any one wire.
+Guarantees:
+
+* Records of a partition arrive in order.
+* With a group, a position is stored only after its records were returned and the next ones were requested. A crash
+  repeats records and never skips any.
 """
 
 from __future__ import annotations
@@ -18,15 +21,15 @@ from polywire.client.base import Ability, WireClient
 from polywire.errors import Conflict, Missing
 from polywire.records.columns import Record
 
-WAIT_MS: Final = 1000  # length of one long poll; also how late a lost partition may be noticed
-POLL_INTERVAL_S: Final = 0.05  # between rounds on wires that cannot wait
-HEARTBEAT_S: Final = 3.0  # members are forgotten after 10 s
+WAIT_MS: Final = 1000  # time limit of one long poll, and the longest delay until a lost partition is noticed
+POLL_INTERVAL_S: Final = 0.05  # between rounds on protocols that cannot wait
+HEARTBEAT_S: Final = 3.0  # brokers remove members after 10 s
 COMMIT_INTERVAL_S: Final = 1.0
 RECORDS_MAX: Final = 1000
 
 
 class Bound(Enum):
-    """Where to begin when there is no position: with the first record there is, or with the next one to come."""
+    """Where to begin without a position: at the first record, or at the next one."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -40,7 +43,7 @@ Start = Bound | int
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A record and where it lay."""
+    """A record with its topic and partition."""
 
     topic: str
     partition: int
@@ -48,12 +51,12 @@ class Delivered:
 
     @property
     def value(self) -> bytes | None:
-        """The record's value; None: it has none."""
+        """The record's value, or None."""
         return self.record.value
 
     @property
     def key(self) -> bytes | None:
-        """The record's key; None: it has none."""
+        """The record's key, or None."""
         return self.record.key
 
     @property
@@ -65,20 +68,20 @@ class Delivered:
 async def consume(
     client: WireClient, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
 ) -> AsyncGenerator[Delivered, None]:
-    """Yield a topic's records as they come, for ever; close the iterator to stop.
+    """Yield a topic's records forever; close the iterator to stop.
 
-    Records of one partition come in order. With a group a position is stored about once a second and on closing, of records that were handed
-    out: after a crash some come again, none is left out.
+    Records of one partition arrive in order. With a group, the positions of returned records are stored about once a
+    second and on closing. After a crash some records are repeated, none is skipped.
 
     Args:
-        client: of any wire; without groups there (``Ability.GROUPS``) each consumer reads all partitions.
+        client: of any protocol; without ``Ability.GROUPS`` each consumer reads all partitions.
         topic: full name.
-        group: whom to share the topic with, and whose positions to go on at; None: read everything alone, and store nothing.
-        member: one's name in the group; None: a new one.
+        group: name of the group to join and to store positions for; None reads all partitions and stores nothing.
+        member: name of the member; None makes one.
         start: where to begin without a position: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
 
     Raises:
-        Missing: TOPIC_MISSING, or OFFSET_OUT_OF_RANGE when a position lies in front of what is still kept.
+        Missing: TOPIC_MISSING, or OFFSET_OUT_OF_RANGE if a position is below the first retained record.
         Unavailable: the connection was lost.
     """
     consumer = _Consumer(client, topic, group, member or f"polywire-{secrets.token_hex(6)}", start)
@@ -94,7 +97,10 @@ async def consume(
 
 
 class _Consumer:
-    """State of one ``consume``. Guards: ``_reached`` counts only what was handed out; at most one fetch per partition."""
+    """State of one ``consume``.
+
+    Invariant: ``_reached`` covers returned records only, and each partition has at most one fetch.
+    """
 
     def __init__(self, client: WireClient, topic: str, group: str | None, member: str, start: Start) -> None:
         self._client: Final = client
@@ -117,7 +123,10 @@ class _Consumer:
             await self._take(range(await self._partition_count()))
 
     async def next_records(self) -> list[Delivered]:
-        """What the first partitions to answer have; may be empty, so that signs of life are not forgotten."""
+        """Return records of the first partitions that respond.
+
+        The result may be empty, so that heartbeats are not delayed.
+        """
         for partition in self._reached:
             if partition not in self._fetches:
                 self._fetches[partition] = asyncio.ensure_future(self._fetch(partition))
@@ -137,7 +146,7 @@ class _Consumer:
         self._reached[delivered.partition] = delivered.offset + 1
 
     async def keep_up(self) -> None:
-        """Store positions and give signs of life when it is time."""
+        """Store positions and send heartbeats when they are due."""
         now = time.monotonic()
         if self._group is not None and now - self._stored_at >= COMMIT_INTERVAL_S:
             await self._store()
@@ -149,7 +158,7 @@ class _Consumer:
                 await self._join()
 
     async def end(self) -> None:
-        """Stop fetching, store positions, leave the group; the connection stays."""
+        """Stop fetching, store positions, and leave the group. The connection stays open."""
         await self._stop()
         if self._group is None:
             return
@@ -158,7 +167,7 @@ class _Consumer:
             if self._grouped and self._generation >= 0:
                 await self._client.leave(self._group, self._topic, self._member, self._generation)
         except (Conflict, Missing):
-            # The group went on without us; what was not stored is delivered to another member again.
+            # The member was removed: records after the stored position are delivered to another member again.
             return
 
     async def _stop(self) -> None:
@@ -181,7 +190,7 @@ class _Consumer:
         await self._take(membership.partitions)
 
     async def _take(self, partitions: range | tuple[int, ...]) -> None:
-        """Begin or go on with exactly these partitions, at the stored positions."""
+        """Begin with exactly these partitions, at the stored positions."""
         reached = {}
         for partition in partitions:
             position = None
@@ -215,7 +224,7 @@ class _Consumer:
                     self._group or "", self._topic, partition, offset, member=member, generation=generation
                 )
             except Conflict:
-                # The group has changed: the partition's new owner begins at what was stored before.
+                # The group has changed: the partition's new owner begins at the position stored before.
                 await self._join()
                 return
             self._stored[partition] = offset

@@ -1,7 +1,7 @@
-"""What of a record goes from one wire to another: what the target cannot carry is taken off, and counted.
+"""Convert records for another protocol: unsupported fields are removed and counted.
 
-Promises: nothing is lost without being counted; a value is never changed, but that none becomes an empty one where the target knows no
-difference. Must not know: connections.
+Guarantees: every removed field is counted. Values are never changed, except that a missing value becomes an empty one
+on protocols without null values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _PLAIN_KINDS: Final = frozenset({HeaderKind.RAW, HeaderKind.STRING, HeaderKind.N
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a wire carries beside a value. headers, times: exactly, or as far as plain bytes and milliseconds go."""
+    """The fields that a protocol supports.
+
+    headers, times: without loss. plain_headers, times_ms: as plain bytes and milliseconds.
+    """
 
     keys: bool
     headers: bool
@@ -34,7 +37,7 @@ class Carried:
 
     @classmethod
     def by(cls, client: WireClient) -> Self:
-        """What this client's wire carries."""
+        """Return the fields that the client's protocol supports."""
         able, kafka = client.abilities, isinstance(client, KafkaClient)
         return cls(
             keys=Ability.KEYS_READ in able,
@@ -49,9 +52,9 @@ class Carried:
 
 
 def carry(record: Record, target: Carried, lost: Counter[str]) -> Record:
-    """The record as it is written to a wire that carries this; what it loses is added to ``lost``.
+    """Return the record with the fields that the target supports, and count the others in ``lost``.
 
-    The time of origin is that of its append where it has none of its own. The key stays: it chooses the partition, also where it is not
+    A record without a time of origin gets its append time. The key remains: it chooses the partition even if it is not
     stored.
     """
     if record.key is not None and not target.keys:

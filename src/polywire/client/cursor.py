@@ -1,9 +1,9 @@
-"""Where an application is in the records that it is being handed: ``async for`` without a coroutine for each record.
+"""An ``async for`` loop over records without a coroutine for each record.
 
-What ``__anext__`` returns is the cursor itself as long as there is a record: awaited, it hands that over at once. Only where there is none a
-coroutine waits for more.
+While there are records, ``__anext__`` returns the cursor itself, and awaiting it returns the next record at once. A
+coroutine waits only if no record is left.
 
-Promises: ``row`` counts the records that were handed out of ``records``. Must not know: what records are, where they come from.
+Guarantees: ``row`` is the number of records that were returned from ``records``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if cython.compiled:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _end_with(cursor: Cursor, record: object) -> cython.void:
-    """Set the error that an iterator ends with, without one being made, traced or chained each time."""
+    """Set the StopIteration that ends an iterator, without creating one each time."""
     if cython.compiled:
-        if Py_REFCNT(cursor._end) > 1:  # somebody kept the last one
+        if Py_REFCNT(cursor._end) > 1:  # the last one is still referenced
             cursor._end = StopIteration()
         slot = cython.cast(cython.pointer(PyStopIterationObject), cursor._end)
         last: cython.pointer(PyObject) = slot.value
@@ -42,7 +42,7 @@ def _end_with(cursor: Cursor, record: object) -> cython.void:
 
 @cython.cclass
 class Cursor:
-    """Records and a row in them. ``more`` returns the first record of the next ones, or raises StopAsyncIteration."""
+    """Records and the current row. ``more`` returns the first of the next records, or raises StopAsyncIteration."""
 
     records: list[Any] = cython.declare(list, visibility="public")
     row = cython.declare(cython.Py_ssize_t, visibility="public")
@@ -71,10 +71,10 @@ class Cursor:
         return self
 
     def __next__(self) -> None:
-        """End at once: an awaited iterator ends with its result."""
+        """End at once: the result of an awaited iterator is the value of its StopIteration."""
         record = self.records[self.row]
         self.row += 1
         if cython.compiled:
             _end_with(self, record)
-            raise StopIteration  # which Cython leaves to the error that is set
+            raise StopIteration  # Cython leaves the error that is already set
         raise StopIteration(record)

@@ -1,4 +1,4 @@
-"""Cursors that a broker hands out: a loop over them ends with an error where an answer is not beyond the last one."""
+"""Checks of cursors in responses: a loop over them fails if a response does not advance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Cursor = TypeVar("Cursor", int, str, tuple[str, str])
 
 
 def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
-    """Return ``found``, where a loop continues. Raises Corrupt(CORRUPT) unless it is beyond ``last``: the loop would never end."""
+    """Return ``found``, where a loop continues.
+
+    Raises Corrupt(CORRUPT) unless it is above ``last``: the loop would never end.
+    """
     if found <= last:
         raise Corrupt(
             ErrorCode.CORRUPT,
@@ -21,7 +24,7 @@ def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
 
 
 def from_offset(records: list[Record], offset: int) -> list[Record]:
-    """Return fetched records. Raises Corrupt(CORRUPT) where they all lie before the offset that was asked for."""
+    """Return fetched records. Raises Corrupt(CORRUPT) if all of them are before the requested offset."""
     if records:
         beyond(offset - 1, records[-1].offset, "offset")
     return records

@@ -1,7 +1,10 @@
-"""The asynchronous client of the FLUX wire.
+"""The asynchronous client of the FLUX protocol.
 
-Promises: requests are pipelined on one connection and answered in order; what a line cannot carry is refused before anything is sent;
-values are read back exactly, also where the wire's text is ambiguous. Must not know: the broker's insides, other wires.
+Guarantees:
+
+* Requests are pipelined over one connection.
+* Records that do not fit a line are rejected before anything is sent.
+* Values are read back exactly, even if the text of a response is ambiguous.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ from polywire.protocols.flux.messages import Acks, Refused, bytes_of, has_white,
 from polywire.records.columns import Record
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 
-WIRE: Final = "FLUX"  # in what is refused
+WIRE: Final = "FLUX"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # brokers that cannot be asked for less may send long ones
-FETCH_BYTES: Final = 1024 * 1024  # asked for at a time
-FETCH_RECORDS: Final = 1_000_000  # of one answer, which is limited in bytes: what was decoded is not thrown away
-PIPELINE_RECORDS: Final = 1_000  # of one ``produce`` under way at a time
-SETTLE_MAX: Final = 16  # doubtful records settled by one ``fetch``; the next call goes on
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # older brokers have no limit for a response
+FETCH_BYTES: Final = 1024 * 1024  # per request
+FETCH_RECORDS: Final = 1_000_000  # per response, which is limited by bytes: decoded records are not thrown away
+PIPELINE_RECORDS: Final = 1_000  # records of one ``produce`` in flight
+SETTLE_MAX: Final = 16  # ambiguous records resolved by one ``fetch``; the next call resolves more
 OFFSET_MAX: Final = 2**63 - 1
 
 ABILITIES: Final = frozenset(
@@ -58,13 +61,13 @@ _ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCE
 
 
 class _Connection(PipelinedConnection[Reply]):
-    """Lines out and in. Guards: a reply has the id of the request whose turn it is."""
+    """A connection of lines. Invariant: a reply has the id of the oldest pending request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._asked = 0
         self._answered = 0
-        self._looked = 0  # bytes of an unfinished line that hold no line ending
+        self._looked = 0  # bytes of an unfinished line without a line ending
 
     def _end_of(self, data: bytearray, at: int) -> int:
         end = data.find(b"\n", at + self._looked) + 1
@@ -81,14 +84,14 @@ class _Connection(PipelinedConnection[Reply]):
         return reply
 
     async def ask_all(self, requests: Sequence[bytes]) -> list[Reply]:
-        """Send requests (``COMMAND|args``) at once; returns their replies, errors among them. Raises Unavailable."""
+        """Send requests (``COMMAND|args``), and return their replies, which can be errors. Raises Unavailable."""
         ids = range(self._asked + 1, self._asked + len(requests) + 1)
         self._asked += len(requests)
         lines = [b"V1|%d|%b\n" % pair for pair in zip(ids, requests, strict=True)]
         return await self.exchange(b"".join(lines), len(lines))
 
     async def ask(self, request: bytes) -> bytes:
-        """Send one request; returns the payload. Raises BrokerError."""
+        """Send one request, and return the payload of its reply. Raises BrokerError."""
         (reply,) = await self.ask_all([request])
         if reply.error is not None:
             raise reply.error
@@ -96,17 +99,20 @@ class _Connection(PipelinedConnection[Reply]):
 
 
 class FluxClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes.
+    """A client of one connection. Implements ``WireClient`` as far as the protocol supports it.
 
-    A record's key is sent and never comes back; a record without one is sent with an empty key. ``Level.SYNCED`` asks for ``acks=all``,
-    which a broker without followers answers by Unavailable(REPLICATION_TIMEOUT) although the record stays.
+    Create one with ``open``.
+
+    A record's key is sent but cannot be read; a missing key is sent as an empty one. ``Level.SYNCED`` sends
+    ``acks=all``. A broker without followers responds to it with Unavailable(REPLICATION_TIMEOUT), although it has
+    stored the record.
     """
 
     __slots__ = ("_connection", "_limit")
 
     def __init__(self, connection: _Connection) -> None:
         self._connection: Final = connection
-        self._limit = b" max=%d" % FETCH_BYTES  # of a CONSUME reply; empty once the broker turned out not to know it
+        self._limit = b" max=%d" % FETCH_BYTES  # limit of a CONSUME reply; empty if the broker does not support it
 
     @classmethod
     async def open(
@@ -116,18 +122,18 @@ class FluxClient(Scope):
 
         Args:
             host: name or address of the broker.
-            port: where its FLUX wire listens.
-            timeout_s: longest wait, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+            port: port of its FLUX listener.
+            timeout_s: time limit, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: the broker is not reachable.
         """
         return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What the FLUX wire can do."""
+        """The features of the FLUX protocol."""
         return ABILITIES
 
     async def close(self) -> None:
@@ -135,22 +141,25 @@ class FluxClient(Scope):
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that does not fit a line."""
+        """Create a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that does not fit a line."""
         payload = await self._connection.ask(b"ADMIN_CREATE_TOPIC|%b %d 1" % (_topic(topic), partition_count))
         understood(field, payload, b"topic")
 
     async def delete_topic(self, topic: str) -> None:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot delete topics."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot delete topics."""
         raise cannot(WIRE, "delete topics")
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics there are; their partitions are counted by asking for them. ``id`` is empty."""
+        """Return all topics, with several requests per topic to count its partitions. ``id`` is empty."""
         payload = await self._connection.ask(b"ADMIN_GET_METADATA|")
         names = [named(name) for name in understood(items, payload, b"topics")]
         return [TopicInfo(name, b"", await self._count_partitions(name)) for name in names]
 
     async def _count_partitions(self, topic: str) -> int:
-        """Binary search for the first partition that does not exist; reading past the end costs nothing."""
+        """Find the first partition that does not exist, by binary search.
+
+        Reads past the end return no records, so they are cheap.
+        """
         low, high = 0, 1
         while high < PARTITION_COUNT_MAX and await self._has_partition(topic, high):
             low, high = high, 2 * high
@@ -167,20 +176,21 @@ class FluxClient(Scope):
         return reply.error is None
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell where partitions begin."""
-        raise cannot(WIRE, "tell where partitions begin")
+        """Raise Invalid(INVALID_REQUEST): the protocol does not report first offsets."""
+        raise cannot(WIRE, "report first offsets")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Refuse with Invalid(INVALID_REQUEST): the wire cannot look records up by time."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot look records up by time."""
         raise cannot(WIRE, "look records up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records one by one, sent ahead of their answers, and return where each went; see ``WireClient``.
+        """Append records with pipelined requests, one per record, and return their offsets; see ``WireClient``.
 
-        Raises Invalid(INVALID_REQUEST) where ``partition`` is given, or a record holds null values, white space, headers, ids or times,
-        none of which the wire can carry; Invalid(RECORD_TOO_LARGE) for one that does not fit a line.
+        Raises Invalid(INVALID_REQUEST) for a ``partition``, and for records with null values, white space, headers, ids
+        or times, which the protocol does not support. Raises Invalid(RECORD_TOO_LARGE) for a record that does not fit a
+        line.
         """
         if partition is not None:
             raise cannot(WIRE, "choose a partition")
@@ -204,7 +214,10 @@ class FluxClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
+        """Return records from an offset on, without keys; see ``WireClient``.
+
+        The protocol cannot wait, so ``wait_ms`` is ignored.
+        """
         text, hw = await self._consume(topic, partition, offset)
         records: list[Record] = []
         for _ in range(SETTLE_MAX):
@@ -237,30 +250,39 @@ class FluxClient(Scope):
         return understood(split_consumed, payload, offset)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group; see ``WireClient``."""
+        """Join a group; see ``WireClient``."""
         suffix = b"" if assignor is None else b" assignor=" + assignor.value.encode()
         payload = await self._connection.ask(b"JOIN|%b %b %b" % (_word(group), _topic(topic), _word(member)) + suffix)
         return _membership(payload)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member, and return one's place. Raises Conflict(GENERATION_STALE) when the group has changed: join again."""
+        """Send a heartbeat, and return the assignment.
+
+        Raises Conflict(GENERATION_STALE) if the assignment has changed: join again.
+        """
         payload = await self._connection.ask(b"SYNC|" + _member(group, topic, member, generation))
         return _membership(payload)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group; others get its partitions."""
+        """Leave a group; other members get its partitions."""
         await self._connection.ask(b"LEAVE|" + _member(group, topic, member, generation))
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read; see ``WireClient``. Raises Invalid without ``member``, which the wire needs."""
+        """Commit a group's next offset to read; see ``WireClient``.
+
+        Raises Invalid without ``member``, which the protocol requires.
+        """
         if not member:
             raise cannot(WIRE, "store a position without being a member")
         await self._connection.ask(b"COMMIT|%b %d %d" % (_member(group, topic, member, generation), partition, offset))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read; 0 also when nothing was ever committed: the wire cannot tell."""
+        """Return a group's next offset to read.
+
+        It is also 0 if nothing was committed, which the protocol does not distinguish.
+        """
         payload = await self._connection.ask(b"OFFSET|%b %b %d" % (_word(group), _topic(topic), partition))
         return understood(number, payload, b"offset")
 
@@ -286,7 +308,7 @@ def _member(group: str, topic: str, member: str, generation: int) -> bytes:
 
 
 def _message(record: Record) -> bytes:
-    """``key:value`` of a record, refused when a line cannot carry it."""
+    """Return ``key:value`` of a record. Raises Invalid for a record that does not fit a line."""
     value = bare_value(WIRE, record)
     key = record.key or b""
     if b":" in key or has_white(key):

@@ -1,8 +1,8 @@
-"""Reading FLUX replies, which are not always readable: CONSUME joins values by commas and escapes none.
+"""Parse FLUX replies, including those of CONSUME, which joins values by commas without escaping.
 
-How they are read all the same: spec: flux#values, flux#reading-records.
+The method is described in spec: flux#values, flux#reading-records.
 
-Promises: pure; where a reply can be read in more than one way this is said, never guessed. Must not know: sockets, asyncio.
+Guarantees: ambiguous text is reported as such, never guessed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, NotOwner, PeerError, Unavailable
 from polywire.protocols.flux.messages import VERSION, WireCode
 
-CAPPED_BYTES_MIN: Final = 1024 * 1024  # brokers that cut replies short do so above this
+CAPPED_BYTES_MIN: Final = 1024 * 1024  # brokers that shorten replies do so above this size
 
 _BORDER: Final = re.compile(rb",([0-9]+):")
 
@@ -29,7 +29,7 @@ class Reply:
 
 
 def parse_reply(line: bytes) -> Reply:
-    """Read a line without its ending. Raises PeerError."""
+    """Parse a line without its ending. Raises PeerError."""
     version, _, rest = line.removesuffix(b"\r").partition(b"|")
     correlation, _, rest = rest.partition(b"|")
     status, _, rest = rest.partition(b"|")
@@ -42,7 +42,7 @@ def parse_reply(line: bytes) -> Reply:
 
 
 def _error(code: bytes, message: str) -> BrokerError:
-    """The kind by the code alone: texts are for people."""
+    """Return the error for a code. Messages are only for people."""
     match code:
         case WireCode.NOT_LEADER.value:
             return NotOwner(ErrorCode.NOT_OWNER, message)
@@ -55,7 +55,7 @@ def _error(code: bytes, message: str) -> BrokerError:
 
 
 def field(payload: bytes, name: bytes) -> bytes:
-    """The text of ``name=…`` up to the next space, or up to the closing bracket of a list. Raises PeerError."""
+    """Return the text of ``name=…`` up to the next space, or to the closing bracket of a list. Raises PeerError."""
     for part in re.finditer(rb"(?:^| )([a-z_]+)=(\[[^\]]*\]|[^ ]*)", payload):
         if part[1] == name:
             return part[2]
@@ -63,7 +63,7 @@ def field(payload: bytes, name: bytes) -> bytes:
 
 
 def number(payload: bytes, name: bytes) -> int:
-    """An integer field. Raises PeerError."""
+    """Return an integer field. Raises PeerError."""
     text = field(payload, name)
     if re.fullmatch(rb"-?[0-9]{1,19}", text) is None:
         raise PeerError(f"field is not a number field={name.decode()} text={text[:40]!r}", fatal=True)
@@ -71,16 +71,15 @@ def number(payload: bytes, name: bytes) -> int:
 
 
 def items(payload: bytes, name: bytes) -> list[bytes]:
-    """A list field. Raises PeerError."""
+    """Return a list field. Raises PeerError."""
     return field(payload, name).strip(b"[]").split()
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a CONSUME reply certainly says.
+    """The unambiguous records of a CONSUME reply.
 
-    values: of the offsets from ``first`` on. rest: the text from the first record on that can be read in more than one way, empty when all
-    was clear.
+    values: of consecutive offsets from ``first`` on. rest: the text from the first ambiguous record on, or empty.
     """
 
     first: int
@@ -95,7 +94,7 @@ class Batch:
 
 
 def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
-    """Text of the records and hw of a CONSUME payload. Raises PeerError."""
+    """Return the text of the records and the hw of a CONSUME payload. Raises PeerError."""
     text, found, hw = payload.rpartition(b" hw=")
     shown = re.match(rb"(-?[0-9]{1,19})(?: |$)", hw)
     if not found or not text.startswith(b"messages=") or shown is None:
@@ -104,10 +103,10 @@ def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
 
 
 def read_records(text: bytes, hw: int) -> Batch:
-    """Cut the records of one reply at their borders, as far as these are beyond doubt.
+    """Split a reply into records, as far as the borders are unambiguous. Raises PeerError.
 
-    Offsets follow each other, so the border after record n reads ``,n+1:``. When every such text occurs once there is one way to read
-    them. A long reply may have been cut short, so that the last border may be one that only looks like it. Raises PeerError.
+    Offsets are consecutive, so the border after record n reads ``,n+1:``. If every such text occurs once, the split is
+    unambiguous. A long reply may have been shortened, so its last border may be part of a value.
     """
     head, colon, _ = text.partition(b":")
     if not text:
@@ -140,7 +139,7 @@ def read_records(text: bytes, hw: int) -> Batch:
 
 
 def settle(text: bytes, following: bytes) -> bytes | None:
-    """Return the value of the first record of ``text``; None when ``following`` does not settle the matter.
+    """Return the value of the first record of ``text``, or None if ``following`` does not resolve the ambiguity.
 
     ``following`` is the text of a reply that begins with the record after it.
     """

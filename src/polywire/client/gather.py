@@ -1,10 +1,10 @@
-"""Many small stored batches into one set of Arrow buffers: the loops behind ``client.arrow``.
+"""Gather small stored batches into one set of Arrow buffers: the loops of ``client.arrow``.
 
-A *plan* says what to take: an i64 array with ``PLAN_WIDTH`` numbers per run of rows — place of the batch, first row, row after the last,
-base offset, append time, then place and size of each column as ``records.batch.layout`` tells them.
+A *plan* selects rows. It is an i64 array with ``PLAN_WIDTH`` numbers per run of rows: position of the batch, first row,
+end row, base offset, append time, then position and size of each column as returned by ``records.batch.layout``.
 
-Promises: one call per column and record batch; batches come from validated bytes, targets have the sizes the caller computed from the plan.
-Must not know: Arrow, sockets.
+Guarantees: one call per column and record batch. Batches must be valid, and targets must have the size that the plan
+requires.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NO_TIME = cython.declare(cython.longlong, -9223372036854775808)
 
 
 def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
-    """Bytes of all values that the plan takes of a column of variable length."""
+    """Return the total size of the values that a plan selects from a column of variable length."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     column: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
@@ -68,7 +68,10 @@ def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
 
 
 def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
-    """Arrow offsets (i32, one more than rows, first 0) of a column; rows of a batch without it have no length."""
+    """Write Arrow offsets (i32, one more than rows, first 0) of a column.
+
+    Rows of a batch without the column have length 0.
+    """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -101,7 +104,7 @@ def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buf
 
 
 def gather_bytes(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
-    """The bytes behind ``gather_offsets``; they lie in the column after it."""
+    """Write the bytes for ``gather_offsets``, which are stored in the column after it."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -122,7 +125,10 @@ def gather_bytes(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffe
 
 
 def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_column: int, target: Buffer) -> int:
-    """Validity bits of a column into zeroed bytes; returns how many rows are null. Rows of a batch without the column are null."""
+    """Write validity bits of a column into zeroed bytes, and return the number of nulls.
+
+    Without the column, rows are null.
+    """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -154,7 +160,7 @@ def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_c
 
 
 def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer) -> int:
-    """Validity bits of rows whose kind is not 0, into zeroed bytes; returns how many are null."""
+    """Write a validity bit for each row with a kind other than 0 into zeroed bytes, and return the number of nulls."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -181,7 +187,7 @@ def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer)
 
 
 def mark_lists(offsets: Buffer, row_count: int, target: Buffer) -> int:
-    """Validity bits of lists that are not empty, into zeroed bytes; returns how many are empty."""
+    """Write a validity bit for each list that is not empty into zeroed bytes, and return the number of empty lists."""
     source: Lent = lend(offsets)
     made: Lent = lend_writable(target)
     row: cython.Py_ssize_t
@@ -196,7 +202,7 @@ def mark_lists(offsets: Buffer, row_count: int, target: Buffer) -> int:
 
 
 def number_rows(chunk: Buffer, plan: Buffer, deltas_column: int, target: Buffer) -> None:
-    """The offset of each row, i64: counted up from its batch's, or by its deltas where the batch was compacted."""
+    """Write the offset of each row as i64, from the batch's base offset, with deltas if the batch was compacted."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -225,7 +231,7 @@ def number_rows(chunk: Buffer, plan: Buffer, deltas_column: int, target: Buffer)
 
 
 def time_rows(plan: Buffer, target: Buffer) -> None:
-    """The append time of each row, i64 microseconds."""
+    """Write the append time of each row, in microseconds, as i64."""
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
     run: cython.Py_ssize_t = 0
@@ -245,7 +251,10 @@ def time_rows(plan: Buffer, target: Buffer) -> None:
 
 
 def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buffer) -> None:
-    """The time of origin of each row, or that of its append where it has none: i64 microseconds, rounded down to milliseconds."""
+    """Write the time of origin of each row, or its append time without one, as i64.
+
+    Times are in microseconds, rounded down to milliseconds.
+    """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -272,13 +281,13 @@ def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buf
 
 @cython.cfunc
 def _over_ms(time_us: cython.longlong) -> cython.longlong:
-    """Microseconds above the millisecond; C and Python divide what is below 0 differently."""
+    """Return the microseconds above the millisecond, also for negative times, which C and Python divide differently."""
     over: cython.longlong = time_us - (time_us // 1000) * 1000
     return over + 1000 if over < 0 else over
 
 
 def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
-    """The plan of the elements inside the lists of a plan's rows (headers of records); batches without lists drop out."""
+    """Return the plan for the elements of a plan's lists (headers of records). Batches without lists are skipped."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     target = bytearray(runs.size)
@@ -299,7 +308,7 @@ def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
 
 
 def rebase_offsets(offsets: Buffer, start: int, row_count: int) -> bytearray:
-    """Arrow offsets (i32) of rows ``start`` to ``start + row_count``, counted from 0."""
+    """Return Arrow offsets (i32) of rows ``start`` to ``start + row_count``, relative to the first."""
     source: Lent = lend(offsets)
     size: cython.Py_ssize_t = row_count
     place: cython.Py_ssize_t = 4 * start

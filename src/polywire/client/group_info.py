@@ -1,7 +1,4 @@
-"""What a broker tells of groups, and how far each is behind: in records and in seconds.
-
-Promises: looking changes nothing. Must not know: how lists are printed.
-"""
+"""Consumer groups as a broker lists them, and their lag in records and in seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from polywire.errors import ErrorCode, Missing
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """A member of a group; ``wire`` is the one it joined over, ``idle_ms`` the time since it was last heard of."""
+    """A member of a group: ``wire`` is the protocol it joined over, ``idle_ms`` the time since its last request."""
 
     id: str
     wire: str
@@ -28,8 +25,8 @@ class MemberInfo:
 class GroupInfo:
     """A group on one topic.
 
-    ``positions`` are next offsets to read, by partition; without members ``generation`` may be -1. ``owner`` is a user's name, empty
-    where it is nobody's.
+    ``positions`` are next offsets to read, by partition. Without members, ``generation`` may be -1. ``owner`` is the
+    name of a user, or empty.
     """
 
     topic: str
@@ -43,11 +40,11 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group is behind in one partition.
+    """The lag of a group in one partition.
 
-    records: behind the committed offset that can still be read. seconds: since the first of them was stored, 0 when there is none. Both are
-    None where the group has committed nothing: it may read from the first record or from the next one. position: as it was committed, also
-    outside of what can be read; None where nothing was.
+    records: readable records after the committed offset. seconds: age of the first of them, 0 if there is none. Both
+    are None if the group has committed nothing, because it may begin at the first or at the next record. position: the
+    committed offset, which may be outside of the readable range, or None.
     """
 
     partition: int
@@ -58,25 +55,25 @@ class PartitionLag:
 
 
 class Queries(Protocol):
-    """What lags are worked out from; clients of wires that list groups answer it."""
+    """The queries that lags are computed from. Clients of protocols that list groups implement them."""
 
     async def bounds(self, topic: str, /) -> list[PartitionBounds]:
-        """Return where each partition of a topic begins and ends."""
+        """Return the first and next offset of each partition."""
 
     async def stored_at_us(self, topic: str, partition: int, offset: int, /) -> int | None:
-        """Return when the first record from an offset on was stored, None where there is none."""
+        """Return when the first record from an offset on was stored, or None if there is none."""
 
 
 async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
-    """Return the lag in every partition of the group's topic; none where the topic does not exist (any more).
+    """Return the lag in every partition of the group's topic, or nothing if the topic does not exist.
 
     Args:
-        client: asks for bounds and times.
-        group: as ``groups`` of the client returned it.
-        clock: None: the system's.
+        client: used to query bounds and times.
+        group: as returned by ``groups`` of the client.
+        clock: None uses the system's clock.
 
     Raises:
-        Denied: the topic may not be read.
+        Denied: the user may not read the topic.
     """
     now_us = (clock or SystemClock()).now_us()
     try:
@@ -89,7 +86,7 @@ async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = No
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
-    """Return records and seconds of a group over its partitions; None where it has committed nothing in any."""
+    """Return the sum of records and the maximum of seconds over all partitions, or None if nothing was committed."""
     known = [lag for lag in lags if lag.records is not None]
     if not known:
         return None, None
@@ -110,7 +107,7 @@ async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us:
 
 
 async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int) -> int | None:
-    """When a record was stored; None when retention was faster."""
+    """Return when a record was stored, or None if retention removed it in the meantime."""
     try:
         return await client.stored_at_us(topic, partition, offset)
     except Missing as error:

@@ -1,7 +1,4 @@
-"""Groups of a topic by name, over any wire that lists them, and the errors that name what exists.
-
-Must not know: how errors are shown.
-"""
+"""Names of the groups of a topic, over any protocol that lists them, and errors that list existing names."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from polywire.errors import ErrorCode, Missing
 
 
 async def group_names(client: WireClient, topic: str | None = None) -> Sequence[str] | None:
-    """Return the groups of a topic, of all topics with None; None over a wire that cannot list them."""
+    """Return the groups of a topic, or of all topics; None over a protocol that cannot list them."""
     match client:
         case PolywireClient() | KafkaClient():
             return sorted({group.name for group in await client.groups() if topic in (None, group.topic)})

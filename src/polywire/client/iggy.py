@@ -266,7 +266,7 @@ class IggyClient(Scope):
         if level is Level.SYNCED:
             raise cannot(WIRE, "ask for synced records")
         if any(record.origin_time_us is not None or record.event is not None for record in records):
-            raise cannot(WIRE, "carry times of origin or events")
+            raise cannot(WIRE, "send times of origin or events")
         count = await self._partition_count(topic)
         parts = parts_of(records)
         chosen = [self._choose_partition(part[0], count) if partition is None else partition for part in parts]
@@ -437,7 +437,7 @@ class IggyClient(Scope):
         The protocol stores the last consumed offset, so 0 is rejected, as is an offset above the next one.
         """
         if offset < 1:
-            raise cannot(WIRE, "store that nothing was consumed")
+            raise cannot(WIRE, "store offset 0")
         at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
         connection = self._members.get((group, topic, member), self._connection)
         await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1))

@@ -385,7 +385,7 @@ class IggyTodayClient(IggyClient):
         if level is Level.SYNCED:
             raise cannot(WIRE, "ask for synced records")
         if any(record.origin_time_us is not None or record.event is not None for record in records):
-            raise cannot(WIRE, "carry times of origin or events")
+            raise cannot(WIRE, "send times of origin or events")
         count = await self._partition_count(topic)
         bodies: list[tuple[int, int, bytes]] = []
         for part in parts_of(records):
@@ -476,7 +476,7 @@ class IggyTodayClient(IggyClient):
         The protocol stores the last consumed offset, so 0 is rejected, as is an offset above the next one.
         """
         if offset < 1:
-            raise cannot(WIRE, "store that nothing was consumed")
+            raise cannot(WIRE, "store offset 0")
         at = self._place_of(group, topic, partition)
         connection = self._members.get((group, topic, member), self._connection)
         await self._ask_partition(connection, Code.STORE_OFFSET, at + U64.pack(offset - 1) + QUORUM, topic, partition)

@@ -379,7 +379,7 @@ def _answered(answer: Any) -> Iterator[Any]:
 
 def _check_record(record: Record) -> None:
     if record.id is not None or record.event is not None:
-        raise cannot(WIRE, "carry ids or events")
+        raise cannot(WIRE, "send ids or events")
 
 
 def _batches(rows: Sequence[int], records: Sequence[Record]) -> list[list[int]]:

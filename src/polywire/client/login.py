@@ -1,6 +1,6 @@
-"""Who logs in: a name and a password out of an address, or out of an address and the environment.
+"""Login data from an address, or from an address and the environment.
 
-Promises: a password is never part of a text that is shown, neither of an error nor of a value that is printed. Must not know: any wire.
+Guarantees: a password is never part of an error message or of the printed form of a value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ PASSWORD_VARIABLE: Final = "POLYWIRE_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A name and its password, or an access token in the password's place."""
+    """A name and its password, or an access token instead of the password."""
 
     name: str
     password: str = field(repr=False)
 
 
 def login_of(name: str, password: str | None) -> Login:
-    """The login of a name, with the password of the environment where none is given. Raises Invalid(INVALID_REQUEST)."""
+    """Return the login for a name, with the password from the environment if there is none.
+
+    Raises Invalid(INVALID_REQUEST).
+    """
     password = password or os.environ.get(PASSWORD_VARIABLE)
     if not name:
         raise Invalid(ErrorCode.INVALID_REQUEST, "password has no user name (use name:password@host:port)")
@@ -38,10 +41,10 @@ def login_of(name: str, password: str | None) -> Login:
 
 
 def split_login(address: str) -> tuple[Login | None, str]:
-    """Return who logs in to ``[scheme://][name[:password]@]host:port``, and the address without that.
+    """Return the login in ``[scheme://][name[:password]@]host:port``, and the address without it.
 
-    ``%40`` and the like stand for what an address cannot hold; without a password it is the one of the environment. Raises
-    Invalid(INVALID_REQUEST).
+    Escapes such as ``%40`` stand for characters that an address cannot contain. Without a password, the environment's
+    is used. Raises Invalid(INVALID_REQUEST).
     """
     scheme, separator, rest = address.rpartition("://")
     words, at, place = rest.rpartition("@")

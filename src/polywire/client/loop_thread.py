@@ -1,7 +1,6 @@
-"""A loop on a thread of its own, for clients whose calls block.
+"""An event loop in a thread, for clients with blocking calls.
 
-Promises: calls may come from any thread and are carried out concurrently; one that is interrupted leaves nothing running. Must not know:
-what is called.
+Guarantees: calls may come from any thread and run concurrently. An interrupted call leaves nothing running.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """A loop on a thread of its own. Guards: what is called after its end fails and does not wait for ever."""
+    """An event loop in a thread. Invariant: calls after its end fail immediately."""
 
     __slots__ = ("_loop", "_thread")
 
@@ -29,11 +28,14 @@ class LoopThread:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs nothing any more."""
+        """Whether the loop has ended."""
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something there, and return its result. Raises what it raises, and Unavailable(STOPPING) behind the end."""
+        """Run a coroutine in the loop, and return its result.
+
+        Raises what it raises, and Unavailable(STOPPING) after the end.
+        """
         if self.ended:
             work.close()
             raise Unavailable(ErrorCode.STOPPING, "client was closed")
@@ -41,7 +43,7 @@ class LoopThread:
         try:
             return future.result()
         finally:
-            future.cancel()  # of a caller that was interrupted; one that is done cannot be cancelled
+            future.cancel()  # the caller was interrupted; cancelling a finished call does nothing
 
     def end(self) -> None:
         """Stop the loop and its thread."""

@@ -1,7 +1,4 @@
-"""Opening a connection, the same for every wire.
-
-Promises: a connection, or within the time given Unavailable with its cause in words of people. Must not know: any wire.
-"""
+"""Open a connection, for every protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ async def open_connection(
     timeout_s: float,
     tls: ssl.SSLContext | None,
 ) -> Opened:
-    """Connect the protocol that ``make`` makes, under TLS when a context is given. Raises Unavailable(UNREACHABLE)."""
+    """Connect the protocol that ``make`` returns, with TLS if there is a context. Raises Unavailable(UNREACHABLE)."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):

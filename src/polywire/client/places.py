@@ -1,7 +1,9 @@
-"""Partitions read from end to end over any wire, by what that wire has: offsets with bounds, offsets without, byte addresses.
+"""Read partitions from beginning to end over any protocol.
 
-A place is where reading goes on, in the wire's own numbers: offsets, or on Kafka 0.7 byte addresses. Promises: reading from the first place
-on gives every record once, in order, with its place as its offset. Must not know: what records are read for.
+A place is a position to continue reading at: an offset, or a byte address over Kafka 0.7. Which requests find places
+depends on the protocol.
+
+Guarantees: reading from the first place on returns every record once, in order, with its place as its offset.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from polywire.errors import ErrorCode, Missing
 from polywire.records.columns import Record
 
 READ_RECORDS_MAX: Final = 10_000
-MARKER_WAIT_MS: Final = 500  # for a broker that has something and sends nothing: then it is no record
+MARKER_WAIT_MS: Final = 500  # if no record arrives in this time, only a transaction marker is left
 OFFSET_LIMIT: Final = 2**62
 
 
@@ -28,17 +30,17 @@ class Places(Protocol):
         """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
 
     async def first(self, partition: int) -> int:
-        """Return the place of the first record that is left, or will come."""
+        """Return the place of the first record, or of the next one if the partition is empty."""
 
     async def end(self, partition: int) -> int:
-        """Return the place behind the last record."""
+        """Return the place after the last record."""
 
     async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
-        """Return records from a place on, and the place to go on at; none and the same place at the end."""
+        """Return records from a place on, and the place to continue at. At the end, return none and the same place."""
 
 
 def places_of(client: WireClient, topic: str) -> Places:
-    """The topic as this client's wire can read it."""
+    """Return the topic's places over this client's protocol."""
     match client:
         case Kafka07Client():
             return _Addresses(client, topic)
@@ -51,7 +53,7 @@ def places_of(client: WireClient, topic: str) -> Places:
 
 
 class _Bounded:
-    """By offsets, where the wire tells bounds."""
+    """Offsets, if the protocol reports bounds."""
 
     def __init__(self, client: WireClient, topic: str) -> None:
         self._client: Final = client
@@ -81,12 +83,13 @@ class _Bounded:
         end = await self.end(partition)
         if place >= end:
             return [], place
-        # Kafka's transactions leave markers, which have offsets and are no records; compaction leaves offsets without any.
+        # Markers of Kafka's transactions have offsets but are no records, and compaction removes records but not their
+        # offsets.
         return [], place + 1 if self._has_markers else end
 
 
 class _Polled:
-    """By offsets, where the first and the last record can be asked for."""
+    """Offsets, if the first and last record can be requested."""
 
     def __init__(self, client: IggyClient, topic: str) -> None:
         self._client: Final = client
@@ -106,7 +109,7 @@ class _Polled:
 
 
 class _Searched:
-    """By offsets, where only reading tells what is there."""
+    """Offsets, if only reads show which records exist."""
 
     def __init__(self, client: FluxClient, topic: str) -> None:
         self._client: Final = client
@@ -119,7 +122,7 @@ class _Searched:
         return 0
 
     async def end(self, partition: int) -> int:
-        """Binary search for the first offset with nothing behind it."""
+        """Find the first offset without a record at or after it, by binary search."""
         low, high = 0, 1
         while await self._has(partition, high - 1):
             low, high = high, 2 * high
@@ -143,7 +146,7 @@ class _Searched:
 
 
 class _Addresses:
-    """By byte addresses."""
+    """Byte addresses."""
 
     def __init__(self, client: Kafka07Client, topic: str) -> None:
         self._client: Final = client
@@ -181,5 +184,5 @@ async def _count_listed(client: WireClient, topic: str) -> int:
 
 
 def tells_offsets(client: WireClient) -> bool:
-    """Whether places of this wire are offsets, as groups commit them."""
+    """Return whether places of this protocol are offsets that groups can commit."""
     return not isinstance(client, Kafka07Client) and Ability.POSITIONS in client.abilities

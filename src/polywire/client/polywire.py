@@ -1,7 +1,7 @@
-"""The asynchronous client of the `polywire` wire.
+"""The asynchronous client of the `polywire` protocol.
 
-Promises: requests may be made concurrently, each gets its own answer; when the connection is lost every call under way fails with
-Unavailable. Must not know: the broker's insides, other wires.
+Guarantees: requests can be concurrent and each receives its own response. If the connection is lost, every pending call
+fails with Unavailable.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from polywire.records.rows import from_records, to_records
 from polywire.types import Assignor, Buffer, Level, PositionKind
 
 OPEN_TIMEOUT_S: Final = 10.0
-FETCH_BYTES_MAX: Final = 4 << 20  # of one fetch into Python records: some 10 MB of objects per MiB are enough at a time
-EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
-BATCH_BYTES: Final = 1 << 20  # records of one call are cut into batches of about this size
-RECORD_OVERHEAD_BYTES: Final = 64  # what a record may cost beside its key and value
+FETCH_BYTES_MAX: Final = 4 << 20  # per fetch of Python records; one MiB of data becomes some 10 MB of objects
+EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
+BATCH_BYTES: Final = 1 << 20  # the records of one call are split into batches of about this size
+RECORD_OVERHEAD_BYTES: Final = 64  # maximum overhead of a record, without key and value
 
 ABILITIES: Final = frozenset(Ability)
 
@@ -52,9 +52,12 @@ _flags: Final = header_fields("flags")
 
 
 class PolywireClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``WireClient`` and what only this wire can do.
+    """A client of one connection. Implements ``WireClient`` and the features that only this protocol has.
 
-    Calls may be made concurrently. ``limits`` are those the broker told when the connection was opened (sizes in bytes, times in ms).
+    Create one with ``open``.
+
+    Calls can be concurrent. ``limits`` are the broker's limits, sent when the connection was opened (sizes in bytes,
+    times in ms).
 
     Example:
         async with await PolywireClient.open("127.0.0.1", 9555) as client:
@@ -82,15 +85,15 @@ class PolywireClient(Scope):
 
         Args:
             host: name or address of the broker.
-            port: where its `polywire` wire listens.
-            timeout_s: longest wait, in seconds, until all of it is done.
-            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
-            login: who logs in; None: nobody.
+            port: port of its `polywire` listener.
+            timeout_s: time limit for all steps, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            login: the user; None connects without a login.
 
         Raises:
-            Unavailable: nobody answers in time, or what answers does not speak this wire.
+            Unavailable: the server did not respond in time, or does not speak this protocol.
             Denied: LOGIN_FAILED.
-            Busy: the broker has too many logins to check; come back later.
+            Busy: the broker is checking too many logins; retry later.
         """
         loop = asyncio.get_running_loop()
         connection = PolywireConnection(loop)
@@ -111,7 +114,7 @@ class PolywireClient(Scope):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What this wire can do: everything."""
+        """All features: this protocol supports everything."""
         return ABILITIES
 
     async def close(self) -> None:
@@ -119,25 +122,24 @@ class PolywireClient(Scope):
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     async def ping(self) -> None:
-        """Return when the broker answers. Raises Unavailable."""
+        """Wait for a response from the broker. Raises Unavailable."""
         await self._ask(Verb.PING, Head(), Head)
 
     async def create_topic(
         self, topic: str, partition_count: int | None = None, *, settings: dict[str, int | str | None] | None = None
     ) -> None:
-        """Make a topic.
+        """Create a topic.
 
         Args:
             topic: full name, as for ``WireClient.create_topic``.
-            partition_count: None: the broker's default.
-            settings: by name: ``retention_age_us`` (microseconds), ``retention_bytes`` (of each partition), ``compaction`` (1: keep the
-            newest
-                record of each key), ``compression`` (none, lz4 or zstd), ``key_hash`` (fnv32, fnv64, xxh32 or murmur3). What is absent is the
-                broker's default.
+            partition_count: number of partitions; None uses the broker's default.
+            settings: by name: ``retention_age_us`` (microseconds), ``retention_bytes`` (per partition), ``compaction``
+                (1 retains the latest record of each key), ``compression`` (none, lz4 or zstd), ``key_hash`` (fnv32,
+                fnv64, xxh32 or murmur3). Others have the broker's default.
 
         Raises:
             Conflict: TOPIC_EXISTS.
-            Invalid: INVALID_TOPIC, INVALID_PARTITION_COUNT, or INVALID_REQUEST for a setting there is not.
+            Invalid: INVALID_TOPIC, INVALID_PARTITION_COUNT, or INVALID_REQUEST for an unknown setting.
         """
         head = messages.CreateTopic(topic, partition_count, settings=settings or {})
         await self._ask(Verb.CREATE_TOPIC, head, messages.TopicDescription)
@@ -147,36 +149,38 @@ class PolywireClient(Scope):
         return await self._ask(Verb.DESCRIBE, messages.Describe(topic), messages.TopicDescription)
 
     async def grow_topic(self, topic: str, partition_count: int) -> None:
-        """Add partitions to a topic until it has as many as this.
+        """Add partitions to a topic until it has this number.
 
         Args:
             topic: full name.
-            partition_count: how many there shall be; there are never fewer than before. Keys go to other partitions from then on.
+            partition_count: number of partitions, not below the current one. Keys are then assigned to other
+                partitions.
 
         Raises:
             Missing: TOPIC_MISSING.
             Invalid: INVALID_PARTITION_COUNT.
-            Busy: others changed the topic meanwhile.
+            Busy: another client changed the topic at the same time.
         """
         await self._ask(Verb.GROW_TOPIC, messages.GrowTopic(topic, partition_count), Head)
 
     async def configure_topic(self, topic: str, settings: dict[str, int | str | None]) -> None:
-        """Change settings of a topic; what is absent stays as it is.
+        """Change settings of a topic; others remain unchanged.
 
         Args:
             topic: full name.
-            settings: as for ``create_topic``, without ``key_hash``: records stay where they are. None: the broker's default.
+            settings: as for ``create_topic``, without ``key_hash``, because records stay in their partitions. None
+                restores the broker's default.
 
         Raises:
             Missing: TOPIC_MISSING.
-            Invalid: INVALID_REQUEST for a setting there is not, or that cannot be changed.
+            Invalid: INVALID_REQUEST for an unknown setting, or one that cannot be changed.
         """
         await self._ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic(topic, settings), Head)
 
     async def purge_topic(self, topic: str) -> None:
-        """Remove all records of a topic; offsets go on where they were. Raises Missing(TOPIC_MISSING).
+        """Remove all records of a topic; offsets continue. Raises Missing(TOPIC_MISSING).
 
-        After another error some partitions are purged and others not: ask again.
+        After another error, some partitions may not be purged: try again.
         """
         await self._ask(Verb.PURGE_TOPIC, messages.PurgeTopic(topic), Head)
 
@@ -185,14 +189,14 @@ class PolywireClient(Scope):
         await self._ask(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics this user may produce to or consume from, by name."""
+        """Return the topics this user may produce to or consume from, in order of their names."""
         answer = await self._ask(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
         return [TopicInfo(entry.name, entry.id, entry.partition_count) for entry in answer.topics]
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return where each partition of a topic begins and ends, by number. Raises Missing(TOPIC_MISSING).
+        """Return the first and next offset of each partition, in order of their numbers. Raises Missing(TOPIC_MISSING).
 
-        What is told has been synced to the disk before.
+        All records below the next offset have been synced to disk.
         """
         answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic]), messages.BoundsList)
         return [
@@ -201,9 +205,11 @@ class PolywireClient(Scope):
         ]
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset; see ``WireClient``.
+        """Return the first offset appended at or after a time (microseconds since 1970), or the next offset.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST) for a partition there is not.
+        See ``WireClient``.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST) for a partition that does not exist.
         """
         answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic], [time_us]), messages.BoundsList)
         partitions = answer.topics[0].partitions
@@ -220,20 +226,20 @@ class PolywireClient(Scope):
         level: Level = Level.WRITTEN,
         create: bool = True,
     ) -> list[Produced]:
-        """Append records in order, and return where each went; see ``WireClient``.
+        """Append records in order, and return their offsets; see ``WireClient``.
 
         Args:
             topic: full name.
-            records: what to append.
-            partition: where all go; None: by key. Records without any key go to one partition together.
-            level: what the acknowledgement means.
-            create: whether a missing topic is made, with the broker's default settings.
+            records: the records.
+            partition: number of the partition; None chooses by key. Records without a key go to one partition together.
+            level: durability of an acknowledged record.
+            create: create a missing topic, with the broker's default settings.
 
         Raises:
-            Missing: TOPIC_MISSING where ``create`` is false, PARTITION_MISSING.
-            Invalid: RECORD_TOO_LARGE, INVALID_BATCH. Records before the one that is meant may have been stored.
+            Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
+            Invalid: RECORD_TOO_LARGE, INVALID_BATCH. Records before the rejected one may have been stored.
             Busy: over a limit, or DISK_FULL.
-            Unavailable: the connection was lost; nobody knows what was stored.
+            Unavailable: the connection was lost; the outcome is unknown.
         """
         places: list[Produced] = []
         for group in _cut(records):
@@ -244,14 +250,15 @@ class PolywireClient(Scope):
     async def produce_batch(
         self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN, create: bool = False
     ) -> list[Produced]:
-        """Append one stored batch (``records.rows.from_records`` makes one), and return where each record went.
+        """Append one stored batch (``records.rows.from_records`` makes one), and return the offset of each record.
 
         Args:
             topic: full name.
-            partition: its number; -1: the partition of each record's key.
-            batch: at most ``limits.batch_bytes_max`` bytes. One that names a producer is stored once, however often it is sent.
-            level: what the acknowledgement means.
-            create: whether a missing topic is made.
+            partition: number of the partition; -1 uses the partition of each record's key.
+            batch: at most ``limits.batch_bytes_max`` bytes. A batch with a producer id is stored once, even if it is
+                sent again.
+            level: durability of an acknowledged record.
+            create: create a missing topic.
 
         Raises:
             Invalid: INVALID_BATCH, or SEQUENCE_GAP of its producer.
@@ -263,21 +270,23 @@ class PolywireClient(Scope):
         return _places(_decode(answered, messages.Produced), b"".join(parts))
 
     async def append_batch(self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN) -> int:
-        """Append one stored batch to a partition, and return the offset of its first record. The rest as for ``produce_batch``."""
+        """Append one stored batch to a partition, and return the offset of its first record; see ``produce_batch``."""
         answered, _ = await self._connection.ask(Verb.PRODUCE, messages.Produce(topic, partition, int(level)), [batch])
         return _decode(answered, messages.Produced).appended[0].base_offset
 
     async def fetch_batches(
         self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int = 0
     ) -> tuple[list[bytes], int]:
-        """Return whole stored batches from an offset on, and the next offset behind them; the first may begin below ``offset``.
+        """Return complete stored batches from an offset on, and the offset after them.
+
+        The first may begin before ``offset``.
 
         Args:
             topic: full name.
-            partition: its number, from 0.
-            offset: of the first record wanted.
-            bytes_max: ends it, after one batch at least.
-            wait_ms: how long to wait, in milliseconds, for the first record.
+            partition: number of the partition, from 0.
+            offset: first offset to read.
+            bytes_max: stop after this many bytes and at least one batch.
+            wait_ms: milliseconds to wait for the first record.
 
         Raises:
             Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE.
@@ -288,16 +297,16 @@ class PolywireClient(Scope):
         return parts, beyond(offset, following, "offset") if any(parts) else max(offset, following)
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
-        """Return when the first record from an offset on was stored; its batch is not decoded."""
+        """Return when the first record from an offset on was stored, without decoding its batch."""
         batches, _ = await self.fetch_batches(topic, partition, offset, bytes_max=1)
         return read_header(batches[0]).append_time_us if batches else None
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``. Waits at most ``limits.wait_ms_max``, whatever ``wait_ms``.
+        """Return records from an offset on; see ``WireClient``. Waits at most ``limits.wait_ms_max``.
 
-        Reads some 4 MiB at a time, so fewer than ``records_max`` may come although there are more.
+        Reads about 4 MiB at a time, so it may return fewer than ``records_max`` even if there are more.
         """
         at, wait = offset, wait_ms
         while True:
@@ -312,22 +321,22 @@ class PolywireClient(Scope):
             at, wait = (
                 fetched.next_offset,
                 0,
-            )  # compaction left nothing of what was asked for: only more of it, or the end, is an answer
+            )  # compaction removed all requested records, so read on until there are some, or the end
 
     async def stage(
         self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN
     ) -> int:
-        """Store a batch invisibly, for ``publish``; return how many records it has.
+        """Store a batch invisibly, for ``publish``. Return its number of records.
 
         Args:
-            token: 16 random bytes of the caller's choosing. What is staged under it waits ``limits.stage_expiry_ms`` after the last call.
+            token: 16 random bytes. Batches staged under it expire ``limits.stage_expiry_ms`` after the last call.
             topic: full name.
-            partition: its number, or -1: by key.
+            partition: number of the partition, or -1 to choose by key.
             batch: a stored batch, as for ``produce_batch``.
-            level: what the acknowledgement means.
+            level: durability of an acknowledged record.
 
         Raises:
-            Busy: STAGE_FULL: the broker holds as much staged data as it may.
+            Busy: STAGE_FULL: the broker is at its limit of staged data.
             Missing: TOPIC_MISSING, PARTITION_MISSING.
             Denied: another user has used this token.
         """
@@ -336,13 +345,14 @@ class PolywireClient(Scope):
         return _decode(answered, messages.Staged).record_count
 
     async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
-        """Make everything staged under these tokens visible at once, once for each (writer, number), synced to the disk.
+        """Make everything staged under these tokens visible at once, once per (writer, number), and synced to disk.
 
-        Asking again is safe: a number not above the writer's last one is answered as ``duplicate``, and changes nothing.
+        A retry is safe: a number that is not above the writer's last one changes nothing, and the response is a
+        ``duplicate``.
 
         Args:
-            writer: who publishes, at most 255 bytes.
-            number: grows from publish to publish of one writer.
+            writer: name of the writer, at most 255 bytes.
+            number: number of the publish, which must grow.
             tokens: at most 10,000.
 
         Raises:
@@ -353,47 +363,50 @@ class PolywireClient(Scope):
         return await self._ask(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
 
     async def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop what was staged under these tokens; unknown ones are ignored."""
+        """Drop everything staged under these tokens. Unknown tokens are ignored."""
         await self._ask(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group; see ``WireClient``. Raises Denied for a group of another user."""
+        """Join a group; see ``WireClient``. Raises Denied for another user's group."""
         head = messages.Join(group, topic, member, None if assignor is None else assignor.value)
         return _membership(await self._ask(Verb.JOIN, head, messages.Membership))
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member, and return one's place; see ``WireClient``."""
+        """Send a heartbeat, and return the assignment; see ``WireClient``."""
         head = messages.Member(group, topic, member, generation)
         return _membership(await self._ask(Verb.HEARTBEAT, head, messages.Membership))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group; see ``WireClient``."""
+        """Leave a group; see ``WireClient``."""
         await self._ask(Verb.LEAVE, messages.Member(group, topic, member, generation), Head)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read; see ``WireClient``. Raises Denied for a group of another user."""
+        """Commit a group's next offset to read; see ``WireClient``. Raises Denied for another user's group."""
         head = messages.Commit(topic, partition, 1, group, offset, member=member, generation=generation)
         await self._ask(Verb.COMMIT, head, Head)
 
     async def position(
         self, group: str, topic: str, partition: int, *, kind: PositionKind = PositionKind.GROUP
     ) -> int | None:
-        """Return the next offset to read, None when nothing was ever committed.
+        """Return the next offset to read, or None if nothing was committed.
 
         Args:
-            group: the group's name, or a consumer's.
+            group: name of the group or consumer.
             topic: full name.
-            partition: its number, from 0.
-            kind: whether the name is a group's or a consumer's.
+            partition: number of the partition, from 0.
+            kind: whether the name is that of a group or a consumer.
         """
         number = 1 if kind is PositionKind.GROUP else 0
         head = messages.AskPosition(topic, partition, number, group)
         return (await self._ask(Verb.POSITION, head, messages.Position)).offset
 
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
-        """Return groups that have members or positions, by topic and name; with ``group`` those of this name."""
+        """Return groups that have members or committed offsets, in order of topic and name.
+
+        ``group`` limits them to one name.
+        """
         found: list[GroupInfo] = []
         after, more = ("", ""), True
         while more:
@@ -406,40 +419,52 @@ class PolywireClient(Scope):
         return found
 
     async def delete_group(self, group: str, topic: str) -> None:
-        """End a group of a topic, its members and its positions. Raises Missing(GROUP_MISSING), Denied for another user's."""
+        """Delete a group of a topic with its members and offsets.
+
+        Raises Missing(GROUP_MISSING), Denied for another user's group.
+        """
         await self._ask(Verb.DELETE_GROUP, messages.DeleteGroup(group, topic), Head)
 
     async def transactions(self) -> list[TransactionInfo]:
-        """Return transactional ids by name: one's own, and for administrators everybody's."""
+        """Return the user's transactional ids, in order of their names. Administrators see those of all users."""
         return await self._kept(Verb.TRANSACTIONS, messages.KeptList[messages.TransactionEntry], TransactionInfo)
 
     async def delete_transaction(self, transactional_id: str) -> None:
-        """Forget a transactional id; its open transaction is aborted. Raises Missing(TRANSACTION_MISSING), Denied for another user's."""
+        """Delete a transactional id and abort its open transaction.
+
+        Raises Missing(TRANSACTION_MISSING), Denied for another user's.
+        """
         await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteKept(transactional_id), Head)
 
     async def writers(self) -> list[WriterInfo]:
-        """Return writers and their last numbers, by name: one's own, and for administrators everybody's."""
+        """Return the user's writers and their last numbers, in order of their names.
+
+        Administrators see those of all users.
+        """
         return await self._kept(Verb.WRITERS, messages.KeptList[messages.WriterEntry], WriterInfo)
 
     async def delete_writer(self, writer: str) -> None:
-        """Forget a writer: what it publishes again is stored again. Raises Missing(WRITER_MISSING), Denied for another user's."""
+        """Delete a writer. If it publishes again, its data is stored again.
+
+        Raises Missing(WRITER_MISSING), Denied for another user's.
+        """
         await self._ask(Verb.DELETE_WRITER, messages.DeleteKept(writer), Head)
 
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> AsyncGenerator[Delivered, None]:
-        """Return an iterator over a topic's records as they come, for ever; see ``client.consume.consume``.
+        """Return an iterator over a topic's records that never ends; see ``client.consume.consume``.
 
         Args:
             topic: full name.
-            group: whom to share the topic with, and whose positions to go on at; None: read everything alone, and store nothing.
-            member: one's name in the group; None: a new one.
-            start: where to begin without a position: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+            group: name of the group to join and to store offsets for; None reads all partitions and stores nothing.
+            member: name of the member; None makes one.
+            start: where to begin without a committed offset: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
         """
         return consume(self, topic, group=group, member=member, start=start)
 
     async def _kept(self, verb: Verb, kind: type[messages.KeptList[_E]], info: Callable[..., _I]) -> list[_I]:
-        """All entries of a list that comes in pieces."""
+        """Return all entries of a list that the broker sends in parts."""
         found: list[_I] = []
         after, more = "", True
         while more:
@@ -462,7 +487,7 @@ def _decode(head: bytes, kind: type[_H]) -> _H:
 
 
 def _cut(records: Sequence[Record]) -> list[Sequence[Record]]:
-    """The records in order, in groups of about ``BATCH_BYTES``."""
+    """Split records into groups of about ``BATCH_BYTES``, in order."""
     groups: list[Sequence[Record]] = []
     first = size = 0
     for index, record in enumerate(records):

@@ -1,7 +1,7 @@
-"""Frames of the `polywire` wire over one asyncio connection.
+"""Frames of the `polywire` protocol over one asyncio connection.
 
-Promises: each request gets its own answer, whatever the order in which they come; a request that nobody waits for any more is cancelled.
-Must not know: what a verb means.
+Guarantees: each request receives its own response, in whatever order they arrive, and a request is cancelled if its
+caller was.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polywire.types import Buffer
 
 
 class _Pending:
-    """One request under way; ``parts`` are the payloads of its frames."""
+    """A request in flight; ``parts`` are the payloads of its frames."""
 
     __slots__ = ("done", "parts")
 
@@ -39,7 +39,7 @@ class _Pending:
 
 
 class PolywireConnection(Connection):
-    """Frames in and out. Guards: each correlation is settled once, also when the connection is lost."""
+    """A connection of frames. Invariant: each correlation id is settled once, also if the connection is lost."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -50,7 +50,7 @@ class PolywireConnection(Connection):
         self._correlation = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say what we speak; asyncio calls it."""
+        """Send the opening. Called by asyncio."""
         super().connection_made(transport)
         self._opened().write(MAGIC)
 
@@ -59,7 +59,7 @@ class PolywireConnection(Connection):
         return [self.greeted, *(request.done for request in pending.values())]
 
     def data_received(self, data: bytes) -> None:
-        """Give whole answers to the requests they belong to; asyncio calls it."""
+        """Pass complete responses to their requests. Called by asyncio."""
         self._buffer += data
         try:
             taken = self._take()
@@ -72,7 +72,7 @@ class PolywireConnection(Connection):
         del self._buffer[:taken]
 
     async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
-        """Head of the answer's last frame and the payloads of all."""
+        """Return the head of the response's last frame, and the payloads of all its frames."""
         transport = self._opened()
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         correlation = self._correlation
@@ -89,7 +89,7 @@ class PolywireConnection(Connection):
             raise
 
     def _cancel(self, correlation: int) -> None:
-        """Tell the broker that nobody waits any more; both answers are ignored when they come."""
+        """Cancel a request at the broker. The responses to it and to the cancellation are ignored."""
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
         ignored.done.add_done_callback(_ignore)
@@ -145,6 +145,6 @@ class PolywireConnection(Connection):
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:
-    """Look at the outcome, so that asyncio does not report that nobody did."""
+    """Retrieve the outcome, so that asyncio does not report an exception that was never retrieved."""
     if not done.cancelled():
         done.exception()

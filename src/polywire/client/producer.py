@@ -96,7 +96,7 @@ class Receipts:
 
 @dataclass(slots=True)
 class _Topic:
-    """What is needed to choose a partition. ``partition_count`` is 0 if the protocol chooses."""
+    """The metadata that is needed to choose a partition. ``partition_count`` is 0 if the protocol chooses."""
 
     partition_count: int
     key_hash: KeyHash

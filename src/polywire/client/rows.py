@@ -1,10 +1,9 @@
-"""The rows of a plain stored batch as tuples of a class that derives from ``tuple``: one call for all of them.
+"""Convert the rows of a stored batch to tuples of a subclass of ``tuple``, with one call for all rows.
 
-A row refers to nothing that could refer back to it, so the garbage collector, which would look at each of a million rows several times,
-need not know of it.
+Rows cannot be part of reference cycles, so they are not tracked by the garbage collector, which would check a million
+rows several times.
 
-Promises: each row is (value, key, headers, topic, partition, offset, append time, None); the batch is a valid one. Must not know: what the
-class is, sockets.
+Guarantees: each row is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ else:
     from polywire.records.memory import Lent, lend, load_i32, load_i64
 
 _FIELDS = cython.declare(cython.Py_ssize_t, 8)
-_VALUE_OFFSETS = cython.declare(cython.Py_ssize_t, 0)  # where the position of a column lies in a layout, in bytes
+_VALUE_OFFSETS = cython.declare(cython.Py_ssize_t, 0)  # byte position of a column's offset in a layout
 _VALUE_BYTES = cython.declare(cython.Py_ssize_t, 16)
 _KEY_OFFSETS = cython.declare(cython.Py_ssize_t, 48)
 _KEY_BYTES = cython.declare(cython.Py_ssize_t, 64)
@@ -35,7 +34,7 @@ _KEY_BYTES = cython.declare(cython.Py_ssize_t, 64)
 
 @cython.cfunc
 def _part(source: Lent, offsets_at: cython.Py_ssize_t, bytes_at: cython.Py_ssize_t, row: cython.Py_ssize_t) -> object:
-    """The bytes of one row of a column; None where there is no such column."""
+    """Return the bytes of one row of a column, or None without such a column."""
     start: cython.Py_ssize_t
     stop: cython.Py_ssize_t
     if offsets_at < 0:
@@ -50,7 +49,7 @@ def _part(source: Lent, offsets_at: cython.Py_ssize_t, bytes_at: cython.Py_ssize
 @cython.cfunc
 @cython.inline
 def _put(made: object, place: cython.Py_ssize_t, field: object) -> cython.void:
-    """Make a field of a tuple that nobody has seen yet; the tuple takes over one reference."""
+    """Set a field of a new tuple, which takes over one reference."""
     if cython.compiled:
         Py_INCREF(field)
         PyTuple_SET_ITEM(made, place, field)
@@ -69,9 +68,9 @@ def rows_of(
     partition: int,
     append_time_us: int,
 ) -> list[Any]:
-    """Rows ``first`` to ``record_count`` of a batch with the columns of keys and values alone, as ``kind``s.
+    """Return rows ``first`` to ``record_count`` of a batch that only has keys and values, as objects of ``kind``.
 
-    layout: where its columns lie, as ``batch.layout`` tells it.
+    layout: positions of the columns, as ``batch.layout`` returns them.
     """
     source: Lent = lend(batch)
     places: Lent = lend(layout)

@@ -1,6 +1,6 @@
-"""Blocking sockets to a broker, or to the first of several that answers: one for each call under way, and some kept for the next.
+"""A pool of blocking sockets to a broker, or to the first of several brokers that responds.
 
-Promises: a socket whose answer was not read to its end is never used again; calls may come from any thread. Must not know: what a verb means.
+Guarantees: a socket whose response was not read to the end is never used again. Calls may come from any thread.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 
 from polywire.client.blocking import FramedSocket
 from polywire.client.login import Login
-from polywire.client.unreachable import nobody_answers
+from polywire.client.unreachable import no_broker_answers
 from polywire.errors import Unavailable
 
-SPARE_MAX: Final = 4  # idle sockets kept
+SPARE_MAX: Final = 4  # idle sockets in the pool
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one broker listens. tls: how to verify it; None: without TLS."""
+    """The address of one broker. tls: how to verify it; None connects without TLS."""
 
     host: str
     port: int
@@ -29,22 +29,22 @@ class Place:
 
 
 class Sockets:
-    """Guards: each is lent to one caller at a time."""
+    """A pool of sockets. Invariant: each is lent to one caller at a time."""
 
     __slots__ = ("_answered", "_lock", "_login", "_places", "_spares", "_timeout_s")
 
     def __init__(self, places: Sequence[Place], *, timeout_s: float, login: Login | None) -> None:
-        """places: brokers of which one will do, one at least. timeout_s, login: as for ``FramedSocket``."""
+        """Create a pool. ``places`` are the brokers, at least one. Other arguments are those of ``FramedSocket``."""
         self._places: Final = tuple(places)
         self._timeout_s: Final = timeout_s
         self._login: Final = login
         self._lock: Final = threading.Lock()
         self._spares: list[FramedSocket] = []
         self._answered = 0
-        """Which place did the last time."""
+        """Index of the broker that responded last."""
 
     def take(self) -> FramedSocket:
-        """Lend a socket, which comes back with ``give``. Raises Unavailable."""
+        """Lend a socket; return it with ``give``. Raises Unavailable."""
         while True:
             with self._lock:
                 found = self._spares.pop() if self._spares else None
@@ -54,7 +54,7 @@ class Sockets:
                 return found
 
     def give(self, socket: FramedSocket) -> None:
-        """Take a socket back: kept for others when every answer was read, closed otherwise."""
+        """Take a socket back. It is reused if every response was read, otherwise closed."""
         with self._lock:
             if socket.open and not socket.owed and len(self._spares) < SPARE_MAX:
                 self._spares.append(socket)
@@ -62,7 +62,7 @@ class Sockets:
         socket.close()
 
     def close(self) -> None:
-        """Close idle ones; who has one keeps it."""
+        """Close idle sockets. Lent ones stay open."""
         with self._lock:
             spares, self._spares = self._spares, []
         for spare in spares:
@@ -81,7 +81,7 @@ class Sockets:
                 continue
             self._answered = number
             return found
-        raise nobody_answers(reasons)
+        raise no_broker_answers(reasons)
 
     def _connect(self, place: Place) -> FramedSocket:
         return FramedSocket(place.host, place.port, timeout_s=self._timeout_s, tls=place.tls, login=self._login)

@@ -1,6 +1,6 @@
-"""The blocking twin of every asynchronous client: the same methods, run on a thread of its own.
+"""The blocking version of every protocol client: the same methods, run in a thread.
 
-Promises: one thread and one loop per connection; calls may come from any thread and are carried out concurrently. Must not know: any wire.
+Guarantees: each connection has one thread and one loop. Calls may come from any thread and run concurrently.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """A client whose methods block. Close it, or use it in a ``with``. Calls may come from any thread.
+    """A client with blocking methods. Close it, or use it in a ``with``. Calls may come from any thread.
 
     Example:
         with connect("127.0.0.1:9555") as client:
-            client.produce("orders", [Record(b"hello", key=b"a")])
-            for delivered in client.consume("orders", group="billing"):
+            client.produce("orders", [Record(b"hello", key=b"a")]) for delivered in client.consume("orders",
+            group="billing"):
                 print(delivered.value)
     """
 
     __slots__ = ("_client", "_thread")
 
     def __init__(self, url: str) -> None:
-        """Connect to ``url``, as ``client.connect.connect`` does. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
+        """Connect to ``url``, like ``client.connect.connect``. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
         self._thread: Final = LoopThread()
         with ExitStack() as undo:
             undo.callback(self._thread.end)
@@ -50,17 +50,17 @@ class SyncClient:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What this wire can do."""
+        """The features of this protocol."""
         return self._client.abilities
 
     def close(self) -> None:
-        """Close the connection and end the thread; calling it again does nothing."""
+        """Close the connection and end the thread. A second call does nothing."""
         if not self._thread.ended:
             self._run(self._client.close())
             self._thread.end()
 
     def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic; see ``WireClient.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
+        """Create a topic; see ``WireClient.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
         self._run(self._client.create_topic(topic, partition_count))
 
     def delete_topic(self, topic: str) -> None:
@@ -68,30 +68,30 @@ class SyncClient:
         self._run(self._client.delete_topic(topic))
 
     def topics(self) -> list[TopicInfo]:
-        """Return the topics this peer may see."""
+        """Return the topics that this user may see."""
         return self._run(self._client.topics())
 
     def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return where each partition of a topic begins and ends, by number. Raises Missing(TOPIC_MISSING)."""
+        """Return the first and next offset of each partition, in order of their numbers. Raises Missing(TOPIC_MISSING)."""
         return self._run(self._client.bounds(topic))
 
     def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset."""
+        """Return the first offset appended at or after a time (microseconds since 1970), or the next offset."""
         return self._run(self._client.offset_at(topic, partition, time_us))
 
     def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records in order, and return where each went, in their order; see ``WireClient.produce``.
+        """Append records in order, and return their offsets; see ``WireClient.produce``.
 
         Args:
             topic: full name.
-            records: what to append.
-            partition: where all of them go; None: chosen for each by its key.
-            level: what the acknowledgement means.
+            records: the records.
+            partition: number of the partition; None chooses by each record's key.
+            level: durability of an acknowledged record.
 
         Raises:
-            Unavailable: the connection was lost; nobody knows what was stored.
+            Unavailable: the connection was lost; the outcome is unknown.
             Busy: over a limit, or the disk is full.
         """
         return self._run(self._client.produce(topic, records, partition=partition, level=level))
@@ -101,42 +101,49 @@ class SyncClient:
     ) -> list[Record]:
         """Return up to ``records_max`` records from an offset on; see ``WireClient.fetch``.
 
-        Waits up to ``wait_ms`` milliseconds for the first one where the wire can. Raises Missing(TOPIC_MISSING, OFFSET_OUT_OF_RANGE).
+        Waits up to ``wait_ms`` milliseconds for the first record, if the protocol supports it. Raises
+        Missing(TOPIC_MISSING, OFFSET_OUT_OF_RANGE).
         """
         return self._run(self._client.fetch(topic, partition, offset, records_max=records_max, wait_ms=wait_ms))
 
     def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group, and return the partitions given to it; see ``WireClient.join``."""
+        """Join a group, and return the assignment; see ``WireClient.join``."""
         return self._run(self._client.join(group, topic, member, assignor=assignor))
 
     def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member, at least every few seconds. Raises Conflict(GENERATION_STALE) when the group has changed: join again."""
+        """Send a heartbeat, at least every few seconds.
+
+        Raises Conflict(GENERATION_STALE) if the group has changed: join again.
+        """
         return self._run(self._client.heartbeat(group, topic, member, generation))
 
     def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group; others get its partitions."""
+        """Leave a group; other members get its partitions."""
         self._run(self._client.leave(group, topic, member, generation))
 
     def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read, checked against the group where ``member`` is given; see ``WireClient.commit``."""
+        """Commit a group's next offset to read, checked if ``member`` is passed; see ``WireClient.commit``."""
         self._run(self._client.commit(group, topic, partition, offset, member=member, generation=generation))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read, None when it never committed (0 where the wire cannot tell)."""
+        """Return a group's next offset to read, or None if it never committed one.
+
+        Protocols that cannot distinguish this return 0.
+        """
         return self._run(self._client.position(group, topic, partition))
 
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> Iterator[Delivered]:
-        """Return an iterator over a topic's records as they come, for ever; close it to stop. See ``client.consume.consume``.
+        """Return an iterator over a topic's records that never ends; close it to stop. See ``client.consume.consume``.
 
         Args:
             topic: full name.
-            group: whom to share the topic with, and whose positions to go on at; None: read everything alone, and store nothing.
-            member: one's name in the group; None: a new one.
-            start: where to begin without a position: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+            group: name of the group to join and to store offsets for; None reads all partitions and stores nothing.
+            member: name of the member; None makes one.
+            start: where to begin without a committed offset: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
         """
         records = consume(self._client, topic, group=group, member=member, start=start)
         try:
@@ -147,7 +154,10 @@ class SyncClient:
                 self._run(records.aclose())
 
     def run(self, work: Callable[[WireClient], Coroutine[Any, Any, T]]) -> T:
-        """Run something on the connection's thread, given the asynchronous client, and return its result. Raises what it raises."""
+        """Run a function of the asynchronous client in the connection's thread, and return its result.
+
+        Raises what it raises.
+        """
         return self._run(work(self._client))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

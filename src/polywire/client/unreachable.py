@@ -1,6 +1,6 @@
-"""Why no connection came about, in words of people.
+"""Errors for connections that could not be opened, with the same messages in every client.
 
-Promises: the same words for every client, and a kind that tells whether waiting can help. Must not know: any wire, any event loop.
+The class of the error says whether a retry can help.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ SILENT: Final = "no response in time (check that the port belongs to this protoc
 
 
 def hung_up(address: str, doubt: str = "") -> Unavailable:
-    """Somebody listens and hung up without a word: it was just ending, takes this for nonsense, or means what ``doubt`` asks."""
+    """Return the error for a broker that closed the connection without a reply. ``doubt`` is another thing to check."""
     cause = " ".join(filter(None, (HUNG_UP, doubt, "and that the cluster has a leader")))
     return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {cause} address={address}")
 
 
 def is_hanging_up(error: BrokerError) -> bool:
-    """Whether this is what ``hung_up`` returned."""
+    """Return whether ``hung_up`` made this error."""
     return HUNG_UP in error.message
 
 
 def silent(address: str) -> Unavailable:
-    """Somebody listens and says nothing: another wire, which waits for the rest of a request, or a broker that stands still."""
+    """Return the error for a server that accepts connections and does not respond.
+
+    It may wait for more data of another protocol, or hang.
+    """
     return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {SILENT} address={address}")
 
 
 def is_silent(error: BrokerError) -> bool:
-    """Whether this is what ``silent`` returned."""
+    """Return whether ``silent`` made this error."""
     return SILENT in error.message
 
 
-def nobody_answers(reasons: list[str]) -> Unavailable:
-    """None of several brokers could be reached, each for its reason."""
+def no_broker_answers(reasons: list[str]) -> Unavailable:
+    """Return the error if none of several brokers was reached, with all reasons."""
     return Unavailable(ErrorCode.UNREACHABLE, f"no broker responds reasons={'; '.join(reasons)}")
 
 
 def makes_no_sense(error: PeerError, address: str, *, is_answered: bool) -> Unavailable:
-    """What came is no reply of this wire; from a port that has not answered anything else, it may be another's."""
+    """Return the error for an invalid reply. If it is the first one, the port may belong to another protocol."""
     cause = (
         error.message
         if is_answered
@@ -54,7 +57,7 @@ def makes_no_sense(error: PeerError, address: str, *, is_answered: bool) -> Unav
 
 
 def cannot_connect(error: Exception, host: str, port: int) -> BrokerError:
-    """What is raised when no connection came about: Invalid for what waiting does not mend."""
+    """Return the error for a failed connection attempt: Invalid if a retry cannot help."""
     kind: type[BrokerError]
     match error:
         case ConnectionResetError() | ConnectionAbortedError() | ssl.SSLEOFError():

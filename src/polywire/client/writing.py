@@ -1,8 +1,11 @@
-"""Batches on their way into the broker, sent ahead of their answers: staged under tokens, or appended at once.
+"""Writers that pipeline batches to the broker: staged under tokens, or appended immediately.
 
-Promises: ``StageWriter`` names a token only when all that was staged under it was acknowledged, each batch once, however often the
-connection is lost; ``ProduceWriter`` stores each batch at least once, and once where its batches name their producer. What is held to be
-sent again has a limit. Must not know: Arrow, Spark.
+Guarantees:
+
+* ``StageWriter`` returns a token only after everything staged under it was acknowledged, each batch once, even if
+  connections are lost.
+* ``ProduceWriter`` stores each batch at least once, and once if its batches have a producer id.
+* The memory for batches that may be sent again is limited.
 """
 
 from __future__ import annotations
@@ -20,27 +23,30 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.types import Buffer, Level
 
-WINDOW: Final = 8  # requests of one writer that wait for their answers
-TOKEN_BYTES: Final = 32 << 20  # staged under one token: what has to be kept to be sent again
+WINDOW: Final = 8  # requests of one writer in flight
+TOKEN_BYTES: Final = 32 << 20  # staged under one token, and held in memory to be sent again
 TOKEN_BATCHES: Final = 4_096
 TOKEN_RANDOM_BYTES: Final = 16
-BUSY_WAIT_S: Final = 30.0  # how long one step waits in all for a broker that is over a limit
-BUSY_PAUSE_S: Final = 0.5  # before it is asked again, where it does not say after how long
-BUSY_PAUSE_MIN_S: Final = 0.01  # whatever it says
+BUSY_WAIT_S: Final = 30.0  # total time that one step waits for a broker that is over a limit
+BUSY_PAUSE_S: Final = 0.5  # before a retry, if the broker names no pause
+BUSY_PAUSE_MIN_S: Final = 0.01  # lower limit, also for pauses that the broker names
 BUSY_PAUSE_MAX_S: Final = 5.0
 
 
 class Writer(Protocol):
-    """Takes stored batches of any topic and partition."""
+    """Accepts stored batches of any topic and partition."""
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
-        """Hand over a batch; it may be on its way when this returns."""
+        """Add a batch. It may be in flight when this returns."""
 
     def finish(self) -> list[bytes]:
-        """Wait until everything was acknowledged; the tokens to publish, in order (none where nothing was staged)."""
+        """Wait until everything is acknowledged, and return the tokens to publish, in order.
+
+        There are none if nothing was staged.
+        """
 
     def abandon(self) -> None:
-        """Drop what can be dropped; errors of the connection are of no interest any more."""
+        """Drop staged batches, and ignore errors of the connection."""
 
 
 class _Item(NamedTuple):
@@ -50,7 +56,7 @@ class _Item(NamedTuple):
 
 
 class _Pipeline:
-    """Requests over one socket. Guards: the socket goes back to the others only when it owes nothing."""
+    """Pipelined requests over one socket. Invariant: the socket is reused only if no response is missing."""
 
     __slots__ = ("_connection", "_pending", "_wire", "answered")
 
@@ -72,7 +78,7 @@ class _Pipeline:
             self._settle(self._wire)
 
     def drop(self) -> None:
-        """Let the socket go, with whatever it still owes."""
+        """Return the socket, even if responses are missing."""
         self._pending.clear()
         if self._wire is not None:
             self._connection.give(self._wire)
@@ -85,7 +91,7 @@ class _Pipeline:
 
 
 class _RetryPolicy:
-    """How often, and how long, something is tried again. Raises the last error when it has been enough."""
+    """Limits the number and duration of retries. Raises the last error at the limit."""
 
     __slots__ = ("_busy_left_s", "_connection", "_lost")
 
@@ -112,9 +118,9 @@ class _RetryPolicy:
 
 
 def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable[[], None]) -> None:
-    """Do ``step``; when the broker is gone or busy, do ``again`` instead until it works.
+    """Run ``step``. If the broker is gone or busy, run ``again`` until it succeeds.
 
-    Raises Unavailable, Busy, and what cannot be mended by trying again.
+    Raises Unavailable, Busy, and errors that a retry cannot fix.
     """
     policy = _RetryPolicy(connection)
     while True:
@@ -128,9 +134,9 @@ def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable
 
 
 class StageWriter:
-    """Stages batches under random tokens, sent ahead of their answers.
+    """Stages batches under random tokens, with pipelined requests.
 
-    Guards: a token under which a batch may have arrived twice, or in doubt, is never handed out.
+    Invariant: a token is never returned if a batch may have been staged twice under it, or its outcome is unknown.
     """
 
     __slots__ = ("_ahead", "_connection", "_doubtful", "_held", "_level", "_size", "_token", "_tokens", "_write")
@@ -138,7 +144,7 @@ class StageWriter:
     def __init__(
         self, connection: BulkConnection, write: tuple[str, int] = ("", 0), level: Level = Level.WRITTEN
     ) -> None:
-        """``write``: writer and number of the publish that it is for, so that leftovers can be told."""
+        """Create a writer. ``write`` is the writer and number of the later publish, which identify leftover batches."""
         self._connection: Final = connection
         self._write: Final = write
         self._level: Final = int(level)
@@ -150,7 +156,7 @@ class StageWriter:
         self._doubtful: list[bytes] = []
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
-        """See ``Writer``. Raises Busy(STAGE_FULL), Unavailable, Missing."""
+        """Add a batch; see ``Writer``. Raises Busy(STAGE_FULL), Unavailable, Missing."""
         item = _Item(topic, partition, batch)
         self._held.append(item)
         self._size += memoryview(batch).nbytes
@@ -159,14 +165,14 @@ class StageWriter:
             self._close_token()
 
     def finish(self) -> list[bytes]:
-        """Wait until everything was acknowledged, and return the tokens to publish, in order. Raises as ``put``."""
+        """Wait until everything is acknowledged, and return the tokens to publish, in order. Raises as ``put``."""
         self._close_token()
         self._ahead.drop()
         self._abandon(self._doubtful)
         return self._tokens
 
     def abandon(self) -> None:
-        """Drop everything that was staged. Raises Unavailable; then it expires."""
+        """Drop everything that was staged. Raises Unavailable; the batches then expire."""
         self._ahead.drop()
         self._abandon([*self._tokens, *self._doubtful, self._token])
 
@@ -193,7 +199,7 @@ class StageWriter:
         )
 
     def _send_again(self) -> None:
-        """Nobody knows what arrived under the token: begin another with the same batches."""
+        """Stage the same batches under another token, because the state of the current one is unknown."""
         self._ahead.drop()
         self._doubtful.append(self._token)
         self._token = os.urandom(TOKEN_RANDOM_BYTES)
@@ -206,9 +212,9 @@ class StageWriter:
 
 
 class ProduceWriter:
-    """Appends batches at once, sent ahead of their answers.
+    """Appends batches with pipelined requests.
 
-    Guards: a batch is held until it was acknowledged.
+    Invariant: a batch is held in memory until it is acknowledged.
     """
 
     __slots__ = ("_ahead", "_connection", "_held", "_level")
@@ -220,13 +226,13 @@ class ProduceWriter:
         self._ahead: Final = _Pipeline(connection, self._answered)
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
-        """See ``Writer``. Raises Unavailable, Missing."""
+        """Add a batch; see ``Writer``. Raises Unavailable, Missing."""
         item = _Item(topic, partition, batch)
         self._held.append(item)
         _retry(self._connection, lambda: self._send(item), self._send_again)
 
     def finish(self) -> list[bytes]:
-        """Wait until everything was acknowledged; there are no tokens to return. Raises as ``put``."""
+        """Wait until everything is acknowledged. There are no tokens to return. Raises as ``put``."""
 
         def again() -> None:
             self._send_again()
@@ -237,7 +243,7 @@ class ProduceWriter:
         return []
 
     def abandon(self) -> None:
-        """Stop waiting for answers; what was sent may be stored."""
+        """Stop waiting for responses; batches in flight may be stored."""
         self._ahead.drop()
 
     def _answered(self) -> None:
@@ -253,4 +259,4 @@ class ProduceWriter:
 
 
 def _nothing() -> None:
-    """What a staged batch's answer means is told by its token."""
+    """Ignore the response to a staged batch: batches are published by token."""
