@@ -12,7 +12,6 @@ import pytest
 from tools.english import ROOT, SUBJECT_CHARACTERS, findings, readable_files
 
 NOT_REWRITTEN: Final = (
-    "src/polywire/client",
     "src/polywire/protocols/cursus/carrying.py",
     "src/polywire/protocols/cursus/gathering.py",
     "src/polywire/protocols/cursus/linked.py",

@@ -368,9 +368,9 @@ class _Session:
         Raises what ``produce`` raises.
         """
         found = self._find(number, carried)
-        missing = [row for row, one in enumerate(found) if one is None]
-        offsets = [-1 if one is None else one.offset for one in found]
-        ends: dict[int, int] = {one.partition: one.behind for one in found if one is not None}
+        missing = [row for row, copied in enumerate(found) if copied is None]
+        offsets = [-1 if copied is None else copied.offset for copied in found]
+        ends: dict[int, int] = {copied.partition: copied.behind for copied in found if copied is not None}
         if missing:
             sent = [carried[row] for row in missing]
             chosen = number if self._keeps else None
@@ -392,8 +392,8 @@ class _Session:
     def _find(self, number: int, carried: Sequence[Record]) -> list[_Found | None]:
         """Return, for each record, where the target already has it, or None."""
         found: list[_Found | None] = []
-        for one in carried:
-            known = self._there.get((number if self._keeps else -1, _digest(one))) if self._doubtful else None
+        for record in carried:
+            known = self._there.get((number if self._keeps else -1, _digest(record))) if self._doubtful else None
             found.append(known.popleft() if known else None)
             self._doubtful -= found[-1] is not None
         self._looked_at += len(carried)

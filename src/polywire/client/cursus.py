@@ -140,8 +140,8 @@ class CursusClient(Scope):
     async def topics(self) -> list[TopicInfo]:
         """Return all topics, with one request per topic for its partition count. ``id`` is empty."""
         # without PROTOCOL_INFO, the reply to LIST does not show the dialect
-        reply = await self._connection.ask_all([b"PROTOCOL_INFO", b"LIST"])
-        names = fields(reply[-1]).get("topics", "")
+        replies = await self._connection.ask_all([b"PROTOCOL_INFO", b"LIST"])
+        names = fields(replies[-1]).get("topics", "")
         found = []
         for name in map(topic_name, filter(None, names.split(","))):
             try:

@@ -114,7 +114,7 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     return checked_as(failure_of, make, *args, **kwargs)
 
 
-class _Spoken:
+class _Dialect:
     """The dialect and protocol version of all connections of a client.
 
     window: lowest and highest version of a server that rejected this one.
@@ -136,12 +136,12 @@ class _Connection(PipelinedConnection[Reply]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self.spoken = _Spoken()
+        self.spoken = _Dialect()
         self._client: Final = secrets.token_bytes(CLIENT_BYTES)
         self._turn: Final = asyncio.Lock()
         self._epoch = 0
         self._number = 0
-        self._asked = 0  # requests so far, to notice an idle connection
+        self._request_count = 0  # requests so far, to notice an idle connection
         self._beat: asyncio.Task[None] | None = None
 
     def _end_of(self, data: bytearray, at: int) -> int:
@@ -166,7 +166,7 @@ class _Connection(PipelinedConnection[Reply]):
             self._beat.cancel()
             self._beat = None
 
-    async def log_in(self, spoken: _Spoken, *words: str) -> None:
+    async def log_in(self, spoken: _Dialect, *words: str) -> None:
         """Log in with a name and a password, or with a token. Raises Denied(LOGIN_FAILED), Busy, Invalid, Unavailable."""
         self.spoken = spoken
         secret = secrets.token_bytes(SECRET_BYTES) if spoken.dialect.contexts else b""
@@ -185,7 +185,7 @@ class _Connection(PipelinedConnection[Reply]):
         is_today = self.spoken.dialect.contexts
         is_change = operation != vsr.PLAIN and operation < vsr.SEND
         async with self._turn:
-            self._asked += 1
+            self._request_count += 1
             self._number += operation != vsr.REGISTER and (is_today or operation != vsr.PLAIN)
             frame = today_codec.request(
                 operation,
@@ -204,13 +204,13 @@ class _Connection(PipelinedConnection[Reply]):
         """Send a ping whenever the connection was idle."""
         with suppress(BrokerError):
             while True:
-                asked = self._asked
+                count = self._request_count
                 await asyncio.sleep(PING_S)
-                if asked == self._asked:
+                if count == self._request_count:
                     await self.ask(Code.PING)
 
 
-class _Door:
+class _Dialer:
     """Opens connections that are logged in. Invariant: all of them use one dialect."""
 
     __slots__ = ("_host", "_port", "_spoken", "_timeout_s", "_tls")
@@ -220,7 +220,7 @@ class _Door:
         self._port: Final = port
         self._timeout_s: Final = timeout_s
         self._tls: Final = tls
-        self._spoken: Final = _Spoken()
+        self._spoken: Final = _Dialect()
 
     async def log_in(self, *words: str) -> _Connection:
         """Open a connection and log in, with another protocol version if the server requires one. Raises BrokerError."""
@@ -269,7 +269,7 @@ class IggyTodayClient(IggyClient):
     def __init__(self, connection: Asking, another: Callable[[], Awaitable[Asking]]) -> None:
         """Use ``connection``, and call ``another`` to open further connections to the same broker."""
         super().__init__(connection, another)
-        self._spoken: Final = connection.spoken if isinstance(connection, _Connection) else _Spoken()
+        self._spoken: Final = connection.spoken if isinstance(connection, _Connection) else _Dialect()
         self._histories: Final[dict[tuple[str, int], int]] = {}
 
     @classmethod
@@ -298,7 +298,7 @@ class IggyTodayClient(IggyClient):
             Invalid: INVALID_REQUEST: the broker speaks another version.
         """
         login = login or Login("iggy", "iggy")
-        door = _Door(host, port, timeout_s, tls)
+        door = _Dialer(host, port, timeout_s, tls)
 
         ways: list[tuple[str, ...]] = [(login.name, login.password)]
         if may_be_token(login.password):
@@ -353,17 +353,17 @@ class IggyTodayClient(IggyClient):
     async def _partition_count(self, topic: str) -> int:
         known = self._partitions.get(topic)
         if not known:
-            known = await self._asked_partition_count(topic)
+            known = await self._fetch_partition_count(topic)
         if not known:
             with suppress(Conflict):  # another client created it
                 await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
-            known = await self._asked_partition_count(topic)
+            known = await self._fetch_partition_count(topic)
         if not known:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic!r}")
         self._partitions[topic] = known
         return known
 
-    async def _asked_partition_count(self, topic: str) -> int:
+    async def _fetch_partition_count(self, topic: str) -> int:
         try:
             payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
             return _checked(today_codec.read_topic, payload, self._spoken.dialect)

@@ -205,8 +205,8 @@ class KafkaClient(Scope):
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
         """Create a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not support."""
-        entry_of = schema.request(Api.CREATE_TOPICS).Topics
-        topics = [entry_of(name=topic, num_partitions=partition_count, replication_factor=-1)]
+        topic_type = schema.request(Api.CREATE_TOPICS).Topics
+        topics = [topic_type(name=topic, num_partitions=partition_count, replication_factor=-1)]
         answer = await self._connection.ask(Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS)
         check(answer.topics[0])
 
@@ -224,8 +224,8 @@ class KafkaClient(Scope):
 
     async def _describe(self, topic: str, *, may_create: bool = False) -> Any:
         """Return the metadata of one topic. Raises BrokerError."""
-        entry_of = [schema.request(Api.METADATA).Topics(name=topic)]
-        answer = await self._connection.ask(Api.METADATA, topics=entry_of, may_create=may_create)
+        topics = [schema.request(Api.METADATA).Topics(name=topic)]
+        answer = await self._connection.ask(Api.METADATA, topics=topics, may_create=may_create)
         check(answer.topics[0], missing=ErrorCode.TOPIC_MISSING)
         return answer.topics[0]
 
@@ -239,9 +239,9 @@ class KafkaClient(Scope):
 
     async def _list(self, topic: str, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
         """Return offsets by partition. Raises BrokerError."""
-        entry_of = schema.request(Api.LIST_OFFSETS).Topics
-        entries = [entry_of.Partitions(index=number, timestamp=time_ms) for number in partitions]
-        topics = [entry_of(name=topic, partitions=entries)]
+        topic_type = schema.request(Api.LIST_OFFSETS).Topics
+        entries = [topic_type.Partitions(index=number, timestamp=time_ms) for number in partitions]
+        topics = [topic_type(name=topic, partitions=entries)]
         answer = await self._leaders.ask(topic, _partition_entries, Api.LIST_OFFSETS, replica_id=-1, topics=topics)
         for entry in answer.topics[0].partitions:
             check(entry)
@@ -287,9 +287,9 @@ class KafkaClient(Scope):
 
     async def _append(self, topic: str, partition: int, records: Sequence[Record], level: Level) -> int:
         """Append one batch, and return the offset of its first record. Raises BrokerError."""
-        entry_of = schema.request(Api.PRODUCE).Topics
-        entries = [entry_of.Partitions(index=partition, records=encode_batch(records))]
-        topics = [entry_of(name=topic, partitions=entries)]
+        topic_type = schema.request(Api.PRODUCE).Topics
+        entries = [topic_type.Partitions(index=partition, records=encode_batch(records))]
+        topics = [topic_type(name=topic, partitions=entries)]
         answer = await self._leaders.ask(
             topic, _answered, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
         )
@@ -312,8 +312,8 @@ class KafkaClient(Scope):
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``."""
-        entry_of = schema.request(Api.FETCH).Topics
-        entries = [entry_of.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
+        topic_type = schema.request(Api.FETCH).Topics
+        entries = [topic_type.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
         answer = await self._leaders.ask(
             topic,
             _answered,
@@ -321,7 +321,7 @@ class KafkaClient(Scope):
             max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=FETCH_BYTES,
-            topics=[entry_of(topic=topic, partitions=entries)],
+            topics=[topic_type(topic=topic, partitions=entries)],
         )
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:

@@ -317,8 +317,10 @@ class Kafka07Client(Scope):
             array("q", [number for at, key in zip(ends, keys, strict=False) for number in (at, len(key), 0, 0)])
         )
         hashed = partitions_of(b"".join(keys), spans, count, KeyHash.FNV32) if records else []
-        own = next(self._round_robin) % count
-        return [own if record.key is None else number for record, number in zip(records, hashed, strict=True)]
+        next_partition = next(self._round_robin) % count
+        return [
+            next_partition if record.key is None else number for record, number in zip(records, hashed, strict=True)
+        ]
 
     async def _produce_part(self, topic: str, partition: int, values: list[bytes]) -> int:
         """Store values in one set, and return the offset of the first, or -1 if it is unknown."""
@@ -459,12 +461,14 @@ def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
     portions: list[list[int]] = []
     size = SET_BYTES_MAX
     for row in rows:
-        own = SET_BYTES_MAX if len(values[row]) > decoder.PAYLOAD_BYTES_MAX else len(values[row]) + ENTRY_BYTES_MIN + 1
-        if size + own > SET_BYTES_MAX:
+        added = (
+            SET_BYTES_MAX if len(values[row]) > decoder.PAYLOAD_BYTES_MAX else len(values[row]) + ENTRY_BYTES_MIN + 1
+        )
+        if size + added > SET_BYTES_MAX:
             portions.append([])
             size = 0
         portions[-1].append(row)
-        size += own
+        size += added
     return portions
 
 

@@ -157,7 +157,7 @@ class Groups:
         check(response)
         member.epoch = response.member_epoch
         if response.assignment is not None:
-            assigned = {one.topic_id: frozenset(one.partitions) for one in response.assignment.topic_partitions}
+            assigned = {entry.topic_id: frozenset(entry.partitions) for entry in response.assignment.topic_partitions}
             for place in member.topics.values():
                 place.assigned = assigned.get(place.id, frozenset())
 
@@ -169,22 +169,22 @@ class Groups:
         if name:
             member, place = self._place(group, topic, name)
             epoch = member.epoch if generation == place.generation else generation
-        asked = schema.request(Api.OFFSET_COMMIT).Topics
-        entries = [asked.Partitions(index=partition, offset=offset)]
+        topic_type = schema.request(Api.OFFSET_COMMIT).Topics
+        entries = [topic_type.Partitions(index=partition, offset=offset)]
         answer = await self._ask(
             Api.OFFSET_COMMIT,
             group_id=group,
             generation=epoch,
             member_id=name,
-            topics=[asked(name=topic, partitions=entries)],
+            topics=[topic_type(name=topic, partitions=entries)],
         )
         check(answer.topics[0].partitions[0])
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return the next offset to read, or None if nothing was committed."""
-        asked = schema.request(Api.OFFSET_FETCH).Groups
-        wanted = asked(group_id=group, topics=[asked.Topics(name=topic, indexes=[partition])])
-        answer = await self._ask(Api.OFFSET_FETCH, groups=[wanted])
+        group_type = schema.request(Api.OFFSET_FETCH).Groups
+        request = group_type(group_id=group, topics=[group_type.Topics(name=topic, indexes=[partition])])
+        answer = await self._ask(Api.OFFSET_FETCH, groups=[request])
         check(answer.groups[0])
         entry = answer.groups[0].topics[0].partitions[0]
         check(entry)
@@ -208,8 +208,8 @@ class Groups:
         return [entry for entry in (await self._ask(Api.LIST_GROUPS)).groups if entry.group_id == group]
 
     async def _positions(self, group: str) -> dict[str, dict[int, int]]:
-        asked = schema.request(Api.OFFSET_FETCH).Groups
-        answer = (await self._ask(Api.OFFSET_FETCH, groups=[asked(group_id=group, topics=None)])).groups[0]
+        group_type = schema.request(Api.OFFSET_FETCH).Groups
+        answer = (await self._ask(Api.OFFSET_FETCH, groups=[group_type(group_id=group, topics=None)])).groups[0]
         check(answer)
         return {
             topic.name: {entry.index: entry.offset for entry in topic.partitions if entry.offset >= 0}
@@ -223,8 +223,12 @@ class Groups:
             return None
         check(response)
         members = [
-            (one.member_id, one.client_id, {at.topic_name: at.partitions for at in one.assignment.topic_partitions})
-            for one in response.members
+            (
+                member.member_id,
+                member.client_id,
+                {at.topic_name: at.partitions for at in member.assignment.topic_partitions},
+            )
+            for member in response.members
         ]
         return _Description(response.group_epoch, response.assignor_name or None, members)
 
@@ -233,8 +237,8 @@ class Groups:
         response = (await self._ask(Api.DESCRIBE_GROUPS, groups=[group])).groups[0]
         check(response)
         members = [
-            (one.member_id, one.client_id, dict(WRITING.decode(bytes(one.member_assignment))))
-            for one in response.members
+            (member.member_id, member.client_id, dict(WRITING.decode(bytes(member.member_assignment))))
+            for member in response.members
         ]
         return _Description(NO_GENERATION, response.protocol_data or None, members)
 

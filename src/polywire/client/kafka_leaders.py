@@ -47,11 +47,11 @@ class Leaders:
         entries: returns the entries of a response that have error numbers.
         """
         for _ in range(TRIES_MAX - 1):
-            asked = self._by_topic.get(topic, self._first)
+            leader = self._by_topic.get(topic, self._first)
             try:
-                answer = await asked.ask(api, **fields)
+                answer = await leader.ask(api, **fields)
             except Unavailable:
-                self._forget(asked)
+                self._forget(leader)
                 raise
             if not any(entry.error in ELSEWHERE for entry in entries(answer)):
                 return answer
@@ -61,8 +61,8 @@ class Leaders:
     async def _look(self, topic: str) -> None:
         """Find the leader of a topic. Raises Unavailable."""
         self._by_topic.pop(topic, None)
-        asked = [schema.request(Api.METADATA).Topics(name=topic)]
-        answer = await self._first.ask(Api.METADATA, topics=asked, may_create=False)
+        topics = [schema.request(Api.METADATA).Topics(name=topic)]
+        answer = await self._first.ask(Api.METADATA, topics=topics, may_create=False)
         partitions = answer.topics[0].partitions
         leader = partitions[0].leader_id if partitions else None
         for broker in answer.brokers:

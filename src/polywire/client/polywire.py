@@ -410,8 +410,8 @@ class PolywireClient(Scope):
         found: list[GroupInfo] = []
         after, more = ("", ""), True
         while more:
-            asked = list(after) if found else []
-            answer = await self._ask(Verb.GROUPS, messages.AskGroups(group, asked), messages.GroupList)
+            start_after = list(after) if found else []
+            answer = await self._ask(Verb.GROUPS, messages.AskGroups(group, start_after), messages.GroupList)
             found += [_group(entry) for entry in answer.groups]
             more = answer.more and bool(answer.groups)
             if more:

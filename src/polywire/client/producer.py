@@ -491,14 +491,14 @@ def _checked(partition: object) -> int:
 
 
 def _values(given: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
-    """Values, and by row the records that were given whole. Raises Invalid(INVALID_REQUEST)."""
+    """Return all values, and those that are a ``Record`` by row. Raises Invalid(INVALID_REQUEST)."""
     if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Iterable):
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"values must be a list with one for each record got={type(given).__name__}"
         )
     values = list(given)
     if set(map(type, values)) == {bytes}:
-        return values, {}  # type: ignore[return-value]  # the types were looked at
+        return values, {}  # type: ignore[return-value]  # the types were checked
     others = {row: value for row, value in enumerate(values) if isinstance(value, Record)}
     found = [value.value if isinstance(value, Record) else as_bytes(value, "a value") for value in values]
     return found, others

@@ -127,7 +127,7 @@ _make: Final[partial[Record]] = partial(tuple.__new__, Record)
 
 
 def as_bytes(given: object, what: str) -> bytes | None:
-    """The bytes of something given as text. Raises Invalid(INVALID_REQUEST), which says what was expected."""
+    """Return str and bytes-like values as bytes. Raises Invalid(INVALID_REQUEST) for other types."""
     if given is None or type(given) is bytes:
         return given
     if isinstance(given, str):
@@ -138,7 +138,7 @@ def as_bytes(given: object, what: str) -> bytes | None:
 
 
 def as_headers(given: object) -> Headers:
-    """Headers as given, looked at. Raises Invalid(INVALID_REQUEST)."""
+    """Return a read-only copy of the headers. Raises Invalid(INVALID_REQUEST) if a name or value has the wrong type."""
     if not given:
         return NO_HEADERS
     if not isinstance(given, Mapping):
