@@ -280,7 +280,7 @@ class _Session:
         self._look_at_most = max(RECORDS_AT_ONCE, self._doubtful)
 
     def _look_no_more(self) -> None:
-        """Attribute the records that were not matched to another producer, and stop looking for them."""
+        """Stop matching, and treat the unmatched records as those of another producer."""
         if self._doubtful > 0:
             self._copy.outcome.remarks[f"another producer writes to the target records={self._doubtful}"] = None
         self._doubtful = 0

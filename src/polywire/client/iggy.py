@@ -399,7 +399,7 @@ class IggyClient(Scope):
         return await self._membership(connection, body)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Return the member's assignment. The broker keeps the member as long as its connection is open."""
+        """Return the member's assignment. The member stays in the group as long as its connection is open."""
         connection = self._member(group, topic, member)
         return await self._membership(connection, topic_ident(topic) + U32.pack(_group_number(group)))
 

@@ -448,7 +448,7 @@ class IggyTodayClient(IggyClient):
         return await self._assignment(connection, body)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Return the member's assignment. The broker keeps the member as long as its connection is open."""
+        """Return the member's assignment. The member stays in the group as long as its connection is open."""
         return await self._assignment(self._member(group, topic, member), topic_ident(topic) + _checked(ident, group))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:

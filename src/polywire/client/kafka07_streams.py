@@ -316,7 +316,7 @@ def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _stored(path: Path) -> dict[str, dict[int, int]]:
-    """Positions in a file; none when it is missing."""
+    """Return the positions in a file, or none if it is missing."""
     if not path.exists():
         return {}
     content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """Consumer groups over the Kafka protocol, with the newer group protocol (spec: kafka#consumer-groups, decision 0118).
 
-The broker assigns partitions. A member keeps a revoked partition until its caller joins again; only then it reports the
-partition as released.
+The broker assigns partitions. A member reports a revoked partition as released when its caller joins again, not before.
 
 Guarantees:
 

@@ -1,6 +1,6 @@
-"""Client logins over the Kafka protocol: PLAIN, and SCRAM, which does not send the password (spec: kafka#sasl.
+"""Client logins over the Kafka protocol: PLAIN and SCRAM.
 
-RFC 5802, RFC 7677).
+SCRAM does not send the password (spec: kafka#sasl; RFC 5802, RFC 7677).
 
 Guarantees: a broker that does not prove that it knows the password's verifier is rejected, and the number of iterations
 is limited.
