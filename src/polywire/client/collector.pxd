@@ -1,4 +1,4 @@
-# What Python offers to those who know that an object cannot be part of a circle; Cython has no declaration of it.
+# Python API for objects that cannot be part of a reference cycle. Cython does not declare it.
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *made)

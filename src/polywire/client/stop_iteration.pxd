@@ -1,4 +1,4 @@
-# How an iterator of C hands over its last value without making an exception for each; Cython has no declaration of it.
+# C API that ends an iterator with a value without creating an exception. Cython does not declare it.
 
 from cpython.ref cimport PyObject
 
