@@ -1,7 +1,7 @@
-"""The state of a connection: a phase, which only moves forward, and the reasons why it is not read, which come and go::
+"""The state of a connection: a phase, which only moves forward, and the reasons why it is not read, which come and go:
 
-    SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
-       └──────────────────────┘        every phase can change to ENDING or CLOSED
+SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
+   └──────────────────────┘        every phase can change to ENDING or CLOSED
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def broker(
     """Run a broker on free ports inside a ``with`` block.
 
     Args:
-        process: False runs it in memory in a thread; it starts within milliseconds once its modules are imported. True runs ``polywire serve`` with files.
+        process: False runs it in memory in a thread; it starts within milliseconds once its modules are imported. True runs
+            ``polywire serve`` with files.
         wires: protocols to serve; None serves all.
         data_dir: data directory of a process; None uses a temporary directory.
 
