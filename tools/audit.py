@@ -1,7 +1,7 @@
-"""``python -m tools.audit``: asks pip-audit whether what the locks pin is known to be vulnerable.
+"""``python -m tools.audit``: ask pip-audit for known vulnerabilities of the locked packages.
 
-Promises: fails for a known vulnerability; says loudly what was not audited, and why, where there is no network or no advice; ``--strict``
-fails for that, too. Must not know: how advisories are found.
+It fails for a known vulnerability. Packages that could not be audited, without a network or without advisories, are
+listed; with ``--strict`` they are failures, too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NOT_AUDITED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of the packages of a lock: vulnerable ones with what is known of them, and those nobody could tell of."""
+    """The packages of a lock: vulnerable ones with their advisories, and those that could not be audited."""
 
     vulnerable: Sequence[str]
     unknown: Sequence[str]
 
 
 def verdict_of(report: str) -> Verdict:
-    """What pip-audit's JSON says. Raises ValueError where it says nothing."""
+    """Parse pip-audit's JSON. Raises ValueError if it has no result."""
     vulnerable, unknown = [], []
     for package in json.loads(report)["dependencies"]:
         if "skip_reason" in package:
@@ -55,7 +55,7 @@ def ask(lock: Path) -> Verdict:
 
 
 def main(words: Sequence[str]) -> int:
-    """Audit every lock; returns the exit code."""
+    """Audit every lock; return the exit code."""
     code = 0
     for name in LOCKS:
         verdict = ask(FOLDER / f"{name}.lock")

@@ -1,6 +1,6 @@
-"""``python -m tools.bill_of_materials``: what an installed Polywire is made of, as CycloneDX, from the locks alone.
+"""``python -m tools.bill_of_materials``: write the dependencies of Polywire as CycloneDX, from the locks alone.
 
-Promises: needs no network; the same locks give the same bytes. Must not know: what is installed here.
+It needs no network, and the same locks give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from polywire.build_info import VERSION
 from tools.locks import FOLDER, Pin, read_lock
 
 SPECIFICATION: Final = "1.5"
-LOCK: Final = "base"  # what the broker and its command need
+LOCK: Final = "base"  # the requirements of the broker and its command
 OUTPUT: Final = Path("dist/polywire.cdx.json")
 
 
 def component(pin: Pin) -> dict[str, Any]:
-    """A requirement in CycloneDX's words."""
+    """Return a requirement as a CycloneDX component."""
     purl = f"pkg:pypi/{pin.name.lower().replace('_', '-')}@{pin.version}"
     made: dict[str, Any] = {"type": "library", "bom-ref": purl, "name": pin.name, "version": pin.version, "purl": purl}
     made["externalReferences"] = [
@@ -36,7 +36,7 @@ def component(pin: Pin) -> dict[str, Any]:
 
 
 def bill(pins: list[Pin]) -> dict[str, Any]:
-    """The whole bill."""
+    """Return the bill of materials."""
     own = f"pkg:pypi/polywire@{VERSION}"
     components = [component(pin) for pin in pins]
     contents = json.dumps(components, sort_keys=True)
@@ -61,7 +61,7 @@ def bill(pins: list[Pin]) -> dict[str, Any]:
 
 
 def main(output: Path = OUTPUT) -> None:
-    """Write the bill."""
+    """Write the bill of materials."""
     pins = read_lock(FOLDER / f"{LOCK}.lock")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(bill(pins), indent=1) + "\n", encoding="utf-8")

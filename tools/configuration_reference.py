@@ -8,7 +8,7 @@ from typing import Final
 from tools.markdown import MADE, table
 
 Row = tuple[str, str, str, str]
-"""An option as the command line's page shows it: names, default, environment, meaning."""
+"""An option: names, default, environment variable, meaning."""
 
 TOPICS: Final[Mapping[str, Sequence[str]]] = {
     "Listeners": (
@@ -46,7 +46,7 @@ GUIDES: Final[Mapping[str, str]] = {
 
 
 def configuration_page(options: Callable[[], Iterator[Row]]) -> Iterator[str]:
-    """Every setting by topic. Raises ValueError for an option that no topic names, and for a topic's name that is no option."""
+    """Yield every setting by topic. Raises ValueError if the topics and the options of ``polywire serve`` differ."""
     rows = {row[0].partition(",")[0].strip("`").removeprefix("--"): row for row in options()}
     named = [name for names in TOPICS.values() for name in names]
     if set(named) != set(rows):

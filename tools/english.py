@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
-SENTENCE_WORDS: Final = 25  # as many as a reader takes in at once
+SENTENCE_WORDS: Final = 25  # the limit of the writing rules
 SUBJECT_CHARACTERS: Final = 72  # `git log --oneline` fits 80 columns
 
 _WORDS: Final = ("told", "anew", "nobody", "somebody", "whoever")
@@ -26,7 +26,7 @@ PHRASES: Final = re.compile(r"\b(?:" + "|".join(phrase for phrase in _PHRASES) +
 HEADLESS: Final = re.compile(
     r"(?:^|(?<=[.:;]\s))(?:Who|What)\s(?!(?:is|are|was|were|does|do|did|can|to)\b[^.]*\?)[^.?]*\.", re.MULTILINE
 )
-"""A sentence that begins with "Who" or "What" and is no question, such as "What is sealed stays."."""
+"""A sentence that begins with "Who" or "What" without being a question, such as "What is sealed stays."."""
 
 _CODE: Final = re.compile(r"``[^`]*``|`[^`\n]*`")
 _QUOTED: Final = re.compile(r"“[^”]*”|\"[^\"\n]*\"")
@@ -75,7 +75,7 @@ def findings(path: Path) -> list[Finding]:
         prose = prose_of_markdown(text)
         found = [finding for pattern in (WORDS, PHRASES, HEADLESS) for finding in _matches(path, 1, prose, pattern)]
     else:
-        found = list(_matches(path, 1, text, WORDS))  # in names, too: people read them
+        found = list(_matches(path, 1, text, WORDS))  # names count, too: people read them
         for line, string in prose_of_python(text):
             found.extend(
                 finding for pattern in (PHRASES, HEADLESS) for finding in _matches(path, line, string, pattern)

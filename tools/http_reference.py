@@ -25,7 +25,7 @@ from tools.markdown import MADE, table
 
 PREFIX_OF_ALL: Final = "polywire_"
 TOPIC: Final = "orders"
-# Metric names begin with one of these; the first that fits names the section.
+# The first prefix that a metric's name begins with names its section.
 SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Records and topics": ("topic", "batches", "congested"),
     "Groups": ("group",),
@@ -60,7 +60,7 @@ UNITS: Final = ("seconds", "bytes")
 
 
 def _filled() -> Site:
-    """A broker with one of everything that has metrics."""
+    """Return the site of a broker that has one of everything with metrics."""
     site = Site()
     site.process.view = bucket_view()
     site.broker.create_topic(TopicName.parse(TOPIC), partition_count=1)
@@ -81,7 +81,7 @@ def _families() -> Iterator[Metric]:
 
 
 def _row(family: Metric) -> tuple[str, str, str, str, str]:
-    """Name, type, labels, unit and meaning."""
+    """Return name, type, labels, unit and meaning."""
     labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
     name = family.name + ("_total" if family.type == "counter" else "")
     words = family.name.split("_")
@@ -95,7 +95,7 @@ def _section(name: str) -> str:
 
 
 def metrics_page() -> Iterator[str]:
-    """Every metric: name, type, labels, unit, meaning."""
+    """Yield every metric: name, type, labels, unit, meaning."""
     yield from ["# Metrics", "", MADE, ""]
     yield f"`GET /metrics` returns these in the Prometheus text format. It needs the permission `{Action.SERVER_DESCRIBE.permission_words}`."
     yield "[Monitor a broker](../operate/monitor.md) says which ones to watch. Metrics are collected on request; reading them stores nothing."
@@ -143,7 +143,7 @@ def _permission(endpoint: Endpoint) -> str:
 
 
 def http_page(limits: Iterator[str]) -> Iterator[str]:
-    """Every path with method, permission and parameters. ``limits``: the lines of the table of limits."""
+    """Yield every path with method, permission and parameters. ``limits``: the lines of the table of limits."""
     yield from ["# HTTP", "", MADE, ""]
     yield "HTTP listens on `127.0.0.1:9080` by default ([monitor](../operate/monitor.md), [console](../operate/console.md))."
     yield "With users it takes `Basic` credentials, or an access token as `Bearer`."

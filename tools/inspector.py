@@ -1,8 +1,7 @@
-"""What the house inspector finds: import circles, headers that are not true, code nobody uses, fields nobody reads,
-functions that are there twice, wide ports.
+"""The house inspector: finds import circles, unused code, unread fields, repeated functions and wide interfaces.
 
-Promises: everything is read from the syntax trees, nothing is imported; each finding names its file and line. ``make house`` prints all
-of them, tests/house holds the lists empty, but for what ``ALLOWED`` names with its reason.
+It reads syntax trees and imports nothing. Each finding names its file and line. ``make house`` prints all findings;
+tests/house requires that there are none except those that ``ALLOWED`` explains.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +27,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """Something that should not be so. ``name`` is what an exception is given for."""
+    """A finding. ``name``: what ``ALLOWED`` refers to."""
 
     path: str
     line: int
@@ -49,24 +47,24 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Its name as it is imported."""
+        """The name for imports."""
         parts = self.path.relative_to(SOURCE).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     def finding(self, line: int, name: str, text: str) -> Finding:
-        """What is found in it."""
+        """Return a finding in this module."""
         return Finding(self.path.relative_to(ROOT).as_posix(), line, name, text)
 
 
 @cache
 def modules(*folders: str) -> tuple[Module, ...]:
-    """All modules in some folders of the checkout."""
+    """Return all modules in some folders of the checkout."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return tuple(Module(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(module or name in it, line) of every import, those inside functions and for types, too."""
+    """Yield (module or imported name, line) of every import, also inside functions and for types."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -78,7 +76,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def import_graph(found: Sequence[Module]) -> Mapping[str, Mapping[str, int]]:
-    """Modules, and which others of them each imports in which line: when it begins, inside functions, or for types only."""
+    """Return the imports of each module with their lines, including those inside functions and for types."""
     known = {module.name for module in found}
     graph: dict[str, dict[str, int]] = {}
     for module in found:
@@ -91,7 +89,7 @@ def import_graph(found: Sequence[Module]) -> Mapping[str, Mapping[str, int]]:
 
 
 def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """What of a graph lies on circles, each set of nodes that reach each other once."""
+    """Return the strongly connected components of a graph that contain a cycle."""
     reached: dict[str, set[str]] = {}
     for start in graph:
         seen: set[str] = set()
@@ -111,7 +109,7 @@ def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def import_circles() -> Iterator[Finding]:
-    """Modules that import each other, be it for types: none of them can be read, or tested, before the others."""
+    """Find modules that import each other, also for types: they cannot be read or tested one by one."""
     found = {module.name: module for module in modules("src")}
     graph = import_graph(list(found.values()))
     for circle in circles(graph):
@@ -121,43 +119,11 @@ def import_circles() -> Iterator[Finding]:
             yield found[name].finding(min(others.values()), name, text)
 
 
-# Headers. A module says what it must not know; of these words it is known which imports they forbid.
-WORDS: Final[Mapping[str, str]] = {
-    "sockets": r"socket|ssl",
-    "asyncio": r"asyncio",
-    "the broker": r"polywire\.broker",
-    "broker": r"polywire\.broker",
-    "the log": r"polywire\.log\.(?!base\b)\w+",
-    "sessions": r"polywire\.protocols\.(\w+\.session|runtime\.(?!broker|slices|off_loop|reply_buffers|commands)\w+)",
-    "any wire": r"polywire\.protocols\.(?!runtime\b)\w+",
-    "wires": r"polywire\.protocols\.(?!runtime\b)\w+",
-    "files": r"os|pathlib|polywire\.store",
-    "Spark": r"pyspark",
-}
-
-
-def forbidden(header: str) -> list[str]:
-    """What a module's header says it must not know, piece by piece; only pieces that are a word of ``WORDS`` say something exact."""
-    found = re.search(r"[Mm]ust not know:\s*(.*?)(?:\.(?:\s|$)|$)", " ".join(header.split()))
-    return [] if found is None else [piece.strip() for piece in re.split(r",| or ", found[1])]
-
-
-def false_headers() -> Iterator[Finding]:
-    """Modules that import what their header says they must not know."""
-    for module in modules("src"):
-        own = module.name.rpartition(".")[0] + "."
-        others = [(name, line) for name, line in imported(module.tree) if not name.startswith(own)]
-        words = [word for word in forbidden(ast.get_docstring(module.tree) or "") if word in WORDS]
-        for word, (name, line) in product(words, others):
-            if re.match(rf"(?:{WORDS[word]})(?:\.|$)", name):
-                yield module.finding(line, module.name, f"imports {name}, and says that it must not know {word}")
-
-
-# Code that nobody uses: a definition whose name stands nowhere else, as a name, an attribute, or a word of a text.
+# Unused code: a definition whose name appears nowhere else, neither as a name, an attribute nor a word of a text.
 
 
 def names_used() -> Counter[str]:
-    """How often each name is read anywhere: as a name, an attribute, an import or a word of a text that could be one."""
+    """Count the uses of each name: as a name, an attribute, an import, or a word of a text."""
     found: Counter[str] = Counter()
     others = [one for one in modules("src", "examples", "benchmarks", "tools") if one.path != Path(__file__).resolve()]
     for module in others:
@@ -177,12 +143,12 @@ def names_used() -> Counter[str]:
 
 
 def texts_in(*folders: str) -> str:
-    """Everything written in Markdown in some folders."""
+    """Return all Markdown text in some folders."""
     return "\n".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.md"))
 
 
 def definitions(module: Module) -> Iterator[tuple[str, str, int]]:
-    """(name with its class, name, line) of the functions, methods, classes and constants of a module."""
+    """Yield (name with its class, name, line) of the functions, methods, classes and constants of a module."""
 
     def inside(body: list[ast.stmt], within: str) -> Iterator[tuple[str, str, int]]:
         for node in body:
@@ -203,7 +169,9 @@ def definitions(module: Module) -> Iterator[tuple[str, str, int]]:
 
 
 def is_called_by_others(module: Module) -> Callable[[str], bool]:
-    """Whether a name of a module is there for whom we do not see: a decorator took it, or a base class asks for it."""
+    """Return a predicate for names with callers outside the checkout: a decorator registers them, or a base class calls
+    them.
+    """
     taken = set()
     for node in ast.walk(module.tree):
         if isinstance(node, Function) and any("property" not in ast.unparse(one) for one in node.decorator_list):
@@ -216,7 +184,7 @@ def is_called_by_others(module: Module) -> Callable[[str], bool]:
 
 
 def unused() -> Iterator[Finding]:
-    """Definitions that nothing in the package, its tools or examples uses; tests do not count, pages for users do."""
+    """Find definitions that the package, its tools and examples do not use. Tests do not count; user pages do."""
     used, pages = (
         names_used(),
         set(re.findall(r"\w+", texts_in("docs/reference/protocols", "docs/spark", "docs/operate", "docs/get-started"))),
@@ -227,14 +195,14 @@ def unused() -> Iterator[Finding]:
             dunder = name.startswith("__") and name.endswith("__")
             if used[name] or dunder or called(name) or (name in pages and not name.startswith("_")):
                 continue
-            yield module.finding(line, full, f"nobody uses {full}")
+            yield module.finding(line, full, f"{full} is not used")
 
 
-# Fields that nobody reads: set when their object is made, or later, and never looked at.
+# Unread fields: assigned, but never read.
 
 
 def fields_read() -> Counter[str]:
-    """How often an attribute of each name is read anywhere."""
+    """Count the reads of each attribute name."""
     found: Counter[str] = Counter()
     for module in modules("src", "examples", "benchmarks", "tools"):
         for node in ast.walk(module.tree):
@@ -249,7 +217,7 @@ def fields_read() -> Counter[str]:
 
 
 def fields_of(kind: ast.ClassDef) -> Mapping[str, int]:
-    """The fields of a class and where each is declared, or first set."""
+    """Return the fields of a class with the lines of their declarations or first assignments."""
     declared = {
         node.target.id: node.lineno
         for node in kind.body
@@ -262,14 +230,14 @@ def fields_of(kind: ast.ClassDef) -> Mapping[str, int]:
                     declared.setdefault(name, node.lineno)
                 case _:
                     pass
-    declared.pop("_", None)  # says that what follows goes by keyword
+    declared.pop("_", None)  # marks the fields after it as keyword-only
     return declared
 
 
 def unread() -> Iterator[Finding]:
-    """Fields that nothing in the package, its tools or examples reads.
+    """Find fields that the package, its tools and examples do not read.
 
-    What is encoded as a whole, or passed as keyword arguments, is read by whom it is for.
+    Fields that are encoded as a whole, or passed as keyword arguments, are read by their receivers.
     """
     read = fields_read()
     for module in modules("src"):
@@ -281,14 +249,14 @@ def unread() -> Iterator[Finding]:
         ]
         left = [(kind.name, name, line) for kind in kinds for name, line in fields_of(kind).items() if not read[name]]
         for kind_name, name, line in left:
-            yield module.finding(line, f"{kind_name}.{name}", f"nobody reads {kind_name}.{name}")
+            yield module.finding(line, f"{kind_name}.{name}", f"{kind_name}.{name} is not read")
 
 
-# Functions that are there twice: the same tree, whatever its names are called.
+# Repeated functions: equal trees, except for names.
 
 
 class _Nameless(ast.NodeTransformer):
-    """Numbers names in the order in which they come, and leaves out what is only for readers."""
+    """Replaces names by numbers in order, and removes docstrings and types."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, str] = {}
@@ -307,7 +275,7 @@ class _Nameless(ast.NodeTransformer):
 
 
 def shape(function: Function) -> str:
-    """The tree of a function's body and parameters without names, texts for readers and types."""
+    """Return the tree of a function's body and parameters without names, docstrings and types."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     numbered = _Nameless()
     parameters = [
@@ -318,13 +286,13 @@ def shape(function: Function) -> str:
 
 
 def lines_of(function: Function) -> int:
-    """Lines of a function without its docstring; none where there is nothing else, as in a port."""
+    """Return the lines of a function without its docstring; 0 for a function without a body, as in a protocol."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def repeated() -> Iterator[Finding]:
-    """Functions of eight lines and more whose trees are equal but for names."""
+    """Find functions of eight lines or more whose trees are equal except for names."""
     places: dict[str, list[tuple[Module, Function]]] = defaultdict(list)
     for module in modules("src"):
         for node in ast.walk(module.tree):
@@ -337,18 +305,19 @@ def repeated() -> Iterator[Finding]:
             yield module.finding(function.lineno, function.name, f"{function.name} is {where} again")
 
 
-# Ports
+# Wide interfaces
 
 
 def parts_of(facade: str, kinds: Mapping[str, ast.ClassDef]) -> set[str]:
-    """A facade and the classes that it is made of."""
+    """Return a facade and the classes that it consists of."""
     bases = [ast.unparse(base) for base in kinds[facade].bases] if facade in kinds else []
     return {facade}.union(*(parts_of(base, kinds) for base in bases))
 
 
 def wide_ports() -> Iterator[Finding]:
-    """Protocols, and parts of the broker's facade, with more than ten verbs of their own; how they are made, their properties and plain
-    values do not count."""
+    """Find protocols, and parts of the broker's facade, with more than ten methods of their own. Constructors,
+    properties and plain values do not count.
+    """
     sources = modules("src")
     broker = [module for module in sources if module.name.startswith("polywire.broker.")]
     kinds = {node.name: node for module in broker for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
@@ -367,11 +336,10 @@ def wide_ports() -> Iterator[Finding]:
 
 
 CHECKS: Final[Mapping[str, Callable[[], Iterator[Finding]]]] = {
-    "circles of imports": import_circles,
-    "headers that are not true": false_headers,
-    "code nobody uses": unused,
-    "fields nobody reads": unread,
-    "functions that are there twice": repeated,
+    "import circles": import_circles,
+    "unused code": unused,
+    "unread fields": unread,
+    "repeated functions": repeated,
     "wide ports": wide_ports,
 }
 
@@ -440,16 +408,16 @@ ALLOWED: Final[Mapping[str, str]] = {
     "MemoryObjects.deliver": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }
-"""What is found and meant so: the name within its module, which may move, and why."""
+"""Accepted findings: the name within its module, and the reason."""
 
 
 def not_allowed(found: Iterable[Finding]) -> list[Finding]:
-    """What of this is not meant so, in the order of files."""
+    """Return the findings that are not accepted, in the order of files."""
     return sorted(one for one in found if one.name not in ALLOWED)
 
 
 def main() -> int:
-    """Print every list; whether all are empty."""
+    """Print every list; return 0 if all are empty."""
     lists = {name: not_allowed(check()) for name, check in CHECKS.items()}
     for check, found in lists.items():
         print(f"{check}: {len(found)}")

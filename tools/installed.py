@@ -1,7 +1,8 @@
-"""``python -I tools/installed.py --compiled``: an installed Polywire serves its wires, and its clients read what they wrote.
+"""``python -I tools/installed.py --compiled``: check that an installed Polywire serves all protocols and its clients
+work.
 
-Promises: run by the interpreter of an environment, it tries what is installed there and nothing of a checkout (it says so where that is not
-so); ends with 0 only if all went well. Needs no other package. Must not know: how Polywire was built and installed.
+Run it with the interpreter of the environment to check. It needs no other package, refuses a Polywire imported from a
+checkout, and exits with 0 only on success.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOCAL: Final = "127.0.0.1:0"
 
 
 def check_what_is_installed(*, compiled: bool) -> None:
-    """Fail where another Polywire than this environment's is imported, or one of the other kind."""
+    """Fail if the imported Polywire is not that of this environment, or not of the expected kind."""
     place = Path(polywire.__file__).resolve()
     if not place.is_relative_to(Path(sys.prefix).resolve()):
         sys.exit(f"not the installed package: place={place} environment={sys.prefix}")
@@ -41,7 +42,7 @@ def check_what_is_installed(*, compiled: bool) -> None:
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
-    """The installed command, serving all wires; its process and the address of each wire."""
+    """Start the installed command with all protocols; return its process and the address of each protocol."""
     ready = folder / "ready.json"
     listeners = [word for scheme in SCHEMES for word in (f"--{scheme}", LOCAL)]
     command = Path(sys.executable).with_name("polywire")
@@ -57,12 +58,12 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
             process.kill()
             sys.exit(f"the broker did not start: exit code {process.wait()}")
         time.sleep(0.05)
-    told = json.loads(ready.read_text("utf-8"))
-    return process, {scheme: f"{told[scheme]['host']}:{told[scheme]['port']}" for scheme in SCHEMES}
+    addresses = json.loads(ready.read_text("utf-8"))
+    return process, {scheme: f"{addresses[scheme]['host']}:{addresses[scheme]['port']}" for scheme in SCHEMES}
 
 
 def round_trip(addresses: dict[str, str]) -> None:
-    """Write over our own wire, and read the same over every one."""
+    """Write over the `polywire` protocol and read the same over every protocol."""
     values = [b"value-%d" % number for number in range(RECORDS)]
     with connect(f"polywire://{addresses['polywire']}") as client:
         client.create_topic(TOPIC, 1)
@@ -79,7 +80,7 @@ def round_trip(addresses: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Try it, and tell what was tried."""
+    """Run the check and print what was checked."""
     parser = argparse.ArgumentParser(
         description="Try the Polywire that is installed in this interpreter's environment."
     )

@@ -1,6 +1,6 @@
-"""What the locks pin: names, versions and hashes, for the bill of materials and the audit.
+"""Read the locks: names, versions and hashes, for the bill of materials and the audit.
 
-Promises: every requirement of a lock is found, or the lock is refused. Must not know: what is done with them.
+A lock with an unreadable requirement is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})\s*\\?")
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One requirement. marker: the environments it is for, empty for all; hashes: SHA-256 of its files."""
+    """One requirement. marker: its environments, empty for all; hashes: SHA-256 of its files."""
 
     name: str
     version: str
@@ -28,7 +28,7 @@ class Pin:
 
 
 def read_lock(path: Path) -> list[Pin]:
-    """The requirements of a lock in its order. Raises ValueError for a line that is none."""
+    """Return the requirements of a lock in order. Raises ValueError for a line that is not a requirement."""
     found: list[tuple[str, str, str, list[str]]] = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         line = line.strip()

@@ -53,10 +53,10 @@ HTTP_LIMITS: Final = (framing, records, spelling, api, users, dead_letters, lag)
 _CONSTANT: Final = re.compile(r"^([A-Z]\w*_MAX): Final = [^#\n]+  # (.+)$", re.MULTILINE)
 
 OPTION_COLUMNS: Final = ("option", "default", "environment", "meaning")
-COMMON_MIN: Final = 3  # an option of as many commands is described once
-SERVE_VARIABLES: Final = "POLYWIRE_SERVE_"  # what the names of variables of the settings of ``serve`` begin with
+COMMON_MIN: Final = 3  # an option of this many commands is described once
+SERVE_VARIABLES: Final = "POLYWIRE_SERVE_"  # prefix of the variables for the settings of ``serve``
 
-# Where a rule comes from: for those who read the code.
+# Sources of rules, which are for readers of the code.
 _SOURCE: Final = re.compile(r"\s*\((?:Q\d+|§[\d.]+|(?:spec|concepts|protocols): [^()]*)\)")
 
 
@@ -267,7 +267,7 @@ def limits_page() -> Iterator[str]:
 
 
 def http_limits() -> Iterator[str]:
-    """The limits of requests and responses over HTTP."""
+    """Yield the limits of requests and responses over HTTP."""
     return table(("name", "limit", "meaning"), [row for module in HTTP_LIMITS for row in _constants(module)])
 
 

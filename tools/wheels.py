@@ -1,8 +1,8 @@
-"""``python -m tools.wheels``: what users install, tried as they get it (``make wheel-test``).
+"""``python -m tools.wheels``: test the packages that users install (``make wheel-test``).
 
-Promises: the wheel is built from the source distribution in an isolated environment, with a compiler, without one, and for every system; each
-is installed alone into an empty environment away from the checkout, and has to serve there (``tools/installed.py``). Needs the network. Must
-not know: how releases are made.
+Wheels are built from the source distribution in an isolated environment: with a compiler, without one, and for every
+system. Each is installed alone into an empty environment outside the checkout and must work there
+(``tools/installed.py``). This needs the network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 TRIAL: Final = ROOT / "tools" / "installed.py"
-# A compiler that compiles nothing stands for a machine that has none.
+# A compiler that fails simulates a machine without one.
 KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "compiled": {"POLYWIRE_COMPILE": "1"},
     "without a compiler": {"CC": "/bin/false", "CXX": "/bin/false"},
@@ -29,7 +29,7 @@ NOT_OURS: Final = ("PYTHONPATH", "POLYWIRE_PURE", "VIRTUAL_ENV")
 
 
 def run(*command: str | Path, cwd: Path, extra: Mapping[str, str] | None = None) -> str:
-    """Run a command with nothing of this checkout in its environment, and return what it wrote; end where it fails, telling why."""
+    """Run a command without the checkout's environment and return its output; exit with a message if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
     done = subprocess.run(
         command, cwd=cwd, env=environment | dict(extra or {}), capture_output=True, text=True, check=False
@@ -40,13 +40,13 @@ def run(*command: str | Path, cwd: Path, extra: Mapping[str, str] | None = None)
 
 
 def new_environment(place: Path) -> Path:
-    """An empty environment; its interpreter."""
+    """Create an empty environment; return its interpreter."""
     venv.create(place, with_pip=True, clear=True)
     return place / "bin" / "python"
 
 
 def try_kind(kind: str, source: Path, folder: Path) -> None:
-    """Build a wheel of one kind, and try it."""
+    """Build a wheel of one kind and test it."""
     builder = new_environment(folder / "builder")
     pip = (builder, "-m", "pip", "--disable-pip-version-check")
     run(
@@ -67,7 +67,7 @@ def try_kind(kind: str, source: Path, folder: Path) -> None:
         sys.exit("a wheel is one for every system where nothing is compiled, and no other is")
     python = new_environment(folder / "environment")
     run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", wheel, cwd=folder)
-    shutil.copy(TRIAL, folder)  # the checkout must not be beside it either
+    shutil.copy(TRIAL, folder)  # a copy: the script must not run beside the checkout
     is_compiled = kind == "compiled"
     if (run(python, "-m", "pip", "list", "--format=freeze", cwd=folder).find("Cython==") < 0) is not is_compiled:
         sys.exit("Cython comes along where modules are not compiled, and nowhere else")
@@ -76,7 +76,7 @@ def try_kind(kind: str, source: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Try all kinds."""
+    """Test all kinds."""
     with tempfile.TemporaryDirectory(prefix="polywire-wheels-") as name:
         folder = Path(name)
         build = f"import setuptools.build_meta as backend; backend.build_sdist({name!r})"

@@ -20,7 +20,6 @@ NOT_REWRITTEN: Final = (
     "src/polywire/testing/sim/wires",
     "tests",
     "benchmarks",
-    "tools",
 )
 """Parts that still have the old wording. Remove a part from here when it is rewritten; never add one."""
 

@@ -52,20 +52,6 @@ def test_exceptions_are_needed(lists: dict[str, list[inspector.Finding]]) -> Non
     assert not needless
 
 
-def test_headers_that_are_not_true_are_found(sources: dict[str, str]) -> None:
-    sources["server/one.py"] = (
-        '"""One.\n\nMust not know: wires, sockets.\n"""\nfrom polywire.protocols.flux import errors'
-    )
-    sources["server/two.py"] = (
-        '"""Two.\n\nMust not know: wires beyond their names.\n"""\nimport polywire.protocols.flux'
-    )
-    sources["protocols/iggy/three.py"] = '"""Three. Must not know: sockets, any wire."""\ndef f():\n    import socket'
-    assert [(found.path, found.line) for found in inspector.false_headers()] == [
-        ("src/polywire/server/one.py", 5),
-        ("src/polywire/protocols/iggy/three.py", 3),
-    ]
-
-
 def test_circles_are_found() -> None:
     graph = {"a": ["b"], "b": ["c", "d"], "c": ["a"], "d": [], "e": ["e"]}
     assert inspector.circles(graph) == [["a", "b", "c"], ["e"]]
