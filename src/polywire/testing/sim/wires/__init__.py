@@ -1,1 +1,3 @@
-"""Wires and connections in the simulated world: peers that speak over a network that delays, cuts and half-closes (decision 0122)."""
+"""Protocols and connections in the simulation: clients over a network that delays, cuts and half-closes (decision
+0122).
+"""

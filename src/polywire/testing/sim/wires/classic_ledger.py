@@ -1,8 +1,8 @@
-"""What members of a classic group know of it: who leads, what the leader assigned, who is a member still.
+"""The members' view of a classic group: its leader, the assignments, and the current members.
 
-Promises: judges every answer; of what was under way at once either may have come first. While nobody has asked for a change since all members
-of a generation have what was assigned, and nobody is silent for too long, they are members, over kills as well. Must not know: wires, which
-bytes are an assignment.
+Every answer is checked; of concurrent requests either may have come first. A generation is settled when all members
+have their assignments and no change was requested since. Its members stay members, also over kills, while none is
+silent for too long.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from polywire.testing.sim.promises import require
 from polywire.testing.sim.wires.group_ledger import GroupLedger, Move
 from polywire.testing.sim.wires.network import Link
 
-STATIC: Final = "s"  # what names of members begin with that keep their place while they are away
-KEPT_S: Final = KEEP_AGAIN_S + 2.0  # until what could not be kept is, some steps of the loop included
+STATIC: Final = "s"  # prefix of the names of static members
+KEPT_S: Final = KEEP_AGAIN_S + 2.0  # until an unstored generation is stored, with some steps of the loop
 NOTHING: Final[tuple[int, ...]] = ()
 
 
 def name_of(member_id: str) -> str:
-    """Whose id it is: the broker makes ids of what members call themselves."""
+    """Return the name in a member id; the broker derives ids from names."""
     return member_id.partition("-")[0]
 
 
 def _seat(member_id: str) -> str:
-    """What stays the same of a member in a generation: the name of one that keeps its place, or its id."""
+    """Return what identifies a member over generations: the name of a static one, the id of another."""
     name = name_of(member_id)
     return name if name.startswith(STATIC) else member_id
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a member was told of itself. asked_s: when it had asked for that, in seconds."""
+    """A member's view of itself. asked_s: time of its request, in seconds."""
 
     member_id: str
     generation: int
@@ -43,11 +43,11 @@ class Place:
 
 @dataclass(slots=True)
 class Generation:
-    """One generation, as its members tell of it.
+    """One generation, as its members see it.
 
-    ids: all members, None before the leader was told. told: names of those that were told of it. synced: ids of those that have what was
-    assigned. visitors: names of others that want to be in it. moving: names of those that are on their way back to their place.
-    until_s: for how long each name counts as alive. has_stored: whether a position was stored since all had what was assigned.
+    ids: all members, None until the leader knows them. told: names of members that know it. synced: ids of members with
+    their assignments. visitors: names of others that try to join. moving: names of members that are rejoining. until_s:
+    until when each name counts as alive. has_stored: whether a position was stored after all had their assignments.
     """
 
     number: int
@@ -62,19 +62,19 @@ class Generation:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all members have what was assigned, and nobody has asked for a change since."""
+        """Whether all members have their assignments and no change was requested since."""
         return self.ids is not None and self.ids <= self.synced and not self.visitors and not self.is_disturbed
 
 
 NONE: Final = Generation(-1, set(), is_disturbed=True)
-"""What there was before the first one."""
+"""The state before the first generation."""
 
 
 class ClassicLedger:
-    """Guards: ``_generations`` are those of this process, and the one of before that it must have gone on with."""
+    """Guards: ``_generations`` are those of this process, and the earlier one that it must have restored."""
 
     def __init__(self, positions: GroupLedger, time_s: Callable[[], float], patience_s: float) -> None:
-        """patience_s: for how long a member may be silent."""
+        """patience_s: how long a member may be silent."""
         self.positions: Final = positions
         self._time_s = time_s
         self.patience_s: Final = patience_s
@@ -83,29 +83,29 @@ class ClassicLedger:
         self._behind_s = -KEPT_S
         self._generations: dict[int, Generation] = {}
         self._first_told: list[tuple[int, int]] = []
-        """When which generation was told first; both ascend."""
+        """When each generation was first seen; both ascend."""
         self._stored = -1
-        """The last generation under which a position was stored."""
+        """The last generation in which a position was stored."""
         self._leaders: dict[int, str] = {}
         self._owners: dict[tuple[int, int], str] = {}
         self._assigned: dict[tuple[int, str], set[tuple[int, ...]]] = {}
         self._gone: dict[str, int] = {}
-        """When an id was known to be nobody's."""
+        """When an id became invalid."""
         self._ids: dict[str, str] = {}
-        """What each name was told last that it is."""
+        """The last id of each name."""
         self._asking: set[str] = set()
-        """Names of those whose request for a change is not answered."""
+        """Names with an outstanding request for a change."""
         self._ghosts: list[Link] = []
-        """Connections that ended with such a request on them."""
+        """Connections that ended with such a request."""
 
     def now_s(self) -> float:
-        """Seconds."""
+        """The time in seconds."""
         return self._time_s()
 
-    # What members ask for
+    # Requests
 
     def asks(self, name: str, *, comes_back: bool = False) -> int:
-        """Somebody wants to join or leave; returns the moment. comes_back: as the one that it was, without a word of what it was."""
+        """Note a request to join or leave; return its moment. comes_back: an unchanged static member rejoins."""
         self._asking.add(name)
         for generation in self._generations.values():
             if comes_back and generation.is_settled and name in generation.told and name not in generation.moving:
@@ -117,21 +117,21 @@ class ClassicLedger:
         return self.positions.tick()
 
     def answered(self, name: str) -> None:
-        """That was answered, or cannot be any more."""
+        """Note that the request was answered, or cannot be any more."""
         self._asking.discard(name)
         for generation in self._generations.values():
-            if name in generation.moving:  # told nothing of its place
+            if name in generation.moving:  # it got no assignment
                 generation.is_disturbed = True
 
     def cut(self, name: str, link: Link | None) -> None:
-        """A connection has ended."""
+        """Note the end of a connection."""
         if name in self._asking:
             self.answered(name)
             if link is not None:
                 self._ghosts.append(link)
 
     def joined(self, name: str, place: Place, leader: str, members: Collection[str], asked: int) -> None:
-        """A member was told of a generation. members: what its leader was told of all."""
+        """Check the answer to a join. members: the list for a leader."""
         number, now_s = place.generation, self._time_s()
         later = [told for at, told in self._first_told if at < asked and told > number]
         require(not later, "generations go on", member=name, told=number, later=later[:1])
@@ -164,20 +164,20 @@ class ClassicLedger:
             known.moving.discard(name)
             was = {one for one in known.ids or () if name_of(one) == name}
             known.ids = (known.ids or frozenset()) - was | {member_id}
-            known.synced = known.synced - was | {member_id}  # it has what it had
+            known.synced = known.synced - was | {member_id}  # its assignment stays
             known.has_stored = False
         known.told.add(name)
         before, self._ids[name] = self._ids.get(name, member_id), member_id
-        if before != member_id and name.startswith(STATIC):  # whose place has another id now
+        if before != member_id and name.startswith(STATIC):  # a static member has a new id now
             self.left(before)
 
     def assigns(self, generation: int, assigned: Mapping[str, tuple[int, ...]]) -> None:
-        """A leader says what all members of its generation have."""
+        """Note a leader's assignments."""
         for member_id, partitions in assigned.items():
             self._assigned.setdefault((generation, _seat(member_id)), set()).add(partitions)
 
     def synced(self, name: str, place: Place, partitions: tuple[int, ...]) -> None:
-        """A member was told what it has."""
+        """Check a member's assignment."""
         seat = _seat(place.member_id)
         allowed = self._assigned.get((place.generation, seat), set())
         fine = partitions in allowed
@@ -192,17 +192,17 @@ class ClassicLedger:
         self.heard(name, place)
 
     def heard(self, name: str, place: Place) -> None:
-        """A sign of life was answered that had been given then."""
+        """Note a successful heartbeat."""
         known = self._generations.get(place.generation)
         if known is not None:
             known.until_s[name] = max(known.until_s.get(name, 0.0), place.asked_s + self.patience_s)
 
     def left(self, member_id: str) -> None:
-        """It was told that it is no member any more."""
+        """Note a successful departure."""
         self._gone.setdefault(member_id, self.positions.tick())
 
     def refused(self, name: str, place: Place, error: str) -> None:
-        """A member's request was refused because the group has changed, or it is none."""
+        """Check a refusal because the group has changed or the caller is not a member."""
         known = self._settled(name)
         if known is None or known.number != place.generation or known.ids is None or name in known.moving:
             return
@@ -210,7 +210,7 @@ class ClassicLedger:
         require(stays, "members of a settled group stay members", member=name, generation=known.number, error=error)
 
     def _settled(self, name: str) -> Generation | None:
-        """The newest generation, where all of its members are sure to be there."""
+        """Return the newest generation if all of its members certainly exist."""
         known = self._generations.get(max(self._generations, default=-1), NONE)
         if not known.is_settled or known.moving - {name}:
             return None
@@ -219,7 +219,7 @@ class ClassicLedger:
     # Positions
 
     def moved(self, name: str, place: Place, move: Move) -> None:
-        """A member stored a position."""
+        """Check a stored position."""
         facts = {"member": name, "generation": place.generation}
         later = [told for at, told in self._first_told if at < move.asked_at and told > place.generation]
         require(not later, "no position is stored under an old generation", **facts, later=later[:1])
@@ -235,19 +235,21 @@ class ClassicLedger:
     # Processes
 
     def may_lack(self) -> None:
-        """Storage has failed: what members settle on from here on may not be kept."""
+        """Note that storage has failed: later generations may not be stored."""
         self._may_lack = True
 
     def is_behind(self) -> None:
-        """The log takes no more now: what members settle on is kept later."""
+        """Note that the log is congested: generations are stored later."""
         self._behind_s = self._time_s()
 
     def meets(self) -> None:
-        """A process has started."""
+        """Note that a process has started."""
         self._started_s = self._time_s()
 
     def started(self, *, powerless: bool) -> None:
-        """What it must have gone on with: a generation that all had settled on, before a position was stored if the power went."""
+        """Check the restored group: a settled generation must survive; after a power loss, one in which a position was
+        stored.
+        """
         is_lost = self.positions.is_lost(powerless=powerless)
         known = self._generations.get(max(self._generations, default=-1), NONE)
         goes_on = known.is_settled and not known.moving and (known.has_stored or not powerless)

@@ -1,8 +1,8 @@
-"""A member of a classic group of Kafka's wire, as clients are one: it joins, assigns if it leads, asks for what it has, gives signs of life
-and stores positions, for longer than it knows.
+"""A member of a classic Kafka group, like a client: it joins, assigns if it is the leader, syncs, sends heartbeats and
+commits.
 
-Promises: at most one request is not answered; over connections and processes it goes on as the member that it was told to be. Must not know:
-sessions, what others do.
+It may continue after it was removed. It has at most one outstanding request, and keeps its identity over connections
+and processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polywire.testing.sim.wires.ledger import TOPICS
 from polywire.testing.sim.wires.lone_kafka_peer import LoneKafkaPeer, error_of
 from polywire.testing.sim.wires.network import Link
 
-DYNAMIC: Final = "c"  # what names of the other members begin with
+DYNAMIC: Final = "c"  # prefix of the names of dynamic members
 VERSIONS: Final = {
     Api.SYNC_GROUP: 5,
     Api.HEARTBEAT: 4,
@@ -34,14 +34,14 @@ VERSIONS: Final = {
     Api.OFFSET_FETCH: 5,
 }
 JOIN_VERSIONS: Final[Mapping[str, tuple[int, ...]]] = {STATIC: (5, 9), DYNAMIC: (3, 5, 9)}
-"""Without an id first, with one, and with a word for a leader that need not assign."""
+"""Without an id first, with an id, and with skip_assignment."""
 PROTOCOL_TYPE: Final = "consumer"
 PROTOCOL: Final = "range"
 ACTS: Final = {"beat": 5.0, "move": 6.0, "look": 2.0, "late": 3.0, "forget": 2.0, "again": 0.4, "leave": 0.4}
-"""What a member does that has its place, and how often at most: some of it is rare while a process lives."""
-FORGETS: Final = 0.3  # of connections that end: with the client itself
-UNASSIGNED: Final = 0.1  # of partitions that a leader gives to nobody
-REST_S: Final = 0.2  # between two signs of life, or connections, of who does nothing else
+"""The acts of a member with their maximal weights; some are rare in the life of a process."""
+FORGETS: Final = 0.3  # of connections that end: the client restarts, too
+UNASSIGNED: Final = 0.1  # of partitions that a leader assigns to no member
+REST_S: Final = 0.2  # between two heartbeats or connections of an idle member
 CHANGED: Final = frozenset(
     {
         WireError.UNKNOWN_MEMBER_ID,
@@ -50,14 +50,14 @@ CHANGED: Final = frozenset(
         WireError.FENCED_INSTANCE_ID,
     }
 )
-"""What is said because the group is another, or goes on without this one."""
+"""Errors of a group that changed, or that removed this member."""
 NO_CALLER: Final = frozenset({WireError.UNKNOWN_MEMBER_ID, WireError.FENCED_INSTANCE_ID})
-"""What is said to who is no member."""
-ELSEWHERE: Final = (WireError.NOT_COORDINATOR,)  # of who stops
+"""Errors for callers that are not members."""
+ELSEWHERE: Final = (WireError.NOT_COORDINATOR,)  # of a coordinator that stops
 
 
 class State(Enum):
-    """How far a member has come."""
+    """The state of a member."""
 
     OUT = "out"
     TOLD = "told of a generation"
@@ -66,21 +66,21 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long members may be silent, and be on their way into a generation, in seconds."""
+    """Session and rebalance timeouts in seconds."""
 
     session_s: float
     rebalance_s: float
 
 
 class ClassicMember(LoneKafkaPeer):
-    """Implements ``Caller``. Guards: ``_place`` is what it was told last; in IN it has ``_partitions`` in it."""
+    """Implements ``Caller``. Guards: ``_place`` has its last answer; in state IN, ``_partitions`` has its assignment."""
 
     def __init__(self, name: str, timeouts: Timeouts, ledger: ClassicLedger, chance: Chance, story: Story) -> None:
         """name: begins with ``STATIC`` or ``DYNAMIC``."""
         join = chance.one_of(JOIN_VERSIONS[name[:1]])
         super().__init__(name, {**VERSIONS, Api.JOIN_GROUP: join}, chance, story)
         self.is_resting = False
-        """Whether it does nothing but stay."""
+        """Whether it only stays a member."""
         self._timeouts: Final = timeouts
         self._group: Final = ledger
         self._instance: Final = {"instance_id": name if name.startswith(STATIC) else None}
@@ -90,28 +90,28 @@ class ClassicMember(LoneKafkaPeer):
         self._partitions = NOTHING
         self._assigned: dict[str, tuple[int, ...]] = {}
         self._changes = 0
-        """How often it has said something else of itself."""
+        """How often it has changed its description."""
         self._asked_at = 0
         self._weights = list(ACTS.values())
         self._heard_s = self._connected_s = -REST_S
 
     @property
     def generation(self) -> int | None:
-        """The one that it has its place in."""
+        """The generation in which it is a member."""
         return self._place.generation if self._state is State.IN else None
 
     @property
     def is_away(self) -> bool:
-        """Whether it has no connection, and has not had one just now."""
+        """Whether it has no connection, and had none just now."""
         return self.link is None and self._connected_s + REST_S <= self._group.now_s()
 
     def connected(self, link: Link) -> None:
-        """There is a connection."""
+        """Note a connection."""
         self._connected_s = self._group.now_s()
         super().connected(link)
 
     def disconnected(self) -> None:
-        """The connection is gone: who was on the way into a generation begins to join once more."""
+        """Note the loss of the connection; a joining member joins again."""
         if self._is_waiting and self._state is not State.IN:
             self._state = State.OUT
         self._group.cut(self.name, self.link)
@@ -120,10 +120,10 @@ class ClassicMember(LoneKafkaPeer):
             self._forget(0.0)
 
     def started(self) -> None:
-        """A process has started: other things happen often from here on."""
+        """Note that a process has started: choose new weights."""
         self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
 
-    # What it asks for
+    # Requests
 
     def _step(self) -> None:
         now_s = self._group.now_s()
@@ -181,7 +181,7 @@ class ClassicMember(LoneKafkaPeer):
         self._place, self._state = place, State.TOLD
 
     def _shares(self, ids: list[str]) -> dict[str, tuple[int, ...]]:
-        """What a leader gives to each member."""
+        """Return a leader's assignments."""
         found: dict[str, tuple[int, ...]] = dict.fromkeys(ids, NOTHING)
         for partition in range(TOPICS[TOPIC]):
             if not self._chance.happens(UNASSIGNED):
@@ -189,7 +189,7 @@ class ClassicMember(LoneKafkaPeer):
         return found
 
     def _as_member(self, asked_s: float) -> tuple[Place, dict[str, Any]]:
-        """What it was told it is, now, and how that is said."""
+        """Return the current identity and its fields in requests."""
         place = Place(self._place.member_id, self._place.generation, asked_s)
         said = {"group_id": GROUP[1], "member_id": place.member_id, "generation_id": place.generation}
         return place, {**said, **self._instance}
@@ -223,7 +223,7 @@ class ClassicMember(LoneKafkaPeer):
         self._ask(Api.HEARTBEAT, beaten, **said)
 
     def _leave(self, _: float) -> None:
-        """Be no member any more; who keeps its place goes without a word."""
+        """Leave; a static member disconnects without a request."""
         self._was = place = self._place
         if self._instance["instance_id"] is not None:
             return
@@ -242,12 +242,12 @@ class ClassicMember(LoneKafkaPeer):
         self._ask(Api.LEAVE_GROUP, left, group_id=GROUP[1], members=[one])
 
     def _forget(self, _: float) -> None:
-        """Start again, without a word to anybody."""
+        """Restart without a request."""
         self._was = self._place if self._place.generation >= 0 else self._was
         self._place, self._state = Place("", -1), State.OUT
 
     def _change(self, _: float) -> None:
-        """Join with something else to say."""
+        """Join with another description."""
         self._was = self._place
         self._changes += 1
         self._state = State.OUT
@@ -255,13 +255,13 @@ class ClassicMember(LoneKafkaPeer):
     # Positions
 
     def _move(self, now_s: float) -> None:
-        """Store a position, of its own partition if it has one."""
+        """Commit a position, of its own partition if it has one."""
         place = Place(self._place.member_id, self._place.generation, now_s)
         own = self._partitions or tuple(range(TOPICS[TOPIC]))
         self._store(place, self._chance.one_of(own), is_late=False)
 
     def _move_late(self, now_s: float) -> None:
-        """The same as whom it was before."""
+        """Commit with an earlier identity."""
         if self._was.member_id:
             place = Place(self._was.member_id, self._was.generation, now_s)
             self._store(place, self._chance.below(TOPICS[TOPIC]), is_late=True)
@@ -305,7 +305,7 @@ class ClassicMember(LoneKafkaPeer):
         one = schema.request(Api.OFFSET_FETCH).Topics(name=TOPIC, indexes=[partition])
         self._ask(Api.OFFSET_FETCH, told, group_id=GROUP[1], topics=[one])
 
-    # What it is told
+    # Answers
 
     def _require_reason(self, error: WireError) -> None:
         excused = error in CHANGED or error in LATER or error in ELSEWHERE or self.may_be_refused
@@ -313,7 +313,7 @@ class ClassicMember(LoneKafkaPeer):
         require(fine, "refused for no reason", peer=self.name, error=error.name)
 
     def _is_refused(self, error: WireError, place: Place) -> None:
-        """What it asked for as a member was refused."""
+        """Handle the refusal of a member's request."""
         self._require_reason(error)
         if error not in CHANGED:
             return

@@ -1,6 +1,7 @@
-"""Peers of the Cursus wire, by the client's side of its codec: as its libraries speak it, and as the older API reference says.
+"""Clients of the Cursus protocol, over the client's side of its codec: the dialects of its SDKs and of the older API
+reference.
 
-Promises: as ``Speech``; batches of one producer are numbered on, over all of its connections. Must not know: sessions.
+Batches of one producer have consecutive sequences over all of its connections.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _refused(own: int, error: str) -> Answer:
 
 @dataclass(slots=True)
 class Producer:
-    """One that has a name of its own making. sequences: the last one, by place."""
+    """A producer with a name of its own. sequences: the last one by partition."""
 
     name: str
     number: int = 0
@@ -44,7 +45,7 @@ class Producer:
 
 
 class CursusSpeech(OrderedSpeech):
-    """Batches of idempotent producers, and commands of keys and values. Implements ``Speech``."""
+    """Batches of idempotent producers, and commands with keys and values. Implements ``Speech``."""
 
     words = Words("cursus", ACTS | GROUP_ACTS, tells_repeats=False, goes_back=False)
 
@@ -133,7 +134,7 @@ class CursusSpeech(OrderedSpeech):
 
 
 class CursusApiSpeech(OrderedSpeech):
-    """One record a command, to the only partition of a topic, and reading by byte offsets. Implements ``Speech``."""
+    """One record per command, to the only partition of a topic, and reads by byte offset. Implements ``Speech``."""
 
     words = Words(
         "cursus",
@@ -148,7 +149,7 @@ class CursusApiSpeech(OrderedSpeech):
         super().__init__()
         self._marks = Marks()
         self._values: list[bytes] = []
-        """Of the answer that has begun."""
+        """Of the response that has begun."""
 
     @staticmethod
     def _enveloped(command: bytes) -> bytes:
@@ -167,7 +168,7 @@ class CursusApiSpeech(OrderedSpeech):
     def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
         known, address = self._marks.nearest(place, offset)
         command = f"CONSUME {place[0]} {place[1]} {address}".encode()
-        asked = self._enveloped(command) + self._enveloped(b"HELP")  # whose answer is behind the last value
+        asked = self._enveloped(command) + self._enveloped(b"HELP")  # its response follows the last value
         return self._ask(Request(number, "fetch", place, known, address), asked)
 
     def commit(self, number: int, owner: Owner, place: Place, offset: int) -> bytes:

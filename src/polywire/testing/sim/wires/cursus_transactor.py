@@ -1,8 +1,8 @@
-"""A peer that produces in transactions of the Cursus wire, which outlive connections and processes, and asks again for an end that was not
-answered.
+"""A client with Cursus transactions, which outlive connections and processes; it repeats a commit or abort without an
+answer.
 
-Promises: of a transaction is there all or nothing, and nothing unless its commit was asked for; what was committed is committed when it is
-asked again. Must not know: sessions, what others do.
+A transaction is visible as a whole or not at all, and only after its commit was requested. A repeated commit of a
+committed transaction succeeds.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from polywire.testing.sim.wires.transactor import COMMITS, LOOKS, MOVES, SOURCE,
 from polywire.types import Level
 
 ID: Final = "cursus-copies"
-ENDS: Final = 0.4  # of steps with something staged
-ENDS_AGAIN: Final = 0.2  # of what was answered: asked for once more
-GOES_ON: Final = 0.7  # of connections: with the transaction of the one before
+ENDS: Final = 0.4  # of steps with staged records
+ENDS_AGAIN: Final = 0.2  # of answered commits and aborts: repeat
+GOES_ON: Final = 0.7  # of connections: continue the former transaction
 STILL_OPEN: Final = "state=open"
 
 Then = Callable[[bytes], None]
-"""What is done with an answer that refuses nothing."""
+"""Handles a response without an error."""
 
 
 class CursusTransactor(LonePeer):
-    """Implements ``Caller``. Guards: ``_transaction`` is the open one, of ``_epoch``; nothing is added to it whose end was asked for."""
+    """Implements ``Caller``. Guards: ``_transaction`` is the open one, of ``_epoch``; nothing is added once its end was
+    requested.
+    """
 
     wire = "cursus"
 
@@ -44,14 +46,16 @@ class CursusTransactor(LonePeer):
         self._epoch: int | None = None
         self._is_begun = False
         self._result = ""
-        """How the open one is to end, once that was asked for."""
+        """The requested end of the open transaction."""
         self._transaction = Transaction()
         self._sequences: dict[Place, int] = {}
         self._member: Membership | None = None
         self._offset = 0
 
     def disconnected(self) -> None:
-        """The connection is gone; the transaction goes on, unless what was asked for may have become part of it."""
+        """Note the loss of the connection; the transaction continues unless the outstanding request may have become
+        part of it.
+        """
         is_unsure = self._is_waiting and not self._result
         super().disconnected()
         self._then = None
@@ -59,18 +63,18 @@ class CursusTransactor(LonePeer):
             self._begin_anew()
 
     def started(self) -> None:
-        """The process that has started may end what is open."""
+        """Note that the process may end open transactions."""
         self._ledger.goes_on(self._transaction)
 
     def _begin_anew(self) -> None:
-        """By another epoch, which ends what is open."""
+        """Begin a new epoch, which aborts the open transaction."""
         self._epoch, self._member = None, None
         self._over()
 
     def _over(self) -> None:
         self._is_begun, self._result, self._transaction = False, "", Transaction()
 
-    # What it asks for
+    # Requests
 
     def _ask(self, command: str, then: Then) -> None:
         self._count += 1
@@ -119,7 +123,7 @@ class CursusTransactor(LonePeer):
         self._as_producer("TXN_PUBLISH", f"{at} message={value.decode()}", lambda _: transaction.staged.append(sending))
 
     def _move(self) -> None:
-        """Move the position as a member of the group, which it becomes first."""
+        """Commit a position as a member of the group, joining first."""
         place = self._member
         if place is None or SOURCE[1] not in place.partitions:
             self._ask(f"JOIN_GROUP topic={SOURCE[0]} group={COPIERS[1]} member=v", self._is_member)
@@ -138,7 +142,7 @@ class CursusTransactor(LonePeer):
         self._member = Membership(told["member"], number(told, "generation"), numbers(told, "assignments"))
 
     def _look(self) -> None:
-        """See where the group stands: nobody is told of what is not committed."""
+        """Fetch the position: uncommitted ones must not be visible."""
         since = self._ledger.last_answered(COPIERS, SOURCE)
 
         def told(body: bytes) -> None:
@@ -147,7 +151,7 @@ class CursusTransactor(LonePeer):
         self._ask(f"FETCH_OFFSET topic={SOURCE[0]} partition={SOURCE[1]} group={COPIERS[1]}", told)
 
     def _end(self) -> None:
-        """Ask for the end, perhaps not for the first time."""
+        """Request the end, perhaps again."""
         transaction, is_commit = self._transaction, self._result == "commit"
         transaction.is_asked = is_commit
         is_moved = is_commit and transaction.moved is not None
@@ -167,7 +171,7 @@ class CursusTransactor(LonePeer):
 
         self._as_producer("END_TXN", f"result={self._result}", ended)
 
-    # What it is told
+    # Responses
 
     def received(self, data: bytes) -> None:
         self._buffer += data
@@ -185,6 +189,6 @@ class CursusTransactor(LonePeer):
 
 
 def _is_ended(body: bytes, result: str) -> None:
-    """Asked for once more, an end is what it was."""
+    """Check that a repeated end has the same result."""
     found = fields(body).get("state")
     require(found == ("committed" if result == "commit" else "aborted"), "an end stays what it was", found=found)

@@ -1,7 +1,4 @@
-"""A peer of the FLUX wire, by the client's side of its codec.
-
-Promises: as ``Speech``. Must not know: sessions.
-"""
+"""A client of the FLUX protocol, over the client's side of its codec."""
 
 from __future__ import annotations
 
@@ -17,11 +14,12 @@ from polywire.testing.sim.wires.ledger import NOWHERE, TOPICS, Owner, Place
 from polywire.testing.sim.wires.speech import GROUP_ACTS, Answer, Speech, Words
 from polywire.types import KeyHash, Level
 
-LATER: Final = ("disk is full", "the log has no room", "too much waits")  # texts: the wire has one code for both
+# texts, because the protocol has one code for both
+LATER: Final = ("disk is full", "the log has no room", "too much waits")
 
 
 def keys_of(kind: KeyHash) -> dict[Place, bytes]:
-    """A key for each partition of the world, where a wire lets keys choose."""
+    """Return a key for each partition, for protocols in which keys choose the partition."""
     found: dict[Place, bytes] = {}
     for name, count in TOPICS.items():
         for digit in b"0123456789":
@@ -34,7 +32,7 @@ KEYS: Final = keys_of(KeyHash.FNV32)
 
 
 class FluxSpeech(Speech):
-    """One line a record, of which a key chooses the partition. Implements ``Speech``."""
+    """One line per record, whose key chooses the partition. Implements ``Speech``."""
 
     words = Words("flux", GROUP_ACTS | {"produce", "fetch", "ping"}, records_max=1, is_text=True, reads_all=True)
 

@@ -1,7 +1,6 @@
-"""What members of one group know of it: who owns what in which generation, and where the group stands.
+"""The members' view of one group: owners by generation, and the group's positions.
 
-Promises: judges every answer and every start; of two things that were under way at once either may have come first. Must not know: wires,
-connections.
+Every answer and every start is checked; of concurrent requests either may have come first.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ GROUP: Final[Owner] = PositionKind.GROUP, "g"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a member was told: the generation, and the partitions it has in it. name: its own, as the broker knows it. holds: whether it has
-    them until it says that it lets go, in whatever generation others are."""
+    """An assignment: the generation and its partitions. name: the member's id on the broker. holds: whether it holds
+    them until it confirms their release, in whatever generation others are.
+    """
 
     name: str
     generation: int
@@ -31,7 +31,7 @@ class Membership:
 
 @dataclass(slots=True)
 class Move:
-    """A position that was asked for, from one moment to another. answered_at: None while it is not answered."""
+    """A requested position, from one moment to another. answered_at: None until it is answered."""
 
     partition: int
     offset: int
@@ -41,7 +41,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something was asked for, and until when whoever asked counts as alive for it, in seconds."""
+    """When a request was made, and until when its caller counts as alive, in seconds."""
 
     tick: int
     until_s: float
@@ -49,7 +49,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """When somebody asked for its place, was told of a partition, and until when it counts as alive for that, in seconds."""
+    """When a member asked for its assignment, when it got a partition, and until when it counts as alive, in seconds."""
 
     asked_at: int
     told_at: int
@@ -58,7 +58,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a partition, when it was told so, and until when without another sign of life, in seconds."""
+    """The holder of a partition, when it got it, and until when it holds it without another heartbeat, in seconds."""
 
     name: str
     told_at: int
@@ -66,43 +66,45 @@ class Holder:
 
 
 class GroupLedger:
-    """Guards: ``_moves`` are those that may be what the group's position is, or may become it."""
+    """Guards: ``_moves`` are those that may be the group's position, or may become it."""
 
     def __init__(self, durability: Level, time_s: Callable[[], float], patience_s: float) -> None:
-        """patience_s: for how long a member may be silent."""
+        """patience_s: how long a member may be silent."""
         self._durability = durability
         self._time_s = time_s
         self._patience_s = patience_s
         self._is_synced = False
-        """Whether a power loss takes nothing that was answered."""
+        """Whether a power loss loses nothing acknowledged."""
         self.has_holders = False
-        """Whether some hold what they read, so that others wait for them until a process ends, and then have it untold."""
+        """Whether some members hold what they read, so others wait until the process ends, and then get it without a
+        notice.
+        """
         self._was_lost = False
-        """Whether a power loss may have taken generations, so that places are true that were told before it."""
+        """Whether a power loss may have lost generations, so that earlier assignments are valid."""
         self._now = 0
         self._owners: dict[tuple[int, int], str] = {}
         self._told: list[tuple[int, int]] = []
-        """When which generation was told first; both ascend."""
+        """When each generation was first seen; both ascend."""
         self._moves: list[Move] = []
         self._begun: dict[int, int | None] = dict.fromkeys(range(TOPICS[TOPIC]))
-        """Positions that the process has started with."""
+        """Positions at the start of the process."""
         self._holders: dict[int, Holder] = {}
         self._kept: dict[str, list[tuple[int, Collection[int]]]] = {}
-        """When a member has let go, and of all but what."""
+        """When a member released partitions, and which it retained."""
         self._readers: dict[int, dict[str, Reader]] = {}
-        """Who was told that it has a partition, the last time."""
+        """The last reader of each partition."""
 
     def tick(self) -> int:
-        """The moment that something begins or ends."""
+        """Return the next moment."""
         self._now += 1
         return self._now
 
     def begins(self) -> Moment:
-        """Something is asked for."""
+        """Note the begin of a request."""
         return Moment(self.tick(), self._time_s() + self._patience_s)
 
     def placed(self, place: Membership, asked: Moment) -> None:
-        """A member was told its place, which it asked for at that moment."""
+        """Check an assignment, requested at that moment."""
         later = [kept for at, kept in self._kept.get(place.name, ()) if at > asked.tick]
         partitions = [one for one in place.partitions if all(one in kept for kept in later)]
         for partition in partitions:
@@ -118,7 +120,7 @@ class GroupLedger:
             self._in_generation(place)
 
     def lets_go(self, name: str, kept: Collection[int] = ()) -> None:
-        """A member says that it reads nothing but this."""
+        """Note that a member reads only these partitions."""
         self._kept.setdefault(name, []).append((self.tick(), kept))
         gone = [one for one, holder in self._holders.items() if holder.name == name and one not in kept]
         for partition in gone:
@@ -141,13 +143,13 @@ class GroupLedger:
             self._told.append((self.tick(), place.generation))
 
     def asks(self, partition: int, offset: int) -> Move:
-        """A position is to be stored."""
+        """Note a request to store a position."""
         move = Move(partition, offset, self.tick())
         self._moves.append(move)
         return move
 
     def moved(self, place: Membership, move: Move) -> None:
-        """It was stored, for a member in that place."""
+        """Check a position that was stored for a member."""
         self.answered(move)
         if place.holds:
             others = self._later_readers(place.name, move)
@@ -173,11 +175,13 @@ class GroupLedger:
         )
 
     def answered(self, move: Move) -> None:
-        """It was stored, whoever asked for it."""
+        """Check a position that was stored, whoever requested it."""
         move.answered_at = self.tick()
 
     def _later_readers(self, name: str, move: Move) -> list[str]:
-        """Who was told of a partition behind this member and before it asked to move there, and is not silent for too long."""
+        """Return the members that got a partition after this member and before its commit, and are not silent for too
+        long.
+        """
         readers, now_s = self._readers.get(move.partition, {}), self._time_s()
         told_at = readers[name].told_at if name in readers else 0
         return [
@@ -187,36 +191,36 @@ class GroupLedger:
         ]
 
     def refused(self, move: Move) -> None:
-        """It was refused: nobody finds it."""
+        """Note a refused position, which must not be visible."""
         self._moves = [other for other in self._moves if other is not move]
 
     def furthest(self, partition: int) -> int:
-        """The furthest position that may be stored."""
+        """Return the highest position that may be stored."""
         asked = [move.offset for move in self._moves if move.partition == partition]
         return max([self._begun[partition] or 0, *asked])
 
     def finds(self, partition: int, found: int | None, asked_at: int) -> None:
-        """A position was told to whoever asked for it at that moment."""
+        """Check a position that was fetched at that moment."""
         allowed = self._allowed(partition, asked_at)
         require(found in allowed, "a group's position is one that was stored", partition=partition, found=found)
 
     def _allowed(self, partition: int, asked_at: int) -> list[int | None]:
-        """What it may be: whatever nothing else has followed that was done before that moment."""
+        """Return the possible positions: those that no later completed request has replaced."""
         moves = [move for move in self._moves if move.partition == partition]
         last = max((move.asked_at for move in moves if (move.answered_at or asked_at) < asked_at), default=0)
         found: list[int | None] = [move.offset for move in moves if move.answered_at is None or move.answered_at > last]
         return found if last else [self._begun[partition], *found]
 
     def stopped(self) -> None:
-        """A process has stopped as asked to: whatever was answered is synced."""
+        """Note a clean stop: everything acknowledged is synced."""
         self._is_synced = True
 
     def is_lost(self, *, powerless: bool) -> bool:
-        """Whether a start may lack what was answered."""
+        """Return whether a start may lack acknowledged data."""
         return powerless and not self._is_synced
 
     def settle(self, partition: int, found: int | None, *, powerless: bool) -> None:
-        """A start has found this position."""
+        """Check the position after a start."""
         if self.is_lost(powerless=powerless):
             asked = [move.offset for move in self._moves if move.partition == partition]
             allowed = found in (self._begun[partition], *asked)
@@ -227,7 +231,7 @@ class GroupLedger:
         self._begun[partition] = found
 
     def started(self, *, powerless: bool) -> None:
-        """Another process goes on, which does not know who holds what: with a power loss generations may be given again."""
+        """Note a new process, which does not know who holds what; after a power loss, generations may be repeated."""
         self._holders.clear()
         self._kept.clear()
         self._readers.clear()

@@ -1,7 +1,7 @@
-"""Peers that log in, and may do what somebody lets them, which changes while they are connected.
+"""Clients that log in, with permissions that change while they are connected.
 
-Promises: what a guest may do is known at each moment between a request and its answer; who may not is refused, and nobody else; what was
-acknowledged of that outlives kills. Must not know: how logins are verified, where permissions are asked for.
+The permissions of a client are known at each moment between a request and its answer. Only requests without permission
+are refused. Acknowledged changes survive kills.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from polywire.types import DEFAULT_STREAM
 _T = TypeVar("_T")
 
 Right = tuple[str, str]
-"""An act and its topic; or that who shows a token may log in."""
+"""An act and its topic; or that a token may log in."""
 
 State = frozenset[Right]
-"""What somebody may do."""
+"""The permissions of a client."""
 
 LOGIN: Final = "log in"
 RIGHTS: Final[Sequence[Right]] = tuple((act, topic) for act in ("produce", "fetch") for topic in TOPICS)
 PERMISSIONS: Final = {"produce": Permission.PRODUCE, "fetch": Permission.CONSUME}
-VERIFIER: Final = Verifier(Mechanism.SHA_256, 4096, b"salt", b"nobody's", b"nobody's")  # a user has something to prove
+VERIFIER: Final = Verifier(Mechanism.SHA_256, 4096, b"salt", b"nobody's", b"nobody's")  # a user must have a credential
 NOBODYS: Final[Mapping[Mechanism, Verifier | None]] = {Mechanism.SHA_256: VERIFIER}
-WRONG: Final = "wrong"  # what is shown by who has no token
-ENDINGS: Final = 0.25  # of what changes: tokens that are ended
+WRONG: Final = "wrong"  # the secret of a client without a token
+ENDINGS: Final = 0.25  # of changes: a token is revoked
 
 
 class SimulatedThreads:
-    """What passwords are verified in: a worker of the process."""
+    """The threads that verify passwords: a worker of the process."""
 
     def __init__(self, loop: Schedule) -> None:
         self._worker = loop.make_worker("logins", loop)
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Do this some time."""
+        """Run a job later."""
         self._worker.run(job, lambda _: None)
 
     def shutdown(self, **_: object) -> None:
-        """Nothing waits here."""
+        """Do nothing: no jobs wait here."""
 
 
 def cheap_hash(password: str) -> str:
-    """What is kept of a password here."""
+    """Return a stored form of a password."""
     return f"cheap {password}"
 
 
 @contextmanager
 def cheap_logins(loop: Callable[[], Schedule]) -> Iterator[None]:
-    """Passwords take their turns in the world's time, and no other."""
+    """Verify passwords in the simulation's time only."""
     instead = {
         "ThreadPoolExecutor": lambda *_, **__: SimulatedThreads(loop()),
         "hash_password": cheap_hash,
@@ -83,17 +83,19 @@ def cheap_logins(loop: Callable[[], Schedule]) -> Iterator[None]:
 
 
 class Rights:
-    """What a guest may do. Guards: ``_states`` are those since the last start, the newest last; ``_known`` of them were acknowledged."""
+    """The permissions of a client. Guards: ``_states`` has those since the last start, newest last; ``_known`` of them
+    were acknowledged.
+    """
 
     def __init__(self, name: str, chance: Chance, story: Story) -> None:
         self.name: Final = name
         self.token = WRONG
         self.shown = WRONG
-        """What it shows over the connection it has now."""
+        """The secret that it uses on its current connection."""
         self.ended = 0
-        """How many there were when a token was ended last: logins of before count no more."""
+        """Number of states at the last revocation; earlier logins are invalid."""
         self.is_changing = False
-        """Whether the newest state may not be so yet, and logins of before count no more once it is."""
+        """Whether the newest state is not in effect yet; then earlier logins become invalid."""
         self._states: list[State] = [frozenset()]
         self._known = 0
         self._chance = chance
@@ -101,16 +103,18 @@ class Rights:
 
     @property
     def now(self) -> int:
-        """Which state it is."""
+        """The number of the current state."""
         return len(self._states) - 1 - self.is_changing
 
     def between(self, since: int, until: int | None = None) -> list[State]:
-        """Those since then, for a login that ended when this one began, or goes on: after it who was logged in may do nothing."""
+        """Return the states since then, for a login revoked meanwhile, or still valid: after a revocation its client
+        may do nothing.
+        """
         found = self._states[since:until]
         return found if until is None and not self.is_changing else [*found, frozenset()]
 
     def started(self, broker: Broker) -> None:
-        """A start must have found one of these, and none before what was acknowledged."""
+        """Check that a start restored one of these states, not older than the acknowledged one."""
         user = broker.access.find_user(self.name)
         possible = self._states[self._known :]
         tokens = {token for state in possible for act, token in state if act == LOGIN}
@@ -122,11 +126,11 @@ class Rights:
         self.token = next((token for act, token in found if act == LOGIN), WRONG)
 
     def change(self, access: Access) -> None:
-        """Let it do something else, or end its token, or give it one. Raises what refuses that."""
+        """Change the permissions, or revoke or create the token. Raises the broker's refusal."""
         if self.is_changing:
             return
         user, state = access.find_user(self.name), self._states[-1]
-        if user is None:  # a start that could not make it
+        if user is None:  # a start that could not create it
             self._make(access)
         elif self.token == WRONG:
             self._let_in(access, user, state)
@@ -139,21 +143,21 @@ class Rights:
         self._story.tell("rights", f"{self.name} {sorted(self._states[-1] & frozenset(RIGHTS))}")
 
     def show(self) -> None:
-        """Connect anew."""
+        """Reconnect."""
         self.shown = self.token
 
     def _let_in(self, access: Access, user: User, state: State) -> None:
-        """Have something that it can show."""
+        """Create a credential."""
         self.token = self._note(state, lambda done: access.create_token(user, "t", None, done=done))
         self._states[-1] |= {(LOGIN, self.token)}
 
     def _shut_out(self, access: Access, user: User, rest: State) -> None:
-        """What it has shown counts no more."""
+        """Revoke the credential."""
         self._note(rest, lambda done: access.delete_token(user, "t", done=done))
         self.token, self.ended = WRONG, self.now
 
     def _logins_of(self, user: User | None, tokens: Collection[str]) -> State:
-        """What of this may be shown, by what is kept of a user."""
+        """Return the secrets that may log in, from the stored user."""
         kept = set() if user is None else {known.digest for known in user.tokens}
         shown = {(LOGIN, token) for token in tokens if digest_of(token) in kept}
         require(len(shown) == len(kept), "a token that was ended is no more", user=self.name)
@@ -163,7 +167,7 @@ class Rights:
         self._note(frozenset(), lambda done: access.set_verifiers(self.name, NOBODYS, done=done))
 
     def _note(self, state: State, verb: Callable[[Completion[User]], _T]) -> _T:
-        """One more state, unless what brings it is refused at once; it is known once that is answered."""
+        """Add a state unless it is refused at once; its answer makes it known."""
         self._states.append(state)
         number, states = self.now, self._states
 
@@ -187,7 +191,7 @@ def _grants_of(state: State) -> Grants:
 
 
 def _rights_of(user: User | None) -> State:
-    """What a user may do by what is kept of it."""
+    """Return the permissions of a stored user."""
     grants = (None if user is None else user.grants) or Grants()
     return frozenset(
         (act, topic)
@@ -197,17 +201,19 @@ def _rights_of(user: User | None) -> State:
 
 
 class LoginSpeech(Speech):
-    """How a guest speaks. login: whether it was let in, None before that is known."""
+    """The protocol of a client that logs in. login: whether it succeeded, None until that is known."""
 
     login: bool | None = None
 
     def reply(self) -> bytes:
-        """What follows from what it was told on the way in."""
+        """Return the next bytes of the login."""
         return b""
 
 
 class Guest(Peer):
-    """Guards: it asks for nothing before it is known who it is; ``_asked_for`` is what each of its requests needs, and since when."""
+    """Guards: it makes no requests before its login is answered. ``_asked_for`` has the permissions that its requests
+    need, and since when.
+    """
 
     rights: Rights
     _since = 0
@@ -215,7 +221,7 @@ class Guest(Peer):
     _is_in = False
 
     def bind(self, rights: Rights) -> None:
-        """Be somebody."""
+        """Set the client's permissions."""
         self.rights = rights
         self._asked_for: dict[int, tuple[Right, int]] = {}
 
@@ -227,7 +233,7 @@ class Guest(Peer):
 
     @property
     def is_owed(self) -> bool:
-        """Whether an answer is to come, or whether it is let in: wrong logins keep nobody waiting for long."""
+        """Whether an answer or the result of the login is outstanding; a wrong login must not wait for long."""
         waits = self.link is not None and not self.link.finished and not self._is_in
         return waits or super().is_owed
 
@@ -236,7 +242,7 @@ class Guest(Peer):
 
     @property
     def _ended(self) -> int | None:
-        """When its login has ended, if it has."""
+        """Return when its login was revoked, None if it was not."""
         return self.rights.ended if self.rights.ended > self._since else None
 
     def received(self, data: bytes) -> None:

@@ -1,7 +1,4 @@
-"""A peer of the Iggy wire, in its documented dialect, by the client's side of its codec.
-
-Promises: as ``Speech``. Must not know: sessions.
-"""
+"""A client of the Iggy protocol in its documented dialect, over the client's side of its codec."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from polywire.testing.sim.wires.speech import Answer, Words
 from polywire.types import DEFAULT_STREAM, Level, PositionKind
 
 READER: Final = Consumer(group=False, who=99)
-LATER: Final = 1  # the status of whatever has no number of its own
+LATER: Final = 1  # the status of errors without a number of their own
 RECORDS_MAX: Final = 1_000  # of one poll
 FROM_OFFSET: Final = 1
 
@@ -32,7 +29,7 @@ def _at(consumer: Consumer, place: Place) -> bytes:
 
 
 class IggySpeech(OrderedSpeech):
-    """Positions are of a consumer, who is the last one whose record was read. Implements ``Speech``."""
+    """Positions belong to a consumer and are the last offset read. Implements ``Speech``."""
 
     words = Words("iggy", tells_offsets=False, positions=PositionKind.CONSUMER, positions_within=True)
 

@@ -1,6 +1,6 @@
-"""A peer of the Kafka 0.7 wire, by the client's side of its codec.
+"""A client of the Kafka 0.7 protocol, over the client's side of its codec.
 
-Promises: as ``Speech``; what was produced is known to be stored by an answer to what was asked behind it. Must not know: sessions.
+The answer to a later request shows that earlier produced records are stored.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Kafka07Speech(OrderedSpeech):
 
 
 def _values(data: bytes) -> Iterator[bytes]:
-    """Values of a plain message set; the last message may be cut."""
+    """Yield the values of a plain message set; the last message may be cut."""
     at = 0
     while len(data) - at >= HEAD_BYTES and (end := at + 4 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
         value, crc = data[at + HEAD_BYTES : end], int.from_bytes(data[at + 6 : at + HEAD_BYTES], "big")

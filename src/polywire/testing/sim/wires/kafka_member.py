@@ -1,7 +1,4 @@
-"""A peer of Kafka's wire that is a consumer of the newer sort: it says what it reads, and lets go before others begin.
-
-Promises: as ``Speech``. Must not know: sessions, what others read.
-"""
+"""A Kafka consumer of the newer group protocol: it sends what it reads and releases partitions before others get them."""
 
 from __future__ import annotations
 
@@ -15,20 +12,22 @@ from polywire.testing.sim.wires.speech import ACTS, GROUP_ACTS, Answer, Words
 
 JOINING: Final = 0
 LEAVING: Final = -1
-REBALANCE_TIMEOUT_MS: Final = 3_600_000  # who does not let go is put out by its silence alone
+REBALANCE_TIMEOUT_MS: Final = 3_600_000  # only silence removes a member that does not release its partitions
 
 
 class KafkaMemberSpeech(KafkaSpeech):
-    """Implements ``Speech``. Guards: ``_topic_id`` is known since partitions were told, and nobody says before that it reads any."""
+    """Implements ``Speech``. Guards: ``_topic_id`` is known after the first assignment; no owned partitions are sent
+    before.
+    """
 
     words = Words("kafka", ACTS | GROUP_ACTS)
 
     def __init__(self, identity: Identity) -> None:
         super().__init__(identity)
         self._said: dict[int, Membership] = {}
-        """What a heartbeat said that is not answered, by number."""
+        """Unanswered heartbeats by number."""
         self._last: Membership | None = None
-        """What this connection was told last."""
+        """The last assignment on this connection."""
 
     def _beat(self, number: int, place: Membership, epoch: int) -> bytes:
         made = schema.request(Api.CONSUMER_GROUP_HEARTBEAT).TopicPartitions

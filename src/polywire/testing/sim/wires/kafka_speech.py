@@ -1,6 +1,6 @@
-"""A peer of Kafka's wire, by the client's side of its codec.
+"""A client of the Kafka protocol, over the client's side of its codec.
 
-Promises: as ``Speech``; batches of one producer are numbered on, over all of its connections. Must not know: sessions.
+Batches of one producer have consecutive sequences over all of its connections.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ FETCH_BYTES_MAX: Final = 1 << 20
 
 @dataclass(slots=True)
 class Identity:
-    """A producer, as far as it has a number. sequences: the next one, by place. topic_id: of the topic that it reads as a member."""
+    """A producer. sequences: the next one by partition. topic_id: of the topic that it reads as a member."""
 
     number: int | None = None
     sequences: dict[Place, int] = field(default_factory=dict)
     topic_id: bytes = b""
 
     def begin(self, number: int | None) -> None:
-        """Be another one."""
+        """Become another producer."""
         self.number = number
         self.sequences.clear()
 
@@ -72,7 +72,7 @@ class KafkaSpeech(Speech):
         self._identity = identity
         self._buffer = bytearray()
         self._asked: defaultdict[int, deque[tuple[Api, int]]] = defaultdict(deque)
-        """By number: what is sent first has 0, if it is several requests."""
+        """Requests by number: the first of several requests has 0."""
 
     def _request(self, number: int, api: Api, offset: int = 0, /, **fields: Any) -> bytes:
         self._asked[number].append((api, offset))
@@ -144,11 +144,11 @@ class KafkaSpeech(Speech):
                 self._greeted(api, body)
 
     def _answer(self, number: int, api: Api, offset: int, body: Any) -> Answer:
-        """What a body says that answers a request of this number."""
+        """Return the answer in the body of a response."""
         return _answer(number, api, offset, body)
 
     def _greeted(self, api: Api, body: Any) -> None:
-        """What was sent first is answered."""
+        """Handle the response to the first request."""
         if not body.error:
             self._identity.begin(body.producer_id)
 
@@ -161,7 +161,7 @@ def _answer(number: int, api: Api, offset: int, body: Any) -> Answer:
     topics = body.responses if api in (Api.PRODUCE, Api.FETCH) else body.topics
     [[entry]] = [topic.partitions for topic in topics]
     error = WireError(entry.error)
-    if error is WireError.DUPLICATE_SEQUENCE_NUMBER:  # stored, and nobody knows where any more
+    if error is WireError.DUPLICATE_SEQUENCE_NUMBER:  # stored, and its offset is no longer known
         return Answer(number)
     if error is WireError.OUT_OF_ORDER_SEQUENCE_NUMBER:
         return Answer(number, error=GAP)

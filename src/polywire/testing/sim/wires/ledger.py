@@ -1,7 +1,7 @@
-"""What peers know of partitions and positions: what they sent, what they were told, what they were shown.
+"""The clients' view of partitions and positions: sent values, answers and reads.
 
-Promises: judges every answer and every start; what cannot be explained by what was sent, answered and lost is a ``Violation``. Must not know:
-wires, connections.
+Every answer and every start is checked. Anything that requests, answers and permitted losses do not explain is a
+``Violation``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polywire.testing.sim.promises import require
 from polywire.types import Level, PositionKind
 
 TOPICS: Final = {"a": 2, "b": 1}
-"""Partitions of each topic of the world."""
+"""Partitions of each topic."""
 
 Place = tuple[str, int]
 """A topic's name and a partition's number."""
@@ -24,17 +24,18 @@ PLACES: Final[Sequence[Place]] = tuple((name, number) for name, count in TOPICS.
 NOWHERE: Final[Place] = ("", 0)
 
 Owner = tuple[PositionKind, str]
-"""Whose a position is."""
+"""The owner of a position."""
 
 
 COPIERS: Final[Owner] = PositionKind.GROUP, "copiers"
-"""Whose position moves with transactions."""
+"""Owners of positions that transactions commit."""
 
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """What is there as a whole or not at all. staged: of which everything is held. is_asked: whether its commit was asked for. moved: the
-    position that moves with it, if one does; owner: whose."""
+    """Values that are visible together or not at all. staged: those certainly staged. is_asked: whether the commit was
+    requested. moved: the position that it commits, if any; owner: its owner.
+    """
 
     staged: list[Sending] = field(default_factory=list)
     is_asked: bool = False
@@ -44,8 +45,10 @@ class Transaction:
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """Values that were sent together: by whom, as the how manieth of a line. offset: where they are by the answer. sequence: of whoever sends
-    them again until they are answered. tries: how often they were sent. is_stored: whether they were answered without saying where."""
+    """Values sent together: the client, and their number in its sequence. offset: by the answer. sequence: of a
+    producer that repeats them until they are answered. tries: how often they were sent. is_stored: whether they were
+    acknowledged without an offset.
+    """
 
     place: Place
     values: Sequence[bytes]
@@ -62,8 +65,9 @@ class Sending:
 
 @dataclass(slots=True)
 class Shelf:
-    """What is known of one partition. known: values by offset; ``base``: below it everything is stored. shown: what was shown is below.
-    readable: readers are shown what is below. starts: how often a start has found it."""
+    """The view of one partition. known: values by offset; ``base``: everything below is stored. shown: readers have
+    seen only offsets below. readable: readers may see offsets below. starts: how often a start has recovered it.
+    """
 
     known: dict[int, bytes] = field(default_factory=dict)
     base: int = 0
@@ -74,40 +78,42 @@ class Shelf:
 
 @dataclass(slots=True)
 class Spot:
-    """One position: what it may be, the latest last; what was answered, and at which level. first: the number of the first of these."""
+    """One position: its possible values, the latest last; the answers and their levels. first: the number of the first
+    value.
+    """
 
     asked: list[tuple[int, Level | None]] = field(default_factory=list)
     first: int = 0
 
 
 class Ledger:
-    """Guards: no value is sent by two, or twice."""
+    """Guards: no value is sent by two clients, or twice."""
 
     def __init__(self, durability: Level) -> None:
         self._durability = durability
         self._sendings: Final[dict[bytes, tuple[Sending, int]]] = {}
         self._tagged: Final[dict[bytes, tuple[Sending, int]]] = {}
-        """By what their values begin with."""
+        """By the prefix of their values."""
         self._answered: list[Sending] = []
         self._transactions: list[Transaction] = []
         self.shelves: Final = {place: Shelf() for place in PLACES}
         self.spots: Final[dict[tuple[Owner, Place], Spot]] = {}
 
     def level(self, level: Level) -> Level:
-        """What an answer at this level means here."""
+        """Return the level that an answer at this level means here."""
         return level if level is Level.MEMORY else max(level, self._durability)
 
     # Records
 
     def sent(self, sending: Sending) -> None:
-        """Values are on their way."""
+        """Note sent values."""
         if sending.transaction is not None and sending.transaction not in self._transactions:
             self._transactions.append(sending.transaction)
         for index, value in enumerate(sending.values):
             self._sendings[value] = self._tagged[value.partition(b":")[0]] = sending, index
 
     def stored(self, sending: Sending, offset: int | None) -> None:
-        """They were answered with an offset, or without where their wire does not tell it."""
+        """Check an acknowledgement with an offset, or without one if the protocol has none."""
         require(not sending.is_refused, "what was refused is not stored", place=sending.place, offset=offset)
         if offset is None:
             sending.is_stored = True
@@ -127,7 +133,9 @@ class Ledger:
         require(fine, "nothing is there whose commit nobody asked for", place=sending.place, offset=offset)
 
     def starts(self, place: Place) -> int:
-        """How often a start has found a partition: what was asked before may be gone since, and be told all the same by another process."""
+        """Return how often a start has recovered a partition. An earlier request may be lost, and still be answered by
+        another process.
+        """
         return self.shelves[place].starts
 
     def _is_readable(self, place: Place, end: int) -> None:
@@ -135,7 +143,7 @@ class Ledger:
         shelf.readable = max(shelf.readable, end)
 
     def readable(self, place: Place) -> int:
-        """Readers are shown what is below."""
+        """Return the end of what readers may see."""
         return self.shelves[place].readable
 
     def _learn(self, place: Place, offset: int, value: bytes) -> None:
@@ -157,7 +165,7 @@ class Ledger:
         next_offset: int,
         spelled: Callable[[bytes], bytes],
     ) -> None:
-        """A reader was shown records of [first, next_offset), their values as its wire spells them."""
+        """Check the records [first, next_offset) of a read, with values as the protocol writes them."""
         offset = first
         for at, value in records:
             require(at == offset, "records come in order, once", place=place, expected=offset, found=at)
@@ -169,7 +177,7 @@ class Ledger:
         self._is_readable(place, shelf.shown)
 
     def _original(self, place: Place, offset: int, seen: bytes, spelled: Callable[[bytes], bytes]) -> bytes:
-        """The value that was sent, which a reader sees as this."""
+        """Return the sent value of a read value."""
         if seen in self._sendings:
             return seen
         sending, index = self._tagged.get(seen.partition(b":")[0], (None, 0))
@@ -179,7 +187,7 @@ class Ledger:
         return sent
 
     def settle(self, place: Place, content: Sequence[bytes], *, powerless: bool) -> None:
-        """A start has found these records in a partition."""
+        """Check the records of a partition after a start."""
         shelf, end = self.shelves[place], len(content)
         require(end >= shelf.base, "what was stored at a start stays", place=place, end=end, base=shelf.base)
         stays = not powerless or self._durability is Level.SYNCED
@@ -220,18 +228,18 @@ class Ledger:
     # Transactions
 
     def committed(self, transaction: Transaction) -> None:
-        """Its commit was answered."""
+        """Note an acknowledged commit."""
         for sending in transaction.staged:
             sending.is_stored = True
             self._answered.append(sending)
 
     def goes_on(self, transaction: Transaction) -> None:
-        """It may come to its end in another process than it began in."""
+        """Note that a transaction may end in another process."""
         if transaction.staged:
             self._transactions.append(transaction)
 
     def settle_transactions(self, moved: Mapping[Owner, int | None]) -> None:
-        """A start has found what ``settle`` was told, of every partition, and these positions of those that move with transactions."""
+        """Check transactions after ``settle`` of every partition, with the positions that transactions commit."""
         present = {value for shelf in self.shelves.values() for value in shelf.known.values()}
         last: dict[Owner, int] = {}
         for transaction in self._transactions:
@@ -250,20 +258,20 @@ class Ledger:
     # Positions
 
     def asks(self, owner: Owner, place: Place, offset: int) -> int:
-        """A position is to be stored; returns what ``was_stored`` wants to know."""
+        """Note a request to store a position; return its number for ``was_stored``."""
         spot = self.spots.setdefault((owner, place), Spot())
         spot.asked.append((offset, None))
         return spot.first + len(spot.asked) - 1
 
     def was_stored(self, owner: Owner, place: Place, number: int, level: Level) -> None:
-        """That was answered; who has asked through another process may be told so when a start has shown what there is."""
+        """Note an acknowledged position; a request through another process may be answered after a restart."""
         spot = self.spots[owner, place]
         at = number - spot.first
         if at >= 0:
             spot.asked[at] = (spot.asked[at][0], self.level(level))
 
     def finds(self, owner: Owner, place: Place, found: int | None, since: int) -> None:
-        """A peer was told its position. since: the first that it may be: the last answered one when it asked."""
+        """Check a fetched position. since: the first possible one: the last acknowledged when it was requested."""
         spot = self.spots.get((owner, place))
         allowed: list[int | None] = [None] if spot is None or since < 0 else []
         allowed += self._late(owner, place)
@@ -271,12 +279,12 @@ class Ledger:
         require(found in allowed, "a position is the one that was stored", owner=owner, place=place, found=found)
 
     def furthest(self, owner: Owner, place: Place) -> int:
-        """The furthest position that may be stored, 0 where there is none."""
+        """Return the highest position that may be stored, 0 if there is none."""
         spot = self.spots.get((owner, place))
         return 0 if spot is None else max((offset for offset, _ in spot.asked), default=0)
 
     def last_answered(self, owner: Owner, place: Place) -> int:
-        """The last position that was answered, -1 where none was."""
+        """Return the last acknowledged position, -1 if there is none."""
         spot = self.spots.get((owner, place))
         if spot is None:
             return -1
@@ -284,11 +292,11 @@ class Ledger:
         return answered[-1] if answered else -1
 
     def _late(self, owner: Owner, place: Place) -> Sequence[int]:
-        """Positions that may be stored at any time: what was asked for over a connection that is gone is nobody's any more."""
+        """Return positions that may be stored at any time: the requests of lost connections."""
         return ()
 
     def stopped(self, places: Collection[Place] = PLACES) -> None:
-        """A process that had these has stopped as asked to: whatever was answered is synced."""
+        """Note a clean stop of the process of these partitions: everything acknowledged is synced."""
         for sending in self._answered:
             if sending.place in places:
                 sending.level = Level.SYNCED
@@ -297,7 +305,7 @@ class Ledger:
                 spot.asked = [(offset, None if level is None else Level.SYNCED) for offset, level in spot.asked]
 
     def settle_position(self, owner: Owner, place: Place, found: int | None, *, powerless: bool) -> None:
-        """A start has found this position: none before the last one that was answered at its level."""
+        """Check a position after a start: it is not older than the last one acknowledged at its level."""
         spot = self.spots[owner, place]
         floor = Level.SYNCED if powerless else Level.WRITTEN
         kept = [at for at, (_, level) in enumerate(spot.asked) if level is not None and level >= floor]

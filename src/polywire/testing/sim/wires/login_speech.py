@@ -1,7 +1,4 @@
-"""How guests speak: as other peers of their wire, behind a login by an access token.
-
-Promises: as ``Speech``. Must not know: what a guest may do.
-"""
+"""Protocols of clients that log in with an access token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What peers of Kafka's wire share that ask for one thing at a time.
-
-Promises: as ``LonePeer``; an answer is given to whoever waits for it, decoded. Must not know: what is right.
-"""
+"""The common part of Kafka clients with one request at a time; responses are decoded for the waiting code."""
 
 from __future__ import annotations
 
@@ -19,23 +16,23 @@ from polywire.testing.sim.wires.lone_peer import LonePeer
 from polywire.testing.sim.wires.ordered_speech import framed_end
 
 Then = Callable[[Any], None]
-"""What is done with an answer."""
+"""Handles a response."""
 
 
 class LoneKafkaPeer(LonePeer):
-    """Implements ``Caller``. Guards: ``_asked`` is the request that is not answered."""
+    """Implements ``Caller``. Guards: ``_asked`` is the outstanding request."""
 
     wire = "kafka"
 
     def __init__(self, name: str, versions: Mapping[Api, int], chance: Chance, story: Story) -> None:
-        """name: its client id. versions: of what it asks for."""
+        """name: its client id. versions: of its requests."""
         super().__init__(chance, story)
         self.name: Final = name
         self._versions: Final = versions
         self._asked: tuple[Api, Then] | None = None
 
     def disconnected(self) -> None:
-        """The connection is gone, and with it what was asked for."""
+        """Note the loss of the connection and of the request."""
         super().disconnected()
         self._asked = None
 
@@ -48,7 +45,7 @@ class LoneKafkaPeer(LonePeer):
 
     @abstractmethod
     def _step(self) -> None:
-        """Ask for the next thing."""
+        """Make the next request."""
 
     def received(self, data: bytes) -> None:
         self._buffer += data
@@ -64,6 +61,6 @@ class LoneKafkaPeer(LonePeer):
 
 
 def error_of(body: Any) -> WireError:
-    """What an answer says first that is wrong, as a whole or of what it was asked about first."""
+    """Return the first error of a response, of the whole or of its first item."""
     topics = getattr(body, "responses", None) or getattr(body, "topics", None)
     return WireError(topics[0].partitions[0].error if topics else body.error)

@@ -1,6 +1,6 @@
-"""A peer that asks for one thing at a time, and for the next when it is told to.
+"""A client with at most one outstanding request, which makes the next one on demand.
 
-Promises: at most one request is not answered; what a kernel does not take is sent later. Must not know: bytes of wires, what is right.
+It sends later what the kernel does not accept.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from polywire.testing.sim.wires.network import Link
 
 
 class LonePeer(ABC):
-    """Implements ``Caller``. Guards: ``_is_waiting`` while a request is not answered."""
+    """Implements ``Caller``. Guards: ``_is_waiting`` while a request is outstanding."""
 
     reads = True
     wire: ClassVar[str]
     moves = False
-    """Whether it is to move positions, too, where that is not all it does."""
+    """Whether it commits positions, too, if it does other things."""
 
     def __init__(self, chance: Chance, story: Story) -> None:
         self.link: Link | None = None
@@ -34,11 +34,11 @@ class LonePeer(ABC):
         self._is_waiting = False
 
     def connected(self, link: Link) -> None:
-        """There is a connection."""
+        """Note a connection."""
         self.link = link
 
     def disconnected(self) -> None:
-        """The connection is gone, and with it what was not answered."""
+        """Note the loss of the connection and of the request."""
         self.link = None
         self._is_waiting = False
         self._buffer.clear()
@@ -48,11 +48,11 @@ class LonePeer(ABC):
         self.disconnected()
 
     def started(self) -> None:
-        """A process has started, and what is there was looked at."""
-        return  # most begin anew with each connection
+        """Note that a process has started and was checked."""
+        return  # most begin again with each connection
 
     def go_on(self) -> None:
-        """Ask for the next thing, or send what did not fit."""
+        """Make the next request, or send the rest of the last one."""
         if self._unsent:
             self.push()
         elif self.link is not None and not self.link.is_cut and not self._is_waiting:
@@ -67,15 +67,15 @@ class LonePeer(ABC):
             del self._unsent[:count]
 
     def _send(self, request: bytes) -> None:
-        """A request, which will be answered."""
+        """Send a request that will be answered."""
         self._is_waiting = True
         self._unsent += request
         self.push()
 
     @abstractmethod
     def _step(self) -> None:
-        """Ask for the next thing."""
+        """Make the next request."""
 
     @abstractmethod
     def received(self, data: bytes) -> None:
-        """What a peer is told."""
+        """Handle received bytes."""

@@ -1,7 +1,8 @@
-"""A peer as a member of a group that is shared by peers of several wires: it joins, shows that it lives, stores positions and leaves.
+"""A client as a member of a group that clients of several protocols share: it joins, sends heartbeats, commits and
+leaves.
 
-Promises: what it was told outlives its connections and processes: it may be a member for longer than it knows, or know for longer than it is.
-Must not know: bytes of wires, what a process does.
+Its view outlives its connections and processes: it may be a member for longer than it knows, or act after it was
+removed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from polywire.testing.sim.wires.speech import Answer, Speech
 
 
 class Ask(Protocol):
-    """Sends a request of a peer, and has its answer judged."""
+    """Sends a client's request and has its answer checked."""
 
     def __call__(
         self,
@@ -30,7 +31,7 @@ class Ask(Protocol):
 
 
 class Member:
-    """Guards: ``place`` is what it was told last, None before that and once it knows that it is none."""
+    """Guards: ``place`` is its last assignment, None before the first and once it knows that it was removed."""
 
     def __init__(self, name: str, ledger: GroupLedger, chance: Chance, ask: Ask) -> None:
         self._name: Final = name
@@ -40,7 +41,7 @@ class Member:
         self._place: Membership | None = None
 
     def do(self, act: str, speech: Speech) -> None:
-        """Ask for something of the group."""
+        """Make a request about the group."""
         place = self._place
         if act == "join":
             own = self._name if place is None else place.name
@@ -60,7 +61,7 @@ class Member:
             self._move(speech, place)
 
     def _placing(self) -> Callable[[Answer], None]:
-        """What is done with the place that is asked for now."""
+        """Return the handler of the assignment that is requested now."""
         asked = self._ledger.begins()
 
         def placed(answer: Answer) -> None:
@@ -76,7 +77,7 @@ class Member:
         self._place = None
 
     def _move(self, speech: Speech, place: Membership) -> None:
-        """Store a position: of its own partition mostly, forward always, as some wires want it."""
+        """Commit a position, mostly of its own partition and never backwards, as some protocols require."""
         partition = self._chance.below(TOPICS[TOPIC])
         if place.partitions and self._chance.happens(0.8):
             partition = self._chance.one_of(place.partitions)
@@ -90,7 +91,7 @@ class Member:
 
     def _not_moved(self, move: Move) -> None:
         self._ledger.refused(move)
-        if self._chance.happens(0.5):  # else it tries again as what it was
+        if self._chance.happens(0.5):  # otherwise it retries with its old assignment
             self._place = None
 
     def _look(self, speech: Speech) -> None:

@@ -1,11 +1,10 @@
-"""A network: bytes on their way between peers and the connections of one process, a few at a time, in any order among links.
+"""A network: bytes between clients and the connections of one process, a few at a time, in any order among connections.
 
-What a kernel would do is done here in steps that chance chooses: some bytes arrive, some are taken, an end or a reset is noticed. Each way
-holds so many bytes. A process has connections either as an asyncio loop drives them, whose transports keep what does not fit, or by the
-readiness driver over sockets.
+Each step does what a kernel might do: some bytes arrive, some are accepted, an end or a reset is noticed. Each
+direction has a buffer limit. A process drives its connections either by an asyncio loop, whose transports buffer what
+does not fit, or by the readiness driver over sockets.
 
-Promises: the bytes of one link stay in order, and none is lost before a reset; callbacks of a connection are called as an asyncio loop calls
-them. Must not know: wires, sessions.
+The bytes of one connection stay in order, and none is lost before a reset. Callbacks are called as by an asyncio loop.
 """
 
 from __future__ import annotations
@@ -27,51 +26,51 @@ from polywire.types import Buffer
 
 BACKLOG_BYTES_MAX: Final = (
     512 * 1024
-)  # what may wait, and the longest answer that was under way when it did: all of a topic, over Cursus
+)  # what may wait, plus the longest response in progress then: all of a topic, over Cursus
 HELD_BYTES_MAX: Final = (
     32 * 1024
-)  # received of one connection: twice the longest request, unless it keeps the chunk that all land in
-BURST: Final = 12  # of events between two callbacks of the loop
+)  # received of one connection: twice the longest request, unless it retains the chunk that has all of it
+BURST: Final = 12  # events between two callbacks of the loop
 SERVER: Final = ("10.0.0.1", 9000)
 
 
 class Caller(Protocol):
-    """The peer's end of a link."""
+    """The client's end of a connection."""
 
     @property
     def reads(self) -> bool:
-        """Whether it takes what has arrived."""
+        """Whether it accepts what has arrived."""
 
     def received(self, data: bytes) -> None:
-        """Bytes have arrived."""
+        """Handle bytes that have arrived."""
 
     def hung_up(self, *, is_aborted: bool) -> None:
-        """Nothing more will come, and nothing more is taken. is_aborted: what was not taken is lost."""
+        """Note the end: nothing more arrives or is accepted. is_aborted: unread bytes are lost."""
 
 
 class End(Protocol):
-    """The process's end of a link, as far as the network knows it."""
+    """The process's end of a connection."""
 
     @property
     def lost(self) -> bool:
-        """Whether the process has no such connection any more."""
+        """Whether the process no longer has this connection."""
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the peer may have lost what it was sent."""
+        """Whether the client may have lost bytes that were sent to it."""
 
     def ready(self) -> Event | None:
-        """What may happen here next."""
+        """Return the next possible event here."""
 
     def went(self) -> None:
-        """The peer has taken bytes: there may be space."""
+        """Note that the client has accepted bytes."""
 
 
 Event = Callable[[Chance], None]
 
 
 class SimulatedConnection(Connection):
-    """Tells whether it was aborted."""
+    """A connection that records whether it was aborted."""
 
     __slots__ = ("is_aborted",)
 
@@ -89,7 +88,7 @@ class SimulatedConnection(Connection):
 
 
 class SimulatedTransport:
-    """What asyncio gives a connection. Guards: nothing is called once the connection was told that it is lost."""
+    """An asyncio transport. Guards: no callback comes after ``connection_lost``."""
 
     def __init__(self, link: Link, loop: Schedule) -> None:
         self._link = link
@@ -102,33 +101,33 @@ class SimulatedTransport:
         self.lost = False
         self.is_aborted = False
 
-    # What a connection calls
+    # Called by the connection
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Whose it is."""
+        """Return the client's address."""
         return self._extra.get(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Everything that waits is told of, as connections ask for."""
+        """Check that the limits are those that connections use."""
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait."""
+        """Return the buffered bytes."""
         return len(self._waiting)
 
     def is_closing(self) -> bool:
-        """Whether it was closed, or lost."""
+        """Return whether it was closed or lost."""
         return self._closing
 
     def pause_reading(self) -> None:
-        """Let nothing arrive."""
+        """Stop to deliver bytes."""
         self.reading = False
 
     def resume_reading(self) -> None:
-        """Let bytes arrive again."""
+        """Deliver bytes again."""
         self.reading = not self._closing
 
     def write(self, data: Buffer) -> None:
-        """Send bytes, as many as fit; the others wait."""
+        """Send bytes; buffer those that do not fit."""
         if self.lost:
             return
         self._waiting += data
@@ -145,7 +144,7 @@ class SimulatedTransport:
         self.write(b"".join(parts))
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Send the buffered bytes, then end."""
         if not self._closing:
             self._closing, self.reading = True, False
             if not self._waiting:
@@ -160,10 +159,10 @@ class SimulatedTransport:
             self._link.reset()
             self._loop.call_soon(self.lose, None)
 
-    # What the network calls
+    # Called by the network
 
     def ready(self) -> Event | None:
-        """Bytes arrive, or an end, or a reset."""
+        """Return the arrival of bytes, an end or a reset."""
         link = self._link
         if self.lost:
             return None
@@ -195,14 +194,14 @@ class SimulatedTransport:
         self.lose(ConnectionResetError(104, "Connection reset by peer"))
 
     def push(self) -> None:
-        """The kernel takes what fits."""
+        """Move buffered bytes into the kernel."""
         room = KERNEL_BYTES - len(self._link.down)
         if room > 0 and self._waiting:
             self._link.down += self._waiting[:room]
             del self._waiting[:room]
 
     def went(self) -> None:
-        """The peer has taken bytes: there may be room."""
+        """Note that the client has accepted bytes."""
         self.push()
         if self._waiting or self.lost:
             return
@@ -213,7 +212,7 @@ class SimulatedTransport:
             self._loop.call_soon(self.lose, None)
 
     def lose(self, error: Exception | None) -> None:
-        """Tell the connection, once."""
+        """Report the loss to the connection, once."""
         if self.lost:
             return
         self.lost = self._closing = True
@@ -223,7 +222,7 @@ class SimulatedTransport:
 
 
 class SocketEnd:
-    """A socket that the readiness driver has accepted. Guards: what is on its way arrives in the socket, in order."""
+    """A socket that the readiness driver has accepted. Guards: bytes arrive in the socket in order."""
 
     def __init__(self, link: Link, opened: SimulatedSocket) -> None:
         self._link = link
@@ -238,10 +237,10 @@ class SocketEnd:
         return self._socket.left_unread or self._link.connection.is_aborted
 
     def went(self) -> None:
-        """Epoll tells."""
+        """Make the socket writable for epoll."""
 
     def ready(self) -> Event | None:
-        """Bytes arrive in the kernel, or an end, or a reset."""
+        """Return the arrival of bytes in the kernel, an end or a reset."""
         link, opened = self._link, self._socket
         if self.lost or opened.is_reset:
             return None
@@ -263,7 +262,7 @@ class SocketEnd:
         self._socket.is_over = True
 
     def _reset(self, chance: Chance) -> None:
-        """What arrived before it can be read, or is lost."""
+        """Reset: bytes that arrived before remain readable, or are lost."""
         self._link.story.tell("reset", f"c{self._link.number}")
         self._socket.is_reset = True
         if chance.happens(0.5):
@@ -271,7 +270,9 @@ class SocketEnd:
 
 
 class Link:
-    """One connection of a peer. Guards: ``up`` and ``down`` are on their way to the process and to the peer."""
+    """One connection of a client. Guards: ``up`` and ``down`` are the bytes on the way to the process and to the
+    client.
+    """
 
     transport: End
 
@@ -284,39 +285,39 @@ class Link:
         self.up = bytearray()
         self.down = bytearray()
         self.finished = False
-        """Whether the peer sends nothing more."""
+        """Whether the client sends nothing more."""
         self.was_told = False
         """Whether the connection knows that."""
         self.is_cut = False
-        """Whether the peer has reset it, or is gone."""
+        """Whether the client has reset it, or is gone."""
         self.is_over = False
-        """Whether the peer knows that the process has ended it."""
+        """Whether the client knows that the process has ended it."""
 
     @property
     def free(self) -> int:
-        """Bytes that the peer may send now."""
+        """Bytes that the client may send now."""
         return 0 if self.finished or self.is_cut or self.is_over else KERNEL_BYTES - len(self.up)
 
     def send(self, data: bytes) -> None:
-        """The peer sends; there is room."""
+        """Send bytes of the client; they must fit."""
         self.up += data
 
     def finish(self) -> None:
-        """The peer will send nothing more."""
+        """Half-close by the client."""
         self.finished = True
 
     def cut(self) -> None:
-        """The peer resets it, with answers unread."""
+        """Reset by the client, with answers unread."""
         self.is_cut = True
         self.up.clear()
         self.down.clear()
 
     def reset(self) -> None:
-        """The process ends it, whatever has not been read."""
+        """Reset by the process."""
         self.down.clear()
 
     def check_held(self) -> None:
-        """What is kept for this connection has its limits."""
+        """Check the limits of what is buffered for this connection."""
         held, waiting = self.connection.held_bytes, self.connection.backlog
         fine = held <= HELD_BYTES_MAX or held == CHUNK_BYTES
         require(fine, "what is received of a peer has a limit", held=held)
@@ -324,7 +325,7 @@ class Link:
 
 
 class Network:
-    """Every link of one process; one of those that do something between two callbacks of its loop (``schedule.Actor``)."""
+    """All connections of one process; an ``schedule.Actor`` of its loop."""
 
     name = "network"
 
@@ -339,11 +340,11 @@ class Network:
         loop.workers.append(self)
 
     def drive(self, hub: Hub, chance: Chance) -> None:
-        """Connections are the readiness driver's from now on."""
+        """Use the readiness driver for connections from now on."""
         self._driven = Driven(hub, chance, self._loop, self._check_all)
 
     def connect(self, caller: Caller, connection: SimulatedConnection) -> Link:
-        """A peer connects."""
+        """Connect a client."""
         self._count += 1
         link = Link(caller, connection, self._count, self._story)
         self._links.append(link)
@@ -356,7 +357,7 @@ class Network:
         return link
 
     def leave(self, chance: Chance) -> None:
-        """The process is gone: what its kernel had taken may arrive, then everybody is hung up on."""
+        """End with the process: bytes in its kernel may still arrive, then every connection ends."""
         for link in self._links:
             if link.is_cut or link.is_over:
                 continue
@@ -372,17 +373,17 @@ class Network:
 
     @property
     def open(self) -> int:
-        """Links that connections have."""
+        """The number of open connections."""
         return sum([not link.transport.lost for link in self._links])
 
     @property
     def idle(self) -> bool:
-        """Whether nothing can happen until somebody does something. What can is kept: whoever asks has the next step, perhaps."""
+        """Whether no event is possible. The possible events are remembered for the next step."""
         self._found = self._ready()
         return not self._found
 
     def step(self, chance: Chance) -> None:
-        """Something happens to one link, or to several in one pass of the loop."""
+        """Run an event of one connection, or of several in one pass of the loop."""
         before, self._story.actor = self._story.actor, self.name
         ready, self._found = self._found or self._ready(), []
         for left in reversed(range(chance.one_of((1, 1, 1, BURST)))):
@@ -441,16 +442,16 @@ class Driven:
         self._check()
 
     def connect(self, link: Link) -> None:
-        """The driver accepts a connection."""
+        """Let the driver accept a connection."""
         opened = SimulatedSocket(self._epoll, self._chance, link.down, SERVER)
         link.transport = SocketEnd(link, opened)
         self._driver.accepted(opened, link.address, link.connection)  # type: ignore[arg-type]
 
     @property
     def is_ready(self) -> bool:
-        """Whether the loop would notice that a socket is ready."""
+        """Return whether the loop would notice a ready socket."""
         return self._loop.is_waiting and self._epoll.is_ready
 
     def notice(self, chance: Chance) -> None:
-        """It does."""
+        """Let the loop notice it."""
         self._loop.notice()

@@ -1,7 +1,4 @@
-"""What peers share whose answers say nothing of the request: it is the next one that is not answered.
-
-Promises: as ``Speech``. Must not know: bytes of wires.
-"""
+"""The common part of protocols whose responses come in the order of requests and have no request number."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from polywire.testing.sim.wires.speech import Answer, Speech
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for, and where. offset, address: of the record that is read first. name: of a member."""
+    """A request and its partition. offset, address: of the first record to read. name: of a member."""
 
     number: int
     act: str
@@ -28,41 +25,43 @@ class Request:
 
 
 class Marks:
-    """Offsets whose addresses this connection has learned, where a wire counts bytes. Invariant: those of a place ascend."""
+    """Offsets with known addresses on this connection, for a protocol that counts bytes. Invariant: those of a
+    partition ascend.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Place, list[tuple[int, int]]] = {}
 
     def nearest(self, place: Place, offset: int) -> tuple[int, int]:
-        """The last offset that is known up to this one, and its address."""
+        """Return the last known offset up to this one, and its address."""
         return max((mark for mark in self._known.get(place, ()) if mark[0] <= offset), default=(0, 0))
 
     def note(self, place: Place, offset: int, address: int) -> None:
-        """A reader has come so far."""
+        """Note the address of an offset."""
         known = self._known.setdefault(place, [])
         if not known or known[-1][0] < offset:
             known.append((offset, address))
 
 
 class OrderedSpeech(Speech):
-    """A base of peers. Guards: ``_requests`` are those that are not answered, in their order."""
+    """A base class. Guards: ``_requests`` are the outstanding requests in order."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._requests: deque[Request] = deque()
 
     def _ask(self, request: Request, frame: bytes) -> bytes:
-        """What is sent for a request."""
+        """Note a request and return its bytes."""
         self._requests.append(request)
         return frame
 
     @abstractmethod
     def _end(self, buffer: bytearray) -> int:
-        """Where the first reply ends, 0 while it is not whole."""
+        """Return the end of the first response, 0 if it is incomplete."""
 
     @abstractmethod
     def _answer(self, request: Request, reply: bytes) -> Answer | None:
-        """What a reply says; None when another one belongs to it."""
+        """Return the answer in a response; None if another response belongs to it."""
 
     def take(self, data: bytes) -> Iterator[Answer]:
         buffer = self._buffer
@@ -78,6 +77,6 @@ class OrderedSpeech(Speech):
 
 
 def framed_end(buffer: bytearray) -> int:
-    """Where a frame ends that begins with its length, 0 while it is not whole."""
+    """Return the end of a length-prefixed frame, 0 if it is incomplete."""
     end = 4 + int.from_bytes(buffer[:4], "big")
     return end if len(buffer) >= max(end, 4) else 0

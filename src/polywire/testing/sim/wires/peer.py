@@ -1,7 +1,6 @@
-"""A peer that asks for anything over one connection after the other, reads its answers or does not, and remembers all of it.
+"""A client that makes any requests over one connection after the other, and may or may not read the responses.
 
-Promises: every answer is judged: it is of a request that was sent and not answered, in order where its wire has an order, and true.
-Must not know: bytes of wires, what a process does.
+Every response is checked: it belongs to an outstanding request, in order if its protocol has an order, and is correct.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from polywire.types import Level
 
 WAITS_MS: Final = (0, 0, 20, 500)
 VALUE_SIZES: Final = ((1, 40, 900, 4200), (4200,))
-"""Of what is produced, in one mood and in others: long ones only fill the log faster than it is sealed."""
-FLOOD: Final = 24  # requests: some 200 KB of records, or of answers
-PATIENCE: Final = (3, 40, 200)  # requests that are not answered, in one mood and in others
+"""Sizes of values by mood: long ones only would fill the log faster than it is sealed."""
+FLOOD: Final = 24  # requests: some 200 KB of records or responses
+PATIENCE: Final = (3, 40, 200)  # outstanding requests, by mood
 
 
 @dataclass(slots=True)
 class Asked:
-    """One request that is not answered. judge: is given every part of its answer; refused: is told instead that there is none."""
+    """An outstanding request. judge: called with every part of the answer; refused: called instead if there is none."""
 
     what: str
     judge: Callable[[Answer], None]
@@ -39,7 +38,7 @@ class Asked:
 
 
 class Peer:
-    """Guards: ``link`` is the connection it has now; ``asked`` are requests on it that are not answered."""
+    """Guards: ``link`` is its current connection; ``asked`` are the outstanding requests on it."""
 
     def __init__(
         self,
@@ -63,9 +62,9 @@ class Peer:
         self._member = Member(self.name, group, chance, self._ask)
         self._unsent = bytearray()
         self._numbered: list[Sending] = []
-        """What is sent again until it is answered."""
+        """Sendings to repeat until they are answered."""
         self._own_ends: dict[Place, int] = {}
-        """Behind the last record that was stored over this connection."""
+        """The end of the last record stored over this connection."""
         self._lives = 0
         self._count = 0
         self.patience = PATIENCE[0]
@@ -73,15 +72,15 @@ class Peer:
         self.may_be_refused = False
         """Whether storage has failed."""
         self.places: Sequence[Place] = PLACES
-        """What it asks about."""
+        """The partitions that it uses."""
 
     @property
     def wire(self) -> str:
-        """What it speaks."""
+        """Its protocol."""
         return self._speech.words.wire
 
     def connected(self, link: Link) -> None:
-        """There is a connection."""
+        """Note a connection."""
         self.link, self._speech, self.reads = link, self._speak(), True
         self._lives += 1
         self._own_ends = {}
@@ -101,16 +100,16 @@ class Peer:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether bytes wait to be sent."""
         return bool(self._unsent)
 
     @property
     def is_owed(self) -> bool:
-        """Whether an answer is to come."""
+        """Whether an answer is outstanding."""
         return self.link is not None and bool(self.asked)
 
     def disconnected(self) -> None:
-        """The connection is gone, and with it every answer that was owed."""
+        """Note the loss of the connection and of all outstanding answers."""
         self.link = None
         self.asked.clear()
         self._unsent.clear()
@@ -126,10 +125,10 @@ class Peer:
         )
         self.disconnected()
 
-    # What it asks for
+    # Requests
 
     def do(self, act: str, levels: Sequence[Level]) -> None:
-        """What somebody does who has a connection, if it may. levels: of what it produces."""
+        """Make a request if it may. levels: of produced records."""
         if act == "push":
             self.push()
         elif act in ("deafen", "listen"):
@@ -166,7 +165,7 @@ class Peer:
         return self._chance.one_of(self.places)
 
     def _end(self, place: Place) -> int:
-        """Behind the last record that is known."""
+        """Return the end of the known records."""
         return max(self._ledger.shelves[place].known, default=-1) + 1
 
     def produce(self, level: Level) -> None:
@@ -185,7 +184,7 @@ class Peer:
         self._send(sending)
 
     def _filling(self, words: Words) -> bytes:
-        """Bytes behind what tells values apart: any that the wire can say."""
+        """Return bytes after the unique prefix of a value, as the protocol permits."""
         size, chance = self._chance.one_of(self.sizes), self._chance
         if words.is_text or chance.happens(0.7):
             return b"." * size
@@ -203,7 +202,7 @@ class Peer:
 
     def _stored(self, sending: Sending, starts: int, answer: Answer) -> None:
         if starts != self._ledger.starts(sending.place) and sending.level is not Level.SYNCED:
-            return  # it was there, and what told so came later
+            return  # it was stored; the fact came later
         words = self._speech.words
         is_told = answer.offset is not None or sending.tries > 1 or not words.tells_offsets
         require(is_told, "what is sent once is no repeat", place=sending.place)
@@ -212,12 +211,12 @@ class Peer:
         self._numbered = [other for other in self._numbered if other is not sending]
 
     def _refused(self, sending: Sending) -> None:
-        sending.is_refused = sending.tries == 1  # else it may have been stored before
+        sending.is_refused = sending.tries == 1  # otherwise it may have been stored before
         if sending.sequence is not None:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Be another producer: what the one before has sent is not sent again."""
+        """Become another producer: earlier values are not repeated."""
         self._numbered.clear()
         self._speech.give_up()
 
@@ -240,7 +239,7 @@ class Peer:
             require(before <= at[0], "records come from the offset on", place=place, offset=at[0], found=before)
             self._ledger.shown(place, before, answer.records, next_offset, self._speech.spelled)
             at[0] = max(at[0], next_offset)
-            if self.may_be_refused:  # reads that fail end an answer early
+            if self.may_be_refused:  # failing reads end an answer early
                 return
             shown = answer.records or not answer.is_last or at[0] >= readable
             require(shown, "readers are shown what is there", place=place, offset=first, readable=readable)
@@ -287,7 +286,7 @@ class Peer:
         )
 
     def flood(self, level: Level) -> None:
-        """Ask for more than anybody may hold for it, and read nothing meanwhile."""
+        """Make more requests than the broker may buffer, and read nothing meanwhile."""
         self.reads = False
         sizes, self.sizes = self.sizes, VALUE_SIZES[-1]
         ask = self._fetch_all if self._chance.happens(0.5) else partial(self.produce, level)
@@ -299,13 +298,13 @@ class Peer:
         self._ask("ping", lambda number: self._speech.ping(number), lambda _: None, _nothing)
 
     def may_ask(self, act: str) -> bool:
-        """Whether its wire can say that, and it has a connection and not too much to wait for."""
+        """Return whether its protocol has this request, and it has a connection with few outstanding requests."""
         link = self.link
         if act in ACTS | GROUP_ACTS and act not in self._speech.words.acts:
             return False
         return link is not None and not link.finished and not link.is_cut and len(self.asked) < self.patience
 
-    # What it is told
+    # Answers
 
     def received(self, data: bytes) -> None:
         try:
@@ -338,4 +337,4 @@ class Peer:
 
 
 def _nothing() -> None:
-    """Nothing follows from that."""
+    """Do nothing."""

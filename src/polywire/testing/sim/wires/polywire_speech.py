@@ -1,7 +1,4 @@
-"""A peer of the `polywire` wire, by its own codec.
-
-Promises: as ``Speech``. Must not know: sessions.
-"""
+"""A client of the `polywire` protocol, over its codec."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A process that serves a broker over connections.
-
-Promises: as ``Process``; seconds are counted as the server does. Must not know: who connects.
-"""
+"""A process that serves a broker over connections. Seconds are counted as in the server."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from polywire.testing.sim.wires.network import Caller, Link, Network, SimulatedC
 CONNECTIONS_MAX: Final = 4
 SWEEP_S: Final = 1.0
 QUICK_S: Final = 0.0001
-SLOW_S: Final = 0.004  # of one offer: a few of them are all that a pass has time for
+SLOW_S: Final = 0.004  # of one offer: a few of them fill a pass
 LIMITS: Final = ConnectionLimits(
     connections_max=CONNECTIONS_MAX,
     receive_bytes_max=16 * 1024,
@@ -38,37 +35,37 @@ LIMITS: Final = ConnectionLimits(
     backlog_bytes_max=12 * 1024,
     backlog_total_bytes_max=24 * 1024,
 )
-"""What must be small so that it is reached."""
-PATIENT: Final = CursusSettings(idle_timeout_s=86_400.0, unused_s=86_400.0)  # peers may say nothing for long
+"""Limits that are small so that they are reached."""
+PATIENT: Final = CursusSettings(idle_timeout_s=86_400.0, unused_s=86_400.0)  # clients may be silent for long
 
 
 class WorkClock:
-    """How long offers take: little mostly, much at times. Implements ``Clock`` for the run queue alone."""
+    """The duration of offers: mostly short, sometimes long. Implements ``Clock`` for the run queue alone."""
 
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
         self._spent = 0.0
 
     def now_us(self) -> int:
-        """Microseconds."""
+        """Return microseconds."""
         return int(self._spent * 1e6)
 
     def monotonic(self) -> float:
-        """Goes on whenever it is looked at."""
+        """Return a time that advances with every call."""
         self._spent += SLOW_S if self._chance.happens(0.1) else QUICK_S
         return self._spent
 
 
 class WiresProcess(BrokerProcess):
-    """Guards: ``hub`` and ``network`` are there once ``open`` has returned."""
+    """Guards: ``hub`` and ``network`` exist once ``open`` has returned."""
 
     hub: Hub
     network: Network
     has_driver = False
-    """Whether the readiness driver reads connections, or a loop does."""
+    """Whether the readiness driver reads connections, instead of a loop."""
     connections_max = CONNECTIONS_MAX
     on_refused_change: Callable[[], object] | None = None
-    """Called whenever the log takes a change of the broker's own no more, or not now."""
+    """Called whenever the log refuses a change of the broker's own."""
     _factories: Mapping[str, SessionFactory]
 
     def open(self) -> None:
@@ -84,7 +81,7 @@ class WiresProcess(BrokerProcess):
         self.loop.call_later(SWEEP_S, self._sweep)
 
     def _make_factories(self) -> Sequence[SessionFactory]:
-        """Of the wires that peers may speak."""
+        """Return the protocols of clients."""
         off_loop = OffLoopQueue(self.loop)
         return (
             FluxFactory(self.broker),
@@ -118,7 +115,7 @@ class WiresProcess(BrokerProcess):
         self.loop.call_later(SWEEP_S, self._sweep)
 
     def accept(self, caller: Caller, wire: str | None) -> Link:
-        """Somebody connects to the port of a wire, or to the one that speaks any."""
+        """Accept a connection to the port of a protocol, or to the one for any protocol."""
         factories = list(self._factories.values()) if wire is None else [self._factories[wire]]
         link = self.network.connect(caller, SimulatedConnection(self.hub, factories))
         count = len(self.hub.connections)

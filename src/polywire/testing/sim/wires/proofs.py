@@ -1,8 +1,7 @@
-"""Guests with passwords, which they say, or prove without sending them (SCRAM, over Kafka's wire): what they have to know is replaced while
-they are connected, and while they say it.
+"""Clients with passwords, sent or proved by SCRAM over the Kafka protocol; passwords change during connections and
+logins.
 
-Promises: as ``Rights`` and ``Speech``; who lets them in has proved that it has what was kept of the password. Must not know: what a guest
-may do, how proofs are verified.
+A server that accepts a client must prove that it has the stored form of the password.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
 from polywire.testing.sim.wires.login_speech import ACTS, SPEAKERS
 from polywire.testing.sim.wires.speech import Words
 
-ITERATIONS: Final = 4096  # the least that there may be
-SHOWS_OLD: Final = 0.2  # of connections: with a password of before
+ITERATIONS: Final = 4096  # the lowest permitted number
+SHOWS_OLD: Final = 0.2  # of connections: with an old password
 NEITHER: Final[Mapping[Mechanism, Verifier | None]] = {**NOBODYS, Mechanism.SHA_512: None}
 
 
 class PasswordRights(Rights):
-    """Guards: ``_passwords`` are all there were."""
+    """Guards: ``_passwords`` are all passwords so far."""
 
     def __init__(self, name: str, chance: Chance, story: Story) -> None:
         super().__init__(name, chance, story)
@@ -46,17 +45,17 @@ class PasswordRights(Rights):
             self.shown = self._chance.one_of(self._passwords)
 
     def _counts(self, password: str) -> None:
-        """It is the one from here on."""
+        """Make this the current password."""
         self._passwords.append(password)
         self.token, self.ended = password, self.now
 
     def _let_in(self, access: Access, user: User, state: State) -> None:
-        """It is hashed first, which takes a while."""
+        """Set a password; hashing takes a while."""
         password, states = self._chance.token(8).hex(), self._states
 
         def finished(found: User | BrokerError) -> None:
             if states is not self._states or (isinstance(found, BrokerError) and not isinstance(found, Busy)):
-                return  # of a process before, or nobody knows what has become of it
+                return  # of an earlier process, or with an unknown result
             self.is_changing = False
             if isinstance(found, Busy):
                 states.pop()
@@ -74,7 +73,7 @@ class PasswordRights(Rights):
         self.is_changing = True
 
     def _shut_out(self, access: Access, user: User, rest: State) -> None:
-        """Be no user any more."""
+        """Delete the user."""
         self._note(frozenset(), lambda done: access.delete_user(user, done=done))
         self.token, self.ended = WRONG, self.now
 
@@ -86,7 +85,7 @@ class PasswordRights(Rights):
 
 
 class ScramRights(PasswordRights):
-    """Guards: ``_verifiers`` is what was kept of each password there was."""
+    """Guards: ``_verifiers`` has the stored form of each password so far."""
 
     def __init__(self, name: str, chance: Chance, story: Story) -> None:
         super().__init__(name, chance, story)
@@ -112,7 +111,7 @@ class ScramRights(PasswordRights):
 
 
 class ScramLogin(KafkaSpeech, LoginSpeech):
-    """Implements ``Speech``. Guards: ``_expected`` is what only who has kept the password's verifier can say."""
+    """Implements ``Speech``. Guards: ``_expected`` is what only a server with the password's verifier can send."""
 
     words = Words("kafka", ACTS)
 
@@ -142,7 +141,7 @@ class ScramLogin(KafkaSpeech, LoginSpeech):
             self.login = True
 
     def _proof(self, challenge: str) -> bytes:
-        """What proves the password, after this challenge (RFC 5802)."""
+        """Return the proof of the password for this challenge (RFC 5802)."""
         said = dict(part.split("=", 1) for part in challenge.split(","))
         digest, last = self._mechanism.digest, f"c=biws,r={said['r']}"
         salted = _salted(digest, self._rights.shown, b64decode(said["s"]), int(said["i"]))
@@ -159,7 +158,7 @@ PROVING: Final[Sequence[tuple[type[PasswordRights], Callable[[Any], LoginSpeech]
     *((ScramRights, partial(ScramLogin, mechanism)) for mechanism in Mechanism),
     *((PasswordRights, speaker) for speaker in SPEAKERS),
 )
-"""What guests have to know, and how they say it."""
+"""The kinds of secrets and how clients send them."""
 
 
 @cache

@@ -1,7 +1,7 @@
-"""A peer that stages batches over the `polywire` wire and publishes them under a number, which it asks for again until it is answered.
+"""A client that stages batches over the `polywire` protocol and publishes them under a number, repeatedly until an
+answer.
 
-Promises: of what is published together is there all or nothing, once, and nothing that was abandoned. Must not know: sessions, what others
-do.
+A publication is visible as a whole or not at all, once; abandoned batches never are.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from polywire.testing.sim.wires.transactor import VALUE_SIZES
 from polywire.types import Level
 
 WRITER: Final = "writer"
-ENDS: Final = 0.35  # of steps with something staged
+ENDS: Final = 0.35  # of steps with staged batches
 ABANDONS: Final = 0.2  # of those
-PUBLISHES_AGAIN: Final = 0.1  # of what was answered: asked for once more
+PUBLISHES_AGAIN: Final = 0.1  # of answered publications: repeat
 
 Then = Callable[[bytes, bool], None]
-"""What is done with an answer's head, and whether it is a refusal."""
+"""Handles a response's head, and whether it is an error."""
 
 
 class Publisher(LonePeer):
-    """Implements ``Caller``. Guards: ``_open`` holds what is staged under ``_number``."""
+    """Implements ``Caller``. Guards: ``_open`` has what is staged under ``_number``."""
 
     wire = "polywire"
 
@@ -54,13 +54,13 @@ class Publisher(LonePeer):
         self._begin(1)
 
     def _begin(self, number: int) -> None:
-        """The next number, under which nothing is staged."""
+        """Begin the next number, with nothing staged."""
         self._number = number
         self._open = Transaction()
         self._tokens: list[bytes] = []
 
     def connected(self, link: Link) -> None:
-        """There is a connection; what was asked for over the last one may have happened."""
+        """Note a connection; outstanding requests of the last one may have been executed."""
         super().connected(link)
         self._unsent += MAGIC
         self.push()
@@ -71,7 +71,7 @@ class Publisher(LonePeer):
         self._is_greeted = False
 
     def started(self) -> None:
-        """What is staged may be published by the process that has started."""
+        """Note that the process may publish what is staged."""
         self._ledger.goes_on(self._open)
 
     def _ask(self, verb: Verb, head: Head, then: Then, payload: bytes = b"") -> None:
@@ -110,7 +110,7 @@ class Publisher(LonePeer):
         self._ask(Verb.STAGE, head, staged, bytes(from_records([Record(value) for value in values])))
 
     def _publish(self) -> None:
-        """Ask for all of it to be there, perhaps not for the first time."""
+        """Request the publication, perhaps again."""
         transaction, is_first = self._open, not self._open.is_asked
         transaction.is_asked = True
 
@@ -130,7 +130,7 @@ class Publisher(LonePeer):
         self._ask(Verb.PUBLISH, messages.Publish(WRITER, self._number, self._tokens), answered)
 
     def _refused(self, failure: Failure, transaction: Transaction, *, is_first: bool) -> None:
-        """It may come later; what is not staged any more never will."""
+        """Handle a refusal: it may succeed later, unless the batches are not staged any more."""
         if failure.kind == KINDS[Missing]:
             for sending in transaction.staged:
                 sending.is_refused = True
@@ -139,7 +139,7 @@ class Publisher(LonePeer):
             transaction.is_asked = False  # nothing was published: more may be staged
 
     def _abandon(self) -> None:
-        """None of it is ever there, whether or not that is answered."""
+        """Abandon: nothing of it may become visible, answered or not."""
         tokens, number = self._tokens, self._number
         for sending in self._open.staged:
             sending.is_refused = True

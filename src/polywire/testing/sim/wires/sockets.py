@@ -1,10 +1,11 @@
-"""Sockets, and the epoll descriptor that watches them, as the readiness driver sees them; the network is at their other end.
+"""Sockets and the epoll descriptor that watches them, as the readiness driver uses them; the network is at their other
+end.
 
-Everything a kernel may do is done when chance says so: a send takes a part, or nothing although there is space; what was ready is not when it
-is read; a reset comes in between; descriptors are given again as soon as they are free.
+It does everything that a kernel may do: a send accepts a part, or nothing despite free space; a ready socket is not
+ready when it is read; a reset comes in between; freed descriptors are reused at once.
 
-Promises: what a socket took arrives, in order, unless it is reset; epoll tells of everything that is ready in the end, and of nothing that it
-does not watch. Must not know: connections, wires.
+Accepted bytes arrive in order unless the connection is reset. Epoll eventually reports everything that is ready and
+watched, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from polywire.testing.sim.promises import require
 from polywire.testing.sim.schedule import Schedule
 from polywire.types import Buffer
 
-KERNEL_BYTES: Final = 8 * 1024  # each way of a link
-EPOLL_FD: Final = -1  # below 0: nobody asks the system about it
+KERNEL_BYTES: Final = 8 * 1024  # each direction of a connection
+EPOLL_FD: Final = -1  # below 0: the system must not be called with it
 FIRST_FD: Final = -2
 IN: Final = 0x001
 OUT: Final = 0x004
@@ -31,7 +32,7 @@ NOT_NOW: Final = 0.05  # of calls
 
 
 class SimulatedEpoll:
-    """Stands where ``select.epoll`` does. Guards: ``_watched`` has sockets that are open only."""
+    """Replaces ``select.epoll``. Guards: ``_watched`` has only open sockets."""
 
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
@@ -39,11 +40,11 @@ class SimulatedEpoll:
         self._watched: dict[int, int] = {}
 
     def fileno(self) -> int:
-        """Of no system."""
+        """Return an invalid descriptor."""
         return EPOLL_FD
 
     def opened(self, opened: SimulatedSocket) -> int:
-        """A socket has the lowest descriptor that is free."""
+        """Return the lowest free descriptor for a socket."""
         fd = FIRST_FD
         while fd in self._sockets:
             fd -= 1
@@ -51,7 +52,7 @@ class SimulatedEpoll:
         return fd
 
     def closed(self, fd: int) -> None:
-        """A descriptor is free, and watched no more."""
+        """Free a descriptor and stop watching it."""
         del self._sockets[fd]
         require(fd not in self._watched, "a socket is watched as long as it is open", fd=fd)
 
@@ -61,16 +62,16 @@ class SimulatedEpoll:
         self._watched[fd] = events
 
     def modify(self, fd: int, events: int) -> None:
-        """Watch it for something else."""
+        """Change the watched events."""
         require(fd in self._watched, "what is watched is changed", fd=fd)
         self._watched[fd] = events
 
     def unregister(self, fd: int) -> None:
-        """Watch it no more."""
+        """Stop watching a socket."""
         del self._watched[fd]
 
     def close(self) -> None:
-        """Watch nothing."""
+        """Stop watching everything."""
         self._watched.clear()
 
     def _ready(self) -> list[tuple[int, int]]:
@@ -82,17 +83,17 @@ class SimulatedEpoll:
         return found
 
     def begin_pass(self) -> None:
-        """Everybody may be read once from now on."""
+        """Allow one read of each socket."""
         for opened in self._sockets.values():
             opened.reads = 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether anything is."""
+        """Whether anything is ready."""
         return bool(self._ready())
 
     def poll(self, timeout: float, count_max: int) -> list[tuple[int, int]]:
-        """What is ready, in some order, and some of it only the next time."""
+        """Return what is ready in some order, some of it only the next time."""
         ready = self._ready()
         if not ready:
             return []
@@ -101,7 +102,7 @@ class SimulatedEpoll:
 
 
 class SimulatedSocket:
-    """What the driver is given of an accepted connection. Guards: ``up`` has arrived and was not read, ``down`` was sent and not taken."""
+    """An accepted connection. Guards: ``up`` has arrived and is unread, ``down`` was sent and not accepted."""
 
     def __init__(self, epoll: SimulatedEpoll, chance: Chance, down: bytearray, address: tuple[str, int]) -> None:
         self._epoll = epoll
@@ -110,7 +111,7 @@ class SimulatedSocket:
         self.up = bytearray()
         self.down = down
         self.is_over = False
-        """Whether the peer's end has arrived."""
+        """Whether the client's end has arrived."""
         self.is_reset = False
         """Whether a reset has arrived."""
         self._was_told = False
@@ -118,26 +119,26 @@ class SimulatedSocket:
         """In this pass."""
         self.is_open = True
         self.left_unread = False
-        """Whether it was closed before everything that had arrived was read, so that the peer is reset."""
+        """Whether it was closed with unread bytes, so that the client is reset."""
         self._fd = epoll.opened(self)
 
     @property
     def events(self) -> int:
-        """What it is ready for."""
+        """The events that are ready."""
         if self.is_reset:
             return IN | OUT | ERROR | HANG_UP
         can_read = bool(self.up) or self.is_over
         return IN * can_read | OUT * (len(self.down) < KERNEL_BYTES)
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return its descriptor."""
         return self._fd
 
     def setblocking(self, blocks: bool) -> None:
-        """It never does."""
+        """Do nothing: it never blocks."""
 
     def getsockname(self) -> tuple[str, int]:
-        """Where it was accepted."""
+        """Return the address at which it was accepted."""
         return self._address
 
     def _perhaps_not_now(self) -> None:
@@ -165,7 +166,7 @@ class SimulatedSocket:
         return count
 
     def send(self, data: Buffer) -> int:
-        """Take what fits, or a part."""
+        """Accept what fits, or a part."""
         require(self.is_open, "nothing is sent over a closed socket", fd=self._fd)
         if self.is_reset:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -178,11 +179,11 @@ class SimulatedSocket:
         return count
 
     def sendmsg(self, parts: Sequence[Buffer]) -> int:
-        """Take what fits of several."""
+        """Accept what fits of several parts."""
         return self.send(b"".join(parts))
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Free the descriptor."""
         require(self.is_open, "a socket is closed once", fd=self._fd)
         self.is_open = False
         self.left_unread = bool(self.up)
@@ -190,7 +191,9 @@ class SimulatedSocket:
 
 
 class WatchingLoop:
-    """The loop, as far as the driver knows it: it calls back soon after something is ready. Guards: one such call is on its way at most."""
+    """The driver's view of the loop: it calls back soon after something is ready. Guards: one such call is scheduled at
+    most.
+    """
 
     def __init__(self, loop: Schedule) -> None:
         self._loop = loop
@@ -204,11 +207,11 @@ class WatchingLoop:
         self.reader = callback
 
     def remove_reader(self, fd: int) -> None:
-        """Call back no more."""
+        """Stop to call back."""
         self.reader = nothing
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What the driver took from a connection is for whoever runs the world."""
+        """Raise the exception of a connection to the code that runs the world."""
         raise context["exception"]
 
     @property
@@ -217,7 +220,7 @@ class WatchingLoop:
         return not self._is_called
 
     def notice(self) -> None:
-        """Something is ready."""
+        """Note that something is ready."""
         self._is_called = True
         self._loop.call_soon(self._call)
 

@@ -1,7 +1,4 @@
-"""How a peer speaks a wire: requests into bytes, bytes into answers.
-
-Promises: an answer is of one request, by its number. Must not know: what is right, when anything is sent.
-"""
+"""The interface to a protocol: encode requests and decode answers. An answer belongs to a request by its number."""
 
 from __future__ import annotations
 
@@ -16,14 +13,15 @@ from polywire.types import Level, PositionKind
 
 ACTS: Final = frozenset({"produce", "fetch", "commit", "position", "ping"})
 GROUP_ACTS: Final = frozenset({"join", "stay", "leave", "move", "look"})
-GAP: Final = "gap"  # what comes behind numbered records that were refused, or lost with the power, is refused with
+GAP: Final = "gap"  # the error for sequences after those that were refused, or lost in a power loss
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request was answered. offset: of the first record, or the position. error: what it was refused with, and whether it may come
-    again later. is_fenced: whether that is because a group has changed; is_denied: because this one may not. is_partial: whether
-    some of it is stored all the same. is_last: whether nothing more is said. place: in a group."""
+    """The answer to a request. offset: of the first record, or the position. error: the refusal, and whether a retry
+    may succeed. is_fenced: because a group has changed; is_denied: for lack of permission. is_partial: whether some
+    records are stored all the same. is_last: whether the answer is complete. place: in a group.
+    """
 
     number: int
     offset: int | None = None
@@ -39,13 +37,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a wire can say.
+    """The abilities of a protocol.
 
-    acts: what may be asked for. places: where records may be sent to. is_ordered: whether answers come in the order of requests.
-    records_max: of one request. is_text: whether values are words of text. tells_offsets, tells_repeats: whether an answer says where a
-    record is, and one to what was sent before. reads_all: whether an answer has all records there
-    are. hangs_up: whether that is how records are refused. positions: whose they are; whether they
-    may go back, and must be of records that are there.
+    acts: its requests. places: partitions that it can write. is_ordered: whether answers come in order. records_max: of
+    one request. is_text: whether values are text. tells_offsets, tells_repeats: whether an acknowledgement has the
+    offset, and that of a repeated batch. reads_all: whether an answer has all records. hangs_up: whether closing the
+    connection refuses records. positions: their owners; whether they may decrease, and must be of existing records.
     """
 
     wire: str
@@ -64,28 +61,28 @@ class Words:
 
 
 class Speech(ABC):
-    """One connection's. Whatever a wire cannot say, by its ``Words``, is not asked for."""
+    """The protocol of one connection. Requests that its ``Words`` lack are not made."""
 
     words: ClassVar[Words]
 
     def greeting(self) -> bytes:
-        """What is sent first."""
+        """Return the first bytes."""
         return b""
 
     def level(self, level: Level) -> Level:
-        """The level that is asked for where this one cannot be."""
+        """Return the level to use if the protocol lacks this one."""
         return level
 
     def sequence(self, place: Place, count: int) -> tuple[int, int] | None:
-        """Producer and sequence of the next records, where they are numbered: those can be sent again."""
+        """Return producer and sequence of the next records if the protocol has them: such records can be repeated."""
         return None
 
     def give_up(self) -> None:
-        """Nothing that was numbered is sent again; what comes next is another producer's."""
-        return  # most number nothing
+        """Become another producer: numbered records are not repeated."""
+        return  # most protocols have no sequences
 
     def spelled(self, value: bytes) -> bytes:
-        """A value as readers of this wire see it."""
+        """Return a value as readers of this protocol get it."""
         return value
 
     @abstractmethod
@@ -96,36 +93,36 @@ class Speech(ABC):
 
     @abstractmethod
     def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
-        """Read from an offset on."""
+        """Read from an offset."""
 
     def commit(self, number: int, owner: Owner, place: Place, offset: int) -> bytes:
-        """Store a position, as written."""
+        """Store a position at level WRITTEN."""
         raise AssertionError("not among its words")
 
     def position(self, number: int, owner: Owner, place: Place) -> bytes:
-        """Ask for a position."""
+        """Fetch a position."""
         raise AssertionError("not among its words")
 
     def join(self, number: int, name: str) -> bytes:
-        """Become a member of the group, or its member again."""
+        """Join the group, or rejoin."""
         raise AssertionError("not among its words")
 
     def stay(self, number: int, place: Membership) -> bytes:
-        """Give a sign of life, and ask for the place again."""
+        """Send a heartbeat and ask for the assignment."""
         raise AssertionError("not among its words")
 
     def leave(self, number: int, place: Membership) -> bytes:
-        """Be no member any more."""
+        """Leave the group."""
         raise AssertionError("not among its words")
 
     def move(self, number: int, place: Membership, partition: int, offset: int) -> bytes:
-        """Store the group's position, as a member."""
+        """Commit the group's position as a member."""
         raise AssertionError("not among its words")
 
     @abstractmethod
     def ping(self, number: int) -> bytes:
-        """Ask for a sign of life."""
+        """Send a request without effect."""
 
     @abstractmethod
     def take(self, data: bytes) -> Iterator[Answer]:
-        """What these bytes answer, with those before them."""
+        """Yield the answers in these bytes and those before."""

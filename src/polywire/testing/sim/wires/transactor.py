@@ -1,6 +1,6 @@
-"""A peer that produces in transactions of Kafka's wire, a request at a time, and ends them either way.
+"""A client with Kafka transactions, one request at a time, which commits or aborts them.
 
-Promises: of a transaction is there all or nothing, and nothing unless its end was asked for. Must not know: sessions, what others do.
+A transaction is visible as a whole or not at all, and only after its commit was requested.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TRANSACTIONAL: Final = 0x10  # of a batch's attributes
 VALUE_SIZES: Final = (1, 40, 2000)
 COMMITS: Final = 0.7  # of transactions
 SOURCE: Final[Place] = ("b", 0)
-"""What is copied, where positions move."""
-MOVES: Final = 0.7  # of steps within a transaction that has moved nothing yet
+"""The copied topic, for positions."""
+MOVES: Final = 0.7  # of steps in a transaction without a position
 LOOKS: Final = 0.1  # of steps between two transactions
 
 
@@ -54,13 +54,13 @@ class Transactor(LoneKafkaPeer):
         versions: Mapping[Api, int] = VERSIONS,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """name: what its values begin with. id_: its transactional id. owner: whose position it moves."""
+        """name: prefix of its values. id_: its transactional id. owner: of the position that it commits."""
         super().__init__(name, versions, chance, story)
         self._id: Final = id_
         self._owner: Final = owner
         self._timeout_ms: Final = timeout_ms
         self._adds: Final = versions[Api.PRODUCE] < ADDING_SINCE
-        """Whether it says first what a transaction will be about."""
+        """Whether it adds partitions to a transaction before it uses them."""
         self._ledger: Final = ledger
         self._producer: tuple[int, int] | None = None
         self._sequences: dict[Place, int] = {}
@@ -70,7 +70,7 @@ class Transactor(LoneKafkaPeer):
         self._moving: set[Place] = set()
 
     def disconnected(self) -> None:
-        """The connection is gone: the next one begins anew, which ends what is open."""
+        """Note the loss of the connection: the next one begins an epoch, which aborts the open transaction."""
         super().disconnected()
         self._producer = self._transaction = None
 
@@ -159,7 +159,7 @@ class Transactor(LoneKafkaPeer):
         return transaction is not None and transaction.moved is None and bool(transaction.staged)
 
     def _move(self) -> None:
-        """Move the position, as far as nobody has moved it: first by saying so, then by doing it."""
+        """Commit the position, first by AddOffsetsToTxn, then by TxnOffsetCommit."""
         if self._adds and SOURCE not in self._moving:
             self._ask(Api.ADD_OFFSETS_TO_TXN, self._may_move, group_id=self._owner[1], **self._whose())
             return
@@ -184,7 +184,7 @@ class Transactor(LoneKafkaPeer):
             self._moving.add(SOURCE)
 
     def _look(self) -> None:
-        """See where the group stands: nobody is told of what is not committed."""
+        """Fetch the position: uncommitted ones must not be visible."""
         since = self._ledger.last_answered(self._owner, SOURCE)
 
         def told(body: Any) -> None:
@@ -196,7 +196,7 @@ class Transactor(LoneKafkaPeer):
         self._ask(Api.OFFSET_FETCH, told, group_id=self._owner[1], topics=[one])
 
     def _end(self, transaction: Transaction) -> None:
-        """Ask for the end of a transaction of which everything was staged."""
+        """Request the end of a completely staged transaction."""
         transaction.is_asked = self._chance.happens(COMMITS)
         is_moved = transaction.is_asked and transaction.moved is not None
         at = self._ledger.asks(self._owner, SOURCE, transaction.moved or 0) if is_moved else -1

@@ -1,7 +1,4 @@
-"""The world of wires: peers that speak to the processes of a broker over a network, and what they must find after every start.
-
-Promises: as ``World``. Must not know: bytes of wires, how connections and sessions do what they promise.
-"""
+"""The world of protocols: clients that talk to a broker's processes over a network, with checks after every start."""
 
 from __future__ import annotations
 
@@ -50,29 +47,25 @@ from polywire.testing.sim.wires.transactor import SOURCE, Transactor
 from polywire.types import Level, TopicName
 
 UNSYNCED_BYTES: Final = (4 * 1024, 24 * 1024, SETTINGS.unsynced_bytes_max)
-"""Above which the log is congested; the last one never is."""
-SMALL_SLOT_BYTES: Final = 36 * 1024  # a batch of the longest values that peers send fits
+"""Limits above which the log is congested; the last one is never reached."""
+SMALL_SLOT_BYTES: Final = 36 * 1024  # a batch of the longest values fits
 PEERS: Final = 5  # one more than there are slots
 GUESTS: Final[Mapping[str, Sequence[tuple[type[Rights], Callable[[Any], LoginSpeech]]]]] = {
     "guests": [(Rights, speaker) for speaker in SPEAKERS],
     "proofs": PROVING,
 }
-"""More, in some numbers, who log in."""
+"""Additional clients that log in, for some seeds."""
 HOSTS: Final[Mapping[str, int]] = {"guests": 3, "proofs": 1}
-"""Other peers beside them."""
-MEMBERS: Final = (f"{DYNAMIC}0", f"{STATIC}1", f"{STATIC}2")  # of a classic group, in some numbers
-BESIDE_MEMBERS: Final = 2  # other peers
+"""Other clients beside them."""
+MEMBERS: Final = (f"{DYNAMIC}0", f"{STATIC}1", f"{STATIC}2")  # of a classic group, for some seeds
+BESIDE_MEMBERS: Final = 2  # other clients
 TIMEOUTS_S: Final = (1.0, 6.0, 30.0)  # of members of classic groups
-STAYS_S: Final = (
-    10.0  # that members give nothing but signs of life in the end, and stay: longer than most may be silent
-)
-REBALANCES_S: Final = (
-    600.0  # a classic group that nobody disturbs has settled by then: a member that never came back was waited for
-)
+STAYS_S: Final = 10.0  # in which members only send heartbeats at the end: longer than most timeouts
+REBALANCES_S: Final = 600.0  # a classic group settles within that: it waits for members that never return
 RULES: Final[Mapping[str, float]] = {"guests": 0.06, "proofs": 0.12}
-"""Of what is asked for then: what guests may do."""
-REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
-REST_SECONDS: Final = 10.0  # everybody is answered, and let go, by then
+"""The weight of changes of permissions then."""
+REQUESTS_MAX: Final = 8  # outstanding requests of one connection before it is not read any more
+REST_SECONDS: Final = 10.0  # every request is answered, and every connection closed, within that
 ACTS: Final = {
     "connect": 4.0,
     "produce": 10.0,
@@ -93,7 +86,7 @@ ACTS: Final = {
     "deafen": 0.5,
     "listen": 2.0,
 }
-"""What peers do, and how often."""
+"""The acts of clients and their weights."""
 FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "anything": {},
     "members": {"join": 0.7, "move": 4.0, "produce": 0.3, "fetch": 0.3, "commit": 0.3, "transact": 0.1},
@@ -128,16 +121,16 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "own records": {"connect": 2.0, "produce": 3.0, "fetch": 5.0, "commit": 0.3, "transact": 0.2, "join": 0.3},
     "levels": {"connect": 2.0, "produce": 6.0, "commit": 0.0, "transact": 0.0, "flood": 0.5},
 }
-"""What runs are about, and how many times as often that happens then: what is rare among everything else is often in some runs."""
+"""The focus of runs, with factors of weights: makes rare acts frequent in some runs."""
 SLOW_SYNCS: Final = ("writers", "levels", "own records")
-"""Runs in which the disk is hardly ever synced but when somebody waits for it."""
+"""Runs in which the disk is hardly ever synced unless a caller waits for it."""
 FOCUSES_CHOSEN: Final = tuple(FOCUSES)[:5]
-"""Those that chance chooses among."""
+"""Those that are drawn at random."""
 LONE_PEERS: Final[Mapping[str, Callable[[Ledger, Chance, Story], LonePeer]]] = {
     "cursus copies": CursusTransactor,
     "publishes": Publisher,
 }
-"""Who asks for one thing at a time in some of them; in the others it is who produces in transactions of Kafka's wire."""
+"""Clients with one request at a time in some of them; the others have a Kafka transactor."""
 FOCUSES_OF: Final = {
     1: "levels",
     3: "copies",
@@ -153,11 +146,11 @@ FOCUSES_OF: Final = {
     13: "publishes",
     14: "proofs",
 }
-"""Those of some numbers, by their rest."""
+"""Those of some seeds by their remainder."""
 
 
 def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
-    """How the peer of this number speaks, over all of its connections."""
+    """Return how the client of this number talks over all of its connections."""
     cursus, kafka = partial(CursusSpeech, Producer(f"p{number}")), partial(KafkaSpeech, Identity())
     speakers: Sequence[Callable[[], Speech]] = (
         PolywireSpeech,
@@ -173,20 +166,20 @@ def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
     elif focus in (
         "levels",
         "classic groups",
-    ):  # wires on which some requests wait for the disk, and that assign nothing
+    ):  # protocols with requests that wait for the disk and without assignments
         speakers = (kafka, kafka, Kafka07Speech)
     elif focus == "consumers":
         member = partial(KafkaMemberSpeech, Identity())
         speakers = (member, member, member, FluxSpeech, PolywireSpeech)
-    elif focus == "own records":  # whose reads have all that the same connection has stored before
+    elif focus == "own records":  # its reads include everything stored before over the same connection
         speakers = (FluxSpeech,)
-    elif focus == "writers":  # whose answers say at which level, and in which order, records were stored
+    elif focus == "writers":  # answers have the level and order in which records were stored
         speakers = (kafka, Kafka07Speech, cursus, FluxSpeech)
     return chance.one_of(speakers)
 
 
 class WiresWorld(LoneWorld):
-    """Guards: the ledger is of every peer since the beginning; nobody is connected to a process that is gone."""
+    """Guards: the ledger has every client since the beginning; no client is connected to a process that is gone."""
 
     NAME = "wires"
     ACTS = tuple(ACTS)
@@ -226,7 +219,7 @@ class WiresWorld(LoneWorld):
         )
         patience_s = chance.one_of(
             (BROKER.member_timeout_s, 30.0)
-        )  # short: many are put out; long: many are members at once
+        )  # short: many members expire; long: many are members at once
         own = replace(
             BROKER,
             durability=durability,
@@ -251,7 +244,7 @@ class WiresWorld(LoneWorld):
         self._levels: Sequence[Level] = LEVELS[0]
 
     def _make_lone_peers(self) -> Sequence[LonePeer]:
-        """Those who ask for one thing at a time: members of a classic group, or one that does something else."""
+        """Return the clients with one request at a time: members of a classic group, or one other."""
         chance, is_classic = self._chance, self._focus == "classic groups"
         timeouts = Timeouts(*[chance.one_of(TIMEOUTS_S) if is_classic else TIMEOUTS_S[0] for _ in range(2)])
         self._classic = ClassicLedger(self._group, self._clock.monotonic, timeouts.session_s)
@@ -316,7 +309,7 @@ class WiresWorld(LoneWorld):
             peer.patience, peer.sizes = self._chance.one_of(PATIENCE), sizes
 
     def _focused(self) -> list[float]:
-        """How often peers do what, in this run."""
+        """Return the weights of acts in this run."""
         factors = FOCUSES[self._focus]
         return [weight * factors.get(act, 1.0) for act, weight in ACTS.items()]
 
@@ -324,7 +317,7 @@ class WiresWorld(LoneWorld):
         for peer in self._everybody:
             peer.may_be_refused = True
 
-    # What peers do
+    # Acts of clients
 
     def _act(self) -> None:
         if self._guests and self._chance.happens(RULES[self._focus]):
@@ -338,7 +331,7 @@ class WiresWorld(LoneWorld):
         self.story.actor = before
 
     def _rule(self, rights: Rights) -> None:
-        """Somebody says what a guest may do."""
+        """Change the permissions of a client."""
         before, self.story.actor = self.story.actor, "ruler"
         try:
             rights.change(self._process.broker.access)
@@ -379,14 +372,14 @@ class WiresWorld(LoneWorld):
         peer.connected(link)
 
     def _let_go(self) -> None:
-        """Nobody holds anything of the process but what it sends."""
+        """Release everything that clients hold of the process except what they send."""
 
     def _closed(self) -> None:
         self._ledger.stopped()
         self._group.stopped()
 
     def _check_closed(self) -> None:
-        """The disk is looked at by what starts on it next."""
+        """Do nothing: the next start checks the disk."""
 
     # Checks
 
@@ -424,7 +417,7 @@ class WiresWorld(LoneWorld):
         return self._process.broker.topic(place[0]).partitions[place[1]]
 
     def _content(self, place: Place) -> list[bytes]:
-        """Everything that a partition has."""
+        """Return all records of a partition."""
         partition = self._partition(place)
         found: list[bytes] = []
         while len(found) < partition.log.readable_offset:
@@ -440,7 +433,7 @@ class WiresWorld(LoneWorld):
         return found
 
     def _come_to_rest(self) -> None:
-        """Everybody reads, and everything that was asked for is answered; then everybody goes, and nothing is left of them."""
+        """Let all clients read and get their answers, then disconnect; nothing of them must be left."""
         for peer in self._peers:
             peer.reads = True
         self._settle_members()
@@ -468,7 +461,7 @@ class WiresWorld(LoneWorld):
             self._ledger.settle(place, self._content(place), powerless=False)
 
     def _settle_members(self) -> None:
-        """Members of a classic group that do nothing else come to one generation: nobody waits for ever while all others are there."""
+        """Check that idle members of a classic group reach one generation: none waits for ever while all are there."""
         if not self._members:
             return
         begun = self._clock.monotonic()
