@@ -1,14 +1,13 @@
 """Users, tokens and permissions, for all protocols with authentication.
 
-Guarantees:
-* Users change by journalled changes, so they survive restarts. Passwords are stored as Argon2id hashes, tokens as
-  digests, and SCRAM verifiers only where requested.
+* Changes of users are journalled, so they survive restarts.
+* Passwords are stored as Argon2id hashes and tokens as digests. SCRAM verifiers are stored only where requested.
 * User ids are never reused.
-* A change applies to the next request of every open login. A change that ends logins notifies the owners of
-  connections.
-* No user grants rights, or revokes rights of others, beyond its own.
+* A change of permissions applies to the next request of every logged-in connection.
+* A change that ends a login, such as a deleted user, notifies the owners of its connections.
+* A user can grant or revoke only permissions that it has itself.
 
-A broker without configured users is open: no login is needed, and the default users of other brokers are accepted.
+A broker without configured users is open: it requires no login and accepts the default users of other brokers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Convert access lists that earlier releases stored among the options of the Cursus protocol.
 
-A restriction that applied to Cursus then applies to all protocols.
+A converted access list applies to all protocols, not only to Cursus.
 """
 
 from __future__ import annotations

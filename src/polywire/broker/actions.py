@@ -1,7 +1,7 @@
-"""All actions of a broker and the permissions they need: the one permission table, for all protocols.
+"""The permission table of all protocols: each action of the broker and the permissions it needs.
 
-An action names one permission (or several, of which one suffices), the kind of resource, and its side of a topic's
-access list. Protocols name actions, never permissions.
+An action names one permission, or several of which one suffices. It also names the kind of resource and the side of a
+topic's access list that applies. Protocols name actions, never permissions.
 """
 
 from __future__ import annotations

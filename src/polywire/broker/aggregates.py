@@ -1,9 +1,8 @@
 """Aggregates of event sourcing: versions, offsets of events, snapshots (decision 0110).
 
-Guarantees:
-* The state follows from the changes alone.
+* The state is computed from journalled changes alone.
 * A version is never reused, even if retention removed its event or the whole history.
-* Quotas: an aggregate counts for its creator, an offset for the event's author, a snapshot for its author.
+* In quotas, an aggregate counts for its creator, and an offset or a snapshot for the author of the event or snapshot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Audit events: logins, refusals, and changes of rights. They contain no secrets."""
+"""Audit events without secrets: logins, refusals, and changes of permissions."""
 
 from __future__ import annotations
 

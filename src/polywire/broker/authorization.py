@@ -1,7 +1,7 @@
-"""Check permissions: the one place where all protocols authorize actions (decision 0115).
+"""Check permissions: all protocols authorize actions here (decision 0115).
 
-A topic's access list applies to everyone, on an open broker too. A refusal looks the same whether or not the topic
-exists.
+A topic's access list applies to every client, even on a broker without users. A refusal looks the same whether or not
+the topic exists.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Transactions over several shards: participants here of transactions decided elsewhere, and decisions made here
-(decision 0129).
+"""Transactions over several shards: local participants, and decisions of this coordinator (decision 0129).
 
-Each transaction has one coordinator shard, which alone decides its outcome. Every shard with records or offsets of it
-has a *participant* (called branch in code): an open transaction of the broker's own, staged under the same token, which
-only the coordinator's decision ends. The coordinator stores which shards may participate before they do, and its
-decision until all have applied it.
+Each transaction has one coordinator shard, which alone decides its outcome. Every shard that stores records or offsets
+of the transaction has a *participant* (called branch in code). A participant is an open local transaction with the same
+token, and only the coordinator's decision ends it. The coordinator stores the list of participants before they stage
+anything. It stores its decision until every participant has applied it.
 
-Guarantees:
 * A decision is durable before it is sent, and comes only from the leader of the coordinator shard.
 * A participant is neither ended nor dropped before the coordinator has decided.
 * Applying a decision is idempotent.

@@ -1,8 +1,10 @@
-"""The broker: all verbs for protocols on one facade (decision 0107).
+"""The broker: a facade with every operation that protocols use, called verbs (decision 0107).
 
-Verbs never wait. They return what is known, raise errors, and call back on the loop, never from inside the call, for
-anything that must reach the log first. To change state, a verb builds a change, adds it to the write batch, and applies
-it with the same function as recovery.
+A verb never blocks. It returns an available result at once, and raises errors. A result that depends on the log arrives
+in a callback, which runs on the event loop and never inside the call.
+
+A verb that changes state builds a change, adds it to the write batch, and applies it with the function that recovery
+uses.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The catalogue of topics and partitions.
 
-Guarantees:
-* Full names are unique over all streams and identify one stream and topic (decision 0116).
-* Incarnations increase and are never reused, also after a restart.
-* Changes are checked first (``check_*``) and then applied without failing (``apply_*``).
+* A full name is unique over all streams and identifies one stream and topic (decision 0116).
+* Incarnation numbers increase and are never reused, also after a restart.
+* A change is first checked (``check_*``); applying it (``apply_*``) then cannot fail.
 """
 
 from __future__ import annotations

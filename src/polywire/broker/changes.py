@@ -1,10 +1,9 @@
-"""Changes of the broker's state as stored in the journal, and the snapshot that sums them up.
+"""Changes of the broker's state as stored in the journal, and the snapshot of the whole state.
 
-Guarantees:
-* A change states the result, never a computation, and contains its times, so applying it again gives the same state.
-* A tag never changes its meaning; fields are only added at the end, with a default.
+* A change contains its result and its times instead of computing them, so replaying it gives the same state.
+* A tag never changes its meaning. Fields are only added at the end, with a default.
 
-Layout: MessagePack. A change is an array [tag, field, field …], the snapshot is [version, …] of the same arrays.
+The encoding is MessagePack. A change is an array [tag, field, field …]; a snapshot is [version, …] of the same arrays.
 """
 
 from __future__ import annotations

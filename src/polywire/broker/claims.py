@@ -1,4 +1,4 @@
-"""Claims of topic names, for brokers that share one namespace (decision 0126)."""
+"""Claim topic names when several brokers share one namespace (decision 0126)."""
 
 from __future__ import annotations
 

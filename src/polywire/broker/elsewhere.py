@@ -1,4 +1,4 @@
-"""Topics of other shards, as far as groups coordinated by this shard need them (decision 0128)."""
+"""Topics of other shards that groups coordinated by this shard read (decision 0128)."""
 
 from __future__ import annotations
 

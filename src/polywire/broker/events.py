@@ -1,8 +1,7 @@
-"""Event sourcing: events of aggregates with gapless versions, and snapshots (concepts: records#event-fields, decision
-0110).
+"""Events of aggregates with gapless versions, and snapshots (concepts: records#event-fields, decision 0110).
 
-Checking the expected version, numbering the record and noting its offset are one step and one group of the journal.
-Reads use offsets and never scan.
+Checking the expected version, numbering the record and storing its offset are one atomic step, in one journal group.
+Reads look up offsets and never scan.
 """
 
 from __future__ import annotations

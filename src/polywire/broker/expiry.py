@@ -1,8 +1,7 @@
-"""Expire unused state: groups, offsets, group bindings, writers, transactional ids and open transactions (decision
-0115).
+"""Expire unused state: groups, offsets, group bindings, writers, transactional ids, transactions (decision 0115).
 
-A pass checks a bounded number of items and the next one continues from there. A full disk only delays it. Times are
-those of the elapsed clock, so nothing expires early because a clock was set.
+Each pass checks a bounded number of items, and the next pass continues after them. A full disk only delays expiry.
+Times come from the elapsed clock, so setting the wall clock never expires anything early.
 """
 
 from __future__ import annotations

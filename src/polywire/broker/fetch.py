@@ -1,6 +1,7 @@
-"""Bounds of partitions for readers.
+"""Return the offset bounds of partitions to readers.
 
-Bounds are answered after a sync, so that data in them cannot be lost (concepts: durability#what-a-crash-may-take).
+Bounds are returned after a sync, so a crash cannot lose records inside them
+(concepts: durability#what-a-crash-may-take).
 """
 
 from __future__ import annotations

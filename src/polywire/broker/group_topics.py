@@ -1,4 +1,4 @@
-"""Verbs that find the topics of groups in any shard (decision 0128)."""
+"""Look up the topics that groups read, in any shard (decision 0128)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Authentication by password, token, certificate and SCRAM proof, and the end of logins.
+"""Authenticate by password, token, certificate or SCRAM proof, and end logins.
 
-Guarantees:
-* A wrong name takes as long as a wrong password, and gets the same answer.
-* A login that has ended is invalid on every connection, and the owners of connections are notified.
+* An unknown user name gets the same response as a wrong password, after the same time.
+* A login that has ended is invalid on every connection, and the owners of its connections are notified.
 """
 
 from __future__ import annotations

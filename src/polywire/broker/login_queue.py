@@ -1,9 +1,8 @@
-"""Order in which logins are verified: round-robin by address, with delays after failures.
+"""Order in which logins are verified: round-robin by client address, with delays after failures.
 
-Guarantees:
-* An address with many logins delays those of others by at most one each.
-* When the queue is full, the newest attempts with most failures of the address with most attempts are dropped first.
-* Every table has a limit.
+* An address with many logins delays each login of another address by at most one verification.
+* A full queue drops from the address with most attempts: first those with most failures, newest first.
+* Every table has a size limit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Owners of broker state, and who may use it (decision 0115).
+"""Owners of broker state, and who may use the state (decision 0115).
 
-An owner is one number: a user's id, which is never reused; below zero the address of a client without a user; or
-UNOWNED. Only state of users is protected: a client without a user cannot prove its identity tomorrow. Unowned state,
-such as all from before owners existed, becomes that of the first user who uses it. Users who may manage servers may use
-any state; its owner stays.
+An owner is one number: a user's id, which is never reused, a negative number for the address of a client without a
+user, or UNOWNED.
 
-On an open broker everyone is the same principal.
+* Only the state of users is protected, because a client without a user cannot prove its identity later.
+* Unowned state, such as state stored before owners existed, gets the first user that uses it as its owner.
+* Users who may manage servers may use any state without becoming its owner.
+* On a broker without users all clients are the same principal.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Hash and verify passwords with Argon2id, in a thread, because hashing is slow on purpose.
+"""Hash and verify passwords with Argon2id in a thread, because hashing is slow on purpose.
 
-Guarantees:
-* The loop never waits for a hash.
-* At most ``waiting_max`` attempts are queued, round-robin by address; addresses with failures wait longer.
+* The event loop never waits for a hash.
+* At most ``waiting_max`` attempts are queued, round-robin by address. Addresses with failures wait longer.
 * Each hash takes 19 MiB while it runs.
-* Verified passwords are remembered as keyed digests, so a client that sends its password with every command pays once.
+* Verified passwords are cached as keyed digests, so a client that sends its password with every command is hashed once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Permissions and where they apply: everywhere, in a stream, or on one topic.
+"""Permissions and their scope: everywhere, in a stream, or on one topic.
 
-Grants are pure values. Rights that include others are expanded once, when grants are made.
+Grants are pure values. Permissions that include others are expanded when a grant is made.
 """
 
 from __future__ import annotations

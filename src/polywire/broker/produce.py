@@ -1,7 +1,7 @@
-"""Admission of a batch: checks before the log numbers it, and the path of idempotent producers.
+"""Check a batch before the log numbers it, including the sequences of idempotent producers.
 
-A batch without a producer takes a fast path of one field read and a few comparisons; everything else is decided here.
-The bytes were validated by ``records``.
+A batch without a producer id needs one field read and a few comparisons. The package ``records`` has already validated
+the bytes.
 """
 
 from __future__ import annotations

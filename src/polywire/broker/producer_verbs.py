@@ -1,4 +1,4 @@
-"""Verbs for idempotent producers: producer ids, which are never reused, and known sequences."""
+"""Operations of idempotent producers: assign producer ids, which are never reused, and return known sequences."""
 
 from __future__ import annotations
 

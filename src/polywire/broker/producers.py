@@ -1,7 +1,7 @@
-"""Idempotent producers: the sequences of each producer that a partition has.
+"""Idempotent producers: the sequence numbers of each producer that a partition has stored.
 
-A batch takes part if it has a producer id, a producer epoch of 0 or more and consecutive sequences. Then, per
-(partition, producer):
+These rules apply to a batch with a producer id, a producer epoch of 0 or more and consecutive sequences. The state is
+that of its partition and producer:
 
     epoch < known          Conflict(PRODUCER_FENCED)
     another user's         Denied(DENIED)
@@ -11,10 +11,10 @@ A batch takes part if it has a producer id, a producer epoch of 0 or more and co
     in [first, last]       a duplicate: answered with the original offset, or -1 if that is no longer known
     anything else          Invalid(SEQUENCE_GAP); sequences before ``first`` are unknown, so not called duplicates
 
-Protocols whose sequences wrap (Kafka's do, after 2^31 - 1) call ``unwrapped`` first, so stored sequences keep counting.
-There a new epoch starts at 0.
+Kafka's sequences wrap after 2^31 - 1, and a new epoch starts at 0. Protocols like it call ``unwrapped`` first, so
+stored sequences always increase.
 
-The state follows from the batches alone: recovery derives it from a snapshot and replayed headers.
+The state is computed from batches alone: recovery restores it from a snapshot and replayed batch headers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writers of staged data and the last number that each has published; the state follows from the changes alone."""
+"""Writers of staged data, and the last sequence number that each has published.
+
+The state is computed from journalled changes alone.
+"""
 
 from __future__ import annotations
 

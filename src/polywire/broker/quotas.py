@@ -1,10 +1,10 @@
-"""Use of broker state per owner, and its limits (decision 0115).
+"""Count the broker state of each owner, and limit it (decision 0115).
 
-All state that a client can create is counted here by owner (``broker.owners``): number by kind, and bytes of memory.
-One owner may use a share of every limit, so no owner can lock out others. A user always has a small reserve, even when
-all others together have used up everything.
+All state that clients can create is counted by owner (``broker.owners``), in items by kind and in bytes of memory. An
+owner may use a share of each limit, so no owner can lock out others. Every user has a small reserve that other owners
+cannot use up.
 
-Use follows from the state alone, so it is the same after a restart.
+Counts are computed from the state alone, so they are the same after a restart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verbs that store and read records. An ordinary batch goes to the log after one check of its header."""
+"""Operations that store and read records. An ordinary batch goes to the log after one check of its header."""
 
 from __future__ import annotations
 

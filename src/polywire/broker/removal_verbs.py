@@ -1,5 +1,6 @@
-"""Verbs that remove records: purge topics, trim partitions. Offsets continue; thousands of partitions are purged in
-slices.
+"""Operations that remove records: purge topics, trim partitions.
+
+Offsets are never reused. Topics with thousands of partitions are purged in slices.
 """
 
 from __future__ import annotations

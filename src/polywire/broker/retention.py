@@ -1,6 +1,7 @@
-"""Retention by age and size, and compaction by key: a bounded number of partitions every few seconds.
+"""Retention by age and size, and compaction by key.
 
-Only whole batches are trimmed, never the one being written. A pass continues where the last one ended.
+Every few seconds a pass handles a bounded number of partitions; the next pass continues after them. Only whole batches
+are trimmed, never the one that is being written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run long work on the loop in slices: each pass of the loop runs one slice, whatever the number of clients that
-requested work.
+"""Run long work on the event loop in slices, one slice in each pass of the loop.
 
-All other callbacks get a turn between two slices. Queued work takes turns slice by slice, in order of arrival.
+All other callbacks get a turn between two slices. If several clients request work, the queued work alternates slice by
+slice, in order of arrival.
 """
 
 from __future__ import annotations

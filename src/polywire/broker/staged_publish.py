@@ -1,10 +1,9 @@
-"""Stage batches and publish them exactly once, by (writer, number).
+"""Stage batches and publish them exactly once, identified by writer and sequence number.
 
-Guarantees:
-* Publishing is one atomic group that includes the writer's new number.
-* Publishing a number again changes nothing, and is answered as a duplicate once the original is durable.
+* Publishing is one atomic journal group that includes the writer's new sequence number.
+* Publishing a sequence number again changes nothing. It returns a duplicate once the original is durable.
 * Staged data is invisible until published, and expires.
-* Only their owner can use a writer and a token.
+* Only its owner can use a writer or a token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verbs that stage, publish and drop batches."""
+"""Operations that stage, publish and drop batches."""
 
 from __future__ import annotations
 

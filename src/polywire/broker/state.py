@@ -1,7 +1,8 @@
-"""The broker's whole state, changed in one place by live requests and recovery alike.
+"""The broker's whole state. Live requests and recovery change it with the same functions.
 
-Implements ``log.base.Replay``. The same changes and batches in the same order give the same state, and so does a
-snapshot plus later changes. Applying a change never fails: checks come before the change is made.
+* It implements ``log.base.Replay``.
+* The same changes and batches in the same order give the same state. A snapshot plus later changes gives it as well.
+* Applying a change never fails, because the change was checked before it was made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verbs that find topics and partitions."""
+"""Operations that look up topics and partitions."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Verbs that create, grow, shrink, purge, configure and delete topics.
+"""Operations that create, grow, shrink, purge, configure and delete topics.
 
-Changes of few partitions are one group of the log and take effect before the call returns. Changes of more than
-``AT_ONCE_MAX`` partitions run in slices (``topic_work``), with other requests in between, in an order that leaves a
-valid state at any stop:
+A change of few partitions is one journal group and takes effect before the call returns. A change of more than
+``AT_ONCE_MAX`` partitions runs in slices (``topic_work``), between other requests. Its order leaves a valid state if
+the broker stops at any point:
 
-* A topic, or additional partitions, appear with one change, after all partitions were opened in the log.
-* A topic, or its last partitions, disappear at once with one change; the log drops their data afterwards.
-* A purge trims one partition after the other, up to its end at the time of the request.
+* A new topic, or new partitions, become visible with one change, after the log has opened all of the partitions.
+* A deleted topic, or removed partitions, disappear with one change. The log drops their data afterwards.
+* A purge trims one partition after the other, each up to its end at the time of the request.
 * Several topics are deleted, or purged, one after the other.
 
-The next start drops partitions that a stop left open in the log without a topic. A request completes when all of it has
-its level.
+If the broker stops before a new topic is visible, the next start drops the partitions that the log opened for it. A
+request completes when all of its changes have reached the requested durability level.
 
-Guarantees:
 * Preconditions are checked at the request, and again before the change is made.
-* Partitions being dropped count towards the limit of partitions, which bounds memory however fast topics come and go.
+* Partitions that are being dropped count towards the partition limit, so creating and deleting topics quickly cannot
+  exhaust memory.
 """
 
 from __future__ import annotations

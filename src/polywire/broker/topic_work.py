@@ -1,4 +1,4 @@
-"""Steps for changes of topics with thousands of partitions, for ``sliced.OrderedWork``."""
+"""Steps of changes to topics with thousands of partitions, for ``sliced.OrderedWork``."""
 
 from __future__ import annotations
 

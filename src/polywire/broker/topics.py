@@ -1,6 +1,6 @@
 """Topics and partitions.
 
-A topic's partitions are numbered 0, 1, 2 …; each has an incarnation that is never reused.
+A topic's partitions are numbered from 0. Each has an incarnation number that is never reused.
 """
 
 from __future__ import annotations

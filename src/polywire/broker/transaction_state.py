@@ -1,7 +1,6 @@
-"""Transactional ids with their epochs, the content of their latest transactions, and decisions for other shards
-(decision 0129).
+"""Transactional ids with epochs, their latest transactions, and decisions for other shards (decision 0129).
 
-The state follows from the changes alone.
+The state is computed from journalled changes alone.
 """
 
 from __future__ import annotations

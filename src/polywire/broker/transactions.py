@@ -1,7 +1,7 @@
 """Transactions over many requests: staged records and offsets of groups, with one atomic end.
 
-The content of a transaction is journalled in the same group as the staged record, so counts and records agree after any
-crash. Records and offsets of a commit take effect in one group (decision 0111).
+A staged record and the updated description of its transaction are in one journal group, so they agree after any crash.
+A commit makes records and offsets visible in one journal group (decision 0111).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Users, tokens and principals: plain values that encode themselves.
+"""Users, tokens and principals as values, with their encoding.
 
-A password is stored as a hash, a token as a digest; SCRAM verifiers exist only where requested.
+Passwords are stored as hashes and tokens as digests. SCRAM verifiers are stored only where requested.
 """
 
 from __future__ import annotations

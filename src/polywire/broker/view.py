@@ -1,6 +1,7 @@
 """Iterate over tables as they were at one moment while they change, to encode a snapshot in slices (decision 0106).
 
-A view yields each record as it was when the view was opened. A key costs nothing until it changes or is reached.
+A view yields each entry as it was when the view was opened. Only entries that change before the view reaches them are
+copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """State of single protocols: values under keys, opaque to the broker.
 
-A value counts for its owner's quota; a protocol's own values count for none.
+A value counts for its owner's quota. A protocol's own values count for no quota.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Verbs of the write batch, which change the broker's state and report when it is durable.
+"""Operations on the write batch, which change the broker's state and report when the change is durable.
 
-A change is built, added to the write batch, and applied with the same function as in recovery.
+A change is built, added to the write batch, and applied with the function that recovery uses.
 """
 
 from __future__ import annotations

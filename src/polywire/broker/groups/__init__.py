@@ -1,1 +1,1 @@
-"""Consumer groups: members, generations, assignments and committed positions."""
+"""Consumer groups: members, generations, assignments and committed offsets."""

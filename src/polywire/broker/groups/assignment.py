@@ -1,8 +1,8 @@
-"""Assign partitions to members, from their ids and the number of partitions alone (concepts: groups#what-a-group-is).
+"""Assign partitions to members of a group (concepts: groups#what-a-group-is).
 
+* The result depends only on the members' ids and the number of partitions, not on the order of members.
 * Every partition has exactly one owner if there is a member.
-* The sizes of shares differ by at most one.
-* The result does not depend on the order in which members are given.
+* The numbers of partitions of any two members differ by at most one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A classic consumer group, whose leader assigns the partitions: a pure state machine (concepts:
-groups#classic-groups).
+"""State machine of a classic consumer group, whose leader assigns the partitions (concepts: groups#classic-groups).
 
-The broker elects a leader, gives it the metadata of all members, and distributes the assignments that it returns. The
-broker does not read these bytes.
+The broker elects a leader among the members, sends it the metadata of all members, and distributes the assignments that
+it returns. The broker does not decode metadata or assignments.
 
 * ``TRANSITIONS`` lists every transition.
-* Every waiting member gets an answer, at the latest when ``expire`` is called after ``deadline``.
-* Assignments never outlive their generation.
+* Every waiting member gets a response, at the latest when ``expire`` is called after ``deadline``.
+* An assignment is valid only in its generation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The broker's calls on classic groups, with timers, owners and limits (concepts: groups#classic-groups).
+"""Operations on classic groups, with timers, owners and limits (concepts: groups#classic-groups).
 
-* Every waiting call is answered once, on the event loop and never from inside another call.
-* If a group of the same name has members of other protocols, the broker assigns to all members, or refuses those that
-  it cannot assign to.
-* Settled generations survive a restart of the broker. Committed positions are in the table of all protocols.
+* Every waiting call completes once, on the event loop and never from inside another call.
+* If a group of the same name has members on other protocols, the broker assigns partitions to all members. It refuses
+  classic members to which it cannot assign.
+* Stable generations survive a restart of the broker. Committed offsets are in the table that all protocols share.
 """
 
 from __future__ import annotations

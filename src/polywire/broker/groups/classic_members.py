@@ -1,6 +1,6 @@
-"""Values of classic groups: requests and answers of members, and their state (concepts: groups#classic-groups).
+"""Requests, responses and state of members of classic groups (concepts: groups#classic-groups).
 
-The bytes of a member's metadata are not read here.
+A member's metadata is opaque here.
 """
 
 from __future__ import annotations

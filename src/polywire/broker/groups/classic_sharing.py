@@ -1,7 +1,7 @@
-"""One classic group that shares topics with members of other protocols: the broker assigns in place of a leader.
+"""Assign partitions in a classic group that shares topics with members of other protocols.
 
-See concepts: groups#one-group-for-all. A partition that a member still reads is assigned to no other member.
-Memberships are taken and given back in short steps, whatever the size of the group.
+The broker assigns in place of the group's leader (concepts: groups#one-group-for-all). A partition that a member still
+reads is assigned to no other member. Memberships are added and removed in short steps, however large the group is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The classic groups in which the broker assigns, and their work in slices (concepts: groups#one-group-for-all).
+"""All classic groups in which the broker assigns partitions, with their work in slices.
 
-A group waits for its assignments until its members have their memberships; other groups do not wait for that. A group
-that is no longer shared gives its memberships back by itself.
+A group's assignments wait until all of its members have memberships; other groups are not delayed. A group that no
+longer shares a topic with other protocols removes its memberships itself (concepts: groups#one-group-for-all).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Settled classic groups as they are stored in the journal (concepts: groups#classic-groups).
+"""Stable classic groups as stored in the journal (concepts: groups#classic-groups).
 
-A restored group gives its members the same answers as before.
+After a restart, a restored group sends its members the same responses as before.
 """
 
 from __future__ import annotations

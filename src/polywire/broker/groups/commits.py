@@ -1,6 +1,6 @@
-"""Checks and limits of commits.
+"""Check and limit commits of offsets.
 
-A commit stores all of its positions or none. Only the owner of a group may change its positions.
+A commit stores all of its offsets or none. Only the owner of a group may change its offsets.
 """
 
 from __future__ import annotations

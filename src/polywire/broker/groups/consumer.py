@@ -1,8 +1,8 @@
-"""A consumer group of Kafka's newer protocol, whose heartbeats assign partitions: a pure state machine.
+"""State machine of a consumer group of Kafka's newer protocol (KIP-848), whose heartbeats assign partitions.
 
-See concepts: groups#handing-over. The coordinator computes the shares. Here a member moves from the partitions it holds
-to its share in two steps: it releases partitions and confirms that, then others may have them. Its epoch becomes the
-group's epoch once it has released everything that it should.
+The coordinator computes the target assignments; this module moves members to them (concepts: groups#handing-over). A
+member first releases partitions and confirms the release; then other members may get them. A member reaches the group's
+epoch once it has released all partitions that it must release.
 
 * A member never gets a partition that another member holds.
 * A member that does not release its partitions in time is removed.

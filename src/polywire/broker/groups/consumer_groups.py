@@ -1,10 +1,11 @@
-"""The broker's calls on consumer groups of Kafka's newer protocol, whose heartbeats assign partitions.
+"""Operations on consumer groups of Kafka's newer protocol (KIP-848), whose heartbeats assign partitions.
 
-See concepts: groups#handing-over. A member joins the coordinator's group of each of its topics, together with members
-of other protocols. The coordinator computes the shares, and heartbeats move the member to them.
+A member joins the coordinator's group of each of its topics, together with members of other protocols
+(concepts: groups#handing-over). The coordinator computes target assignments, and heartbeats move the member to them.
 
-A member, of this protocol or another, gets a partition only when no other member holds it. Memberships and generations
-are journalled; held partitions are not. After a restart members have to rejoin, and their memberships last until then.
+* A member gets a partition only when no other member of any protocol holds it.
+* Memberships and generations are journalled; held partitions are not.
+* After a restart members must rejoin. Their memberships remain until then.
 """
 
 from __future__ import annotations

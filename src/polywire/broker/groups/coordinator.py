@@ -1,10 +1,10 @@
 """The coordinator of consumer groups of all protocols (concepts: groups#what-a-group-is).
 
-* Every change of a group is journalled in the write batch of its request. Groups survive restarts with their
+* Every change of a group is journalled in the write batch of its request, so groups survive restarts with their
   generation, assignor and members.
-* Heartbeats are not journalled. After a restart every member has one full timeout; members bound to a connection are
-  gone.
-* Expiry is lazy: the next call of a member removes expired members. A view shows the group without them.
+* Heartbeats are not journalled. After a restart every member has one full timeout, and members bound to a connection
+  are removed.
+* Expiry is lazy: the next call of a member removes the expired members of its group. Views omit them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One consumer group as a value, and its transitions (concepts: groups#what-a-group-is).
 
-Every transition that changes members, assignor or partition count adds exactly one to the generation and assigns again.
-Adding or removing a member does not visit the others.
+Every change of members, assignor or partition count increments the generation by one and assigns partitions again.
+Adding or removing a member takes the same time for groups of any size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partitions of a topic that members hold until they release them (concepts: groups#handing-over).
 
-A member that learns its assignment only now and then continues to read its old partitions meanwhile. No other
-member gets its partitions until it confirms the release or leaves. A partition has at most one holder.
+A member that learns of its assignment only with its next heartbeat continues to read its old partitions until then. No
+other member gets these partitions before the member confirms the release or leaves. A partition has at most one holder.
 """
 
 from __future__ import annotations

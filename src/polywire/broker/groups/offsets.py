@@ -1,8 +1,8 @@
-"""Committed positions of consumers and groups, in one table for all protocols.
+"""Committed offsets of single consumers and groups, in one table for all protocols (concepts: groups#positions).
 
-A position belongs to one incarnation of a topic and is deleted with it. One committed before the topic exists is stored
-under its name and bound when the topic is created. An offset is stored as given, even if it is negative or past the end
-(concepts: groups#positions).
+* An offset belongs to one incarnation of a topic and is deleted with it.
+* An offset committed before its topic exists is stored under the topic's name until the topic is created.
+* Offsets are stored unchecked, even negative ones or those past the end of the partition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Create the parts of a broker that make up groups (concepts: groups#what-a-group-is).
-
-All parts share one coordinator and one table of classic groups.
-"""
+"""Create the group objects of a broker, which share a coordinator and a table (concepts: groups#what-a-group-is)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The broker's calls on positions, for consumers, groups and administrators.
+"""Operations on committed offsets, for consumers, groups and administrators.
 
-Positions of a topic that does not exist yet are stored under its name.
+Offsets of a topic that does not exist yet are stored under its name.
 """
 
 from __future__ import annotations

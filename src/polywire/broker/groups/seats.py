@@ -1,8 +1,8 @@
-"""Memberships of Kafka's groups in the coordinator's groups, one per topic (concepts: groups#handing-over).
+"""Memberships of Kafka groups in the coordinator's groups, one per topic (concepts: groups#handing-over).
 
-A Kafka group has one membership per topic, assigned like a member of any protocol, and the coordinator knows the
-partitions it holds. Members that wait for released partitions learn of them by a new generation if nothing else
-notifies them.
+A Kafka group has one membership per topic. Each is assigned partitions like a member of any protocol, and the
+coordinator knows which partitions it holds. Members that wait for released partitions learn of the release through a
+new generation, unless another notification arrives first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that describe groups to members and lists (concepts: groups#what-a-group-is)."""
+"""Descriptions of groups, for members and for lists (concepts: groups#what-a-group-is)."""
 
 from __future__ import annotations
 
