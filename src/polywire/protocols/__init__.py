@@ -1,1 +1,1 @@
-"""The wires, one package each."""
+"""The protocols that the broker speaks, one package each."""

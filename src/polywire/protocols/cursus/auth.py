@@ -1,8 +1,7 @@
-"""Authentication and authorization on Cursus: AUTH, credentials inside a command, permissions, and topics' access lists
-(spec: cursus#credentials).
+"""Authenticate and authorize Cursus requests: AUTH, credentials in a command, access lists (spec: cursus#credentials).
 
-Every request is authorized, batches too, by the credentials of that request only. Access lists apply on a broker
-without users as well.
+Every request, batches included, is authorized by its own credentials only. Access lists also apply on a broker without
+users.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batch frames: layouts, content and acknowledgement (spec: cursus#batches, cursus#writing).
 
-Layouts are tried in the order of their specification (spec: cursus#older-batch-layouts).
+Layouts are tried in the order of the specification (spec: cursus#older-batch-layouts).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A session that carries requests to the shards that have the topics they name (decision 0127).
+"""A Cursus session that forwards requests to the shards that own the topics they name (decision 0127).
 
-Promises: answers leave in the order of the requests, wherever they come from; requests about one topic keep their order; a peer that does not
-read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.
+* Responses leave in the order of the requests, whichever shard they come from.
+* Requests about one topic stay in order.
+* While the client does not read responses, nothing is read from the shards for it.
+* Nothing is forwarded before login.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Detect and expand compressed frames (spec: cursus#compression).
+"""Detect and decompress compressed frames (spec: cursus#compression).
 
-An expanded frame never exceeds its limit, whatever the bytes claim. Users may register algorithms by name.
+A decompressed frame never exceeds its limit, whatever size it claims. Users may register algorithms by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared state of Cursus connections, settings, and the port that authorizes requests."""
+"""Settings and state that all Cursus connections share, and the port that authorizes requests."""
 
 from __future__ import annotations
 

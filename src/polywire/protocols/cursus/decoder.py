@@ -1,6 +1,6 @@
-"""Decode Cursus batches: the messages of a received batch as spans (spec: cursus#batches).
+"""Decode a received Cursus batch into the spans of its messages (spec: cursus#batches).
 
-One call handles one batch, creates no Python object per record, and checks every length before use.
+One call handles one batch and creates no Python object per record. Every length is checked before use.
 
 A batch, all integers big-endian; strings are a u16 length and their bytes unless noted::
 
@@ -8,8 +8,11 @@ A batch, all integers big-endian; strings are a u16 length and their bytes unles
     per message: u64 offset, u64 seqNum, producerId, key, i64 epoch, u32 length and payload,
                  eventType, u32 schemaVersion, u64 aggregateVersion, metadata
 
-Older layouts (spec: cursus#older-batch-layouts): POSITIONAL has partition and acks as strings of digits and text; APRIL
-has no event fields; DECEMBER has neither event fields nor the idempotent byte.
+Older layouts (spec: cursus#older-batch-layouts) differ as follows:
+
+* POSITIONAL: partition and acks are strings, of digits and of text.
+* APRIL: no event fields.
+* DECEMBER: neither event fields nor the idempotent byte.
 """
 
 from __future__ import annotations

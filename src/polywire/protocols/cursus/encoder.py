@@ -1,7 +1,7 @@
-"""Encode stored records as messages of a pushed batch, or as single frames (spec: cursus#batch-layout, cursus#consume).
+"""Encode stored records as messages of a batch or as single frames (spec: cursus#batch-layout, cursus#consume).
 
-One call handles a stored chunk, creates no Python object per record, and never writes beyond the buffer. A key or event
-text too long for the protocol is omitted.
+One call handles a stored chunk, creates no Python object per record, and never writes beyond the buffer. A key or an
+event text that is too long for the protocol is omitted.
 """
 
 from __future__ import annotations

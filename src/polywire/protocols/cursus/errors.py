@@ -1,4 +1,4 @@
-"""Map every error of the broker to a Cursus error, and every error code to its class (spec: cursus#error-classes)."""
+"""Map the broker's errors to Cursus errors, and each error code to its class (spec: cursus#error-classes)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Commands of event sourcing: APPEND_STREAM, READ_STREAM, STREAM_VERSION, SAVE_SNAPSHOT, READ_SNAPSHOT (spec:
-cursus#event-sourcing).
+"""Event sourcing commands, such as APPEND_STREAM, READ_STREAM and SAVE_SNAPSHOT (spec: cursus#event-sourcing).
 
-A stream is returned whole or not at all. Every event is in its key's partition.
+A stream is returned completely or not at all. Every event is in the partition of its key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Cursus commands that name no topic: which shards are asked, and what their answers are together (decision 0127).
+"""Scatter-gather for Cursus commands that name no topic (decision 0127).
 
-Promises: lists are what one broker would tell that had all topics; a transactional id has one epoch, whatever shard it writes to.
-Must not know: who asks shards, and how.
+This module decides which shards receive a command, and combines their responses.
+
+* Combined lists equal those of a single broker with all topics.
+* A transactional id has the same epoch in every shard that it writes to.
 """
 
 from __future__ import annotations

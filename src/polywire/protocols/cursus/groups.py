@@ -1,7 +1,7 @@
 """Commands of consumer groups (spec: cursus#groups, cursus#group-requests, cursus#subscribe).
 
-The coordinator has all rules of membership, shared with other protocols. Here are this protocol's names and words, and
-its own rule: a member that rejoins stays the same member.
+The coordinator has the membership rules of all protocols. This module translates names and responses, and adds one rule
+of Cursus: a member that rejoins stays the same member.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Rules of idempotent producers in Cursus, stricter than the broker's own (spec: cursus#idempotent-producers).
+"""Check idempotent producers by the rules of Cursus (spec: cursus#idempotent-producers).
 
-The broker accepts whatever is accepted here. Every refusal contains a word by which clients know that they must stop.
+These rules are stricter than the broker's, so the broker accepts every batch that passes them. Every refusal contains a
+word that makes clients stop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Commands of the conversation: HELP, PROTOCOL_INFO, NEGOTIATE, EXIT, SETGROUP, and those of clusters, which do not
-exist here (spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands).
+"""HELP, PROTOCOL_INFO, NEGOTIATE, EXIT and SETGROUP, and refusals of cluster commands.
 
-A refused negotiation changes nothing.
+See (spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands). A refused negotiation changes
+nothing.
 """
 
 from __future__ import annotations

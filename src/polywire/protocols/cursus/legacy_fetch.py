@@ -1,9 +1,8 @@
-"""CONSUME of the legacy dialect: values from a byte offset on, each in its own frame (spec:
-cursus#consume-of-the-legacy-dialect).
+"""CONSUME of the legacy dialect: each value in its own frame (spec: cursus#consume-of-the-legacy-dialect).
 
-A byte offset counts the frames of all earlier values from the partition's first record on: four bytes and the value. It
-is derived from the log's Kafka 0.7 addresses, which count ten bytes and the value. Reading begins at a record or is
-refused.
+Reading starts at a byte offset. A byte offset is the size of the frames of all earlier values of the partition: four
+bytes and the value each. It is computed from the log's Kafka 0.7 addresses, which count ten bytes and the value. An
+offset that is not the beginning of a record is refused.
 """
 
 from __future__ import annotations

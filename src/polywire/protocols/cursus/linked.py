@@ -1,7 +1,7 @@
-"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0127).
+"""The receiving end of a link: a session for another process of this broker, on behalf of its client (decision 0127).
 
-Promises: requests mean what they meant where they came from; who asks has proved who it is over this link, too. Must not know: sockets, who
-has which topic.
+* A request has the same effect as in the process that received it from the client.
+* The client is authenticated over the link too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Long frames: expanded off the loop, then stored in slices.
+"""Long frames: decompressed in a thread, then stored in slices.
 
-The result is that of a short frame alone. The loop is never blocked for the whole frame. While a frame waits for its
-preconditions, it delays no other client and holds only its received bytes.
+* The result is the same as for a short frame.
+* The event loop is never blocked for the whole frame.
+* A frame that waits for its preconditions delays no other client, and holds only its received bytes.
 """
 
 from __future__ import annotations

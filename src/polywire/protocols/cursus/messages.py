@@ -1,8 +1,7 @@
-"""Parse text requests and format replies (spec: cursus#bodies, cursus#envelope, cursus#reading-a-command,
-cursus#recognising-the-dialect).
+"""Parse text requests and format replies (spec: cursus#bodies, cursus#envelope, cursus#reading-a-command).
 
-``read_text`` accepts any body that is not a batch, and fails only with ``Refused``. Invalid UTF-8 survives as
-surrogates.
+``read_text`` accepts any body that is not a batch, and fails only with ``Refused``. It recognises the dialect
+(spec: cursus#recognising-the-dialect). Invalid UTF-8 is preserved as surrogates.
 """
 
 from __future__ import annotations

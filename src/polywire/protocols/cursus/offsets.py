@@ -1,7 +1,7 @@
-"""Offsets of consumer groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET (spec: cursus#group-requests,
-cursus#group-answers).
+"""Offsets of consumer groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET.
 
-A committed offset never decreases over this protocol. A list is committed whole or not at all.
+A committed offset never decreases over this protocol. A list is committed completely or not at all
+(spec: cursus#group-requests, cursus#group-answers).
 """
 
 from __future__ import annotations

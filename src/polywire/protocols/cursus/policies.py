@@ -1,6 +1,6 @@
-"""Topic policies: arguments of CREATE, and their presentation (spec: cursus#create).
+"""Topic policies: the arguments of CREATE, and how they are shown (spec: cursus#create).
 
-A policy is stored with its topic; settings from other protocols are shown in this one's words.
+A policy is stored with its topic. Settings made over other protocols are shown under Cursus's names.
 """
 
 from __future__ import annotations

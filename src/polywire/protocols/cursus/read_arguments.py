@@ -1,6 +1,6 @@
-"""Where reading begins: topic, partition and offset of CONSUME and STREAM (spec: cursus#reading).
+"""Start positions of CONSUME and STREAM: topic, partition and offset (spec: cursus#reading).
 
-A given offset takes precedence over the group's committed one, and that over the default.
+An offset in the request takes precedence over the group's committed offset, which takes precedence over the default.
 """
 
 from __future__ import annotations

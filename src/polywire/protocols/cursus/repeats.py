@@ -1,7 +1,7 @@
-"""Recently published payloads: the API reference drops repetitions within 30 minutes (spec: cursus#repeated-payloads).
+"""Drop payloads that were published within the last 30 minutes (spec: cursus#repeated-payloads).
 
-A payload is a repetition only within its topic, and only of one that was stored. Memory is bounded; the oldest payload
-is dropped first. Time is monotonic.
+A payload is a repetition only of a stored one in the same topic. Memory is bounded; the oldest payload is dropped
+first. Times are monotonic.
 """
 
 from __future__ import annotations

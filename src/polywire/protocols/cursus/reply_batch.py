@@ -1,4 +1,4 @@
-"""One outgoing frame, or run of frames: encodes stored chunks into a reusable buffer, with one call per chunk."""
+"""One outgoing frame, or run of frames, in a reusable buffer. Each stored chunk is encoded with one call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Reply slots: the order of answers of one Cursus connection. An answer is filled once: at once, by the broker, or by a
-timer.
+"""Reply slots: they keep the responses of one Cursus connection in order.
+
+A slot is filled once: immediately, by a callback of the broker, or by a timer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Arrays shared by all connections of the protocol. They grow with received data up to a limit, and are used within one
-frame only.
-"""
+"""Arrays that all Cursus connections share. They grow up to a limit, and are used within one frame only."""
 
 from __future__ import annotations
 

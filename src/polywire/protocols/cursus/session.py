@@ -1,7 +1,7 @@
-"""One Cursus connection: frames and answers in order (spec: cursus#frames, cursus#connections).
+"""One Cursus connection: frames and responses in order (spec: cursus#frames, cursus#connections).
 
-Batches and PUBLISH are pipelined; any other command begins only when all earlier requests of this connection are
-answered. There is no task and no future per request.
+Batches and PUBLISH are pipelined. Any other command starts only when all earlier requests of the connection are
+answered. A request needs no task and no future.
 """
 
 from __future__ import annotations

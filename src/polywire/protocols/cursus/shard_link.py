@@ -1,13 +1,15 @@
-"""How one process of a broker asks another over the Cursus wire: requests and answers with what they rest on (decision 0127).
+"""Protocol between the processes of one broker: Cursus requests with their context, and responses (decision 0127).
 
-A link opens with ``MAGIC`` and the key of the directory's processes. Frames of requests, and what stands in front of each answer::
+A link opens with ``MAGIC`` and the key of the directory's processes. The frame of a request, and the bytes before each
+response::
 
     u32 size of all that follows · u8 kind · u8 dialect · u64 least epoch · u8 length, name of the compression · body, expanded
     u32 size of all that follows · u8 flags                                                                     · whole frames
 
-Answers come in the order of requests, whatever they ask. Where a stream begins instead its frames follow, up to ``STREAM_END``.
+Responses have the order of the requests. A stream's frames follow in place of a response, up to ``STREAM_END``.
 
-Promises: an answer is handed on when all of it is there; the peer is logged in there as it is here. Must not know: sockets, what is asked.
+* A response is delivered when it is complete.
+* The client is logged in at the other process as it is in this one.
 """
 
 from __future__ import annotations

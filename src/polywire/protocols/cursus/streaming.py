@@ -1,7 +1,7 @@
 """STREAM: push records as they become readable (spec: cursus#stream).
 
-Nothing is read for a client that does not read. A stream that ends reports why, and where to continue. Nothing here
-commits.
+While the client does not read, nothing is read from the log for it. A stream that ends reports why, and at which offset
+to continue. Streaming commits no offsets.
 """
 
 from __future__ import annotations

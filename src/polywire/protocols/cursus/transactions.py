@@ -1,5 +1,4 @@
-"""Commands of transactions: INIT_PRODUCER_ID, BEGIN_TXN, TXN_PUBLISH, SEND_OFFSETS_TO_TXN, END_TXN, TXN_STATUS (spec:
-cursus#transactions).
+"""Commands of transactions, such as BEGIN_TXN, TXN_PUBLISH and END_TXN (spec: cursus#transactions).
 
 All reasons to refuse a commit are checked before anything is published. Ending a transaction again in the same way
 succeeds.

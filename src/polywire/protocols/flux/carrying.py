@@ -1,7 +1,8 @@
-"""A connection whose lines go to the shards that have what they name; the answers come in the order of the lines (decision 0126).
+"""A FLUX connection that forwards lines to the shards that own the topics they name (decision 0126).
 
-Promises: lines about one topic keep their order; what the peer does not take is not read for it; an answer that a process owes when it ends
-ends the connection, as the broker's end would. Must not know: sockets, how topics are placed.
+* Responses have the order of the lines, and lines about one topic stay in order.
+* While the client does not read responses, nothing is read from the shards for it.
+* If a process ends before it has sent a response, the client's connection is closed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 """Decode runs of PRODUCE lines from a receive buffer.
 
-One call handles one received buffer and creates no Python object per record. A line is taken only if the precise parser
-of ``messages`` would read it the same way; all others are left to that parser.
+One call handles one received buffer and creates no Python object per record. It decodes a line only if the full parser
+in ``messages`` would read it the same way. All other lines go to that parser.
 
 Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX)::
 

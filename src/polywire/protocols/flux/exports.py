@@ -1,11 +1,11 @@
-"""Write ``groups.json`` and ``offsets.json`` into the data directory for other programs, as the protocol's pages say
-(spec: flux#files).
+"""Write ``groups.json`` and ``offsets.json`` into the data directory, for other programs (spec: flux#files).
 
-Each file is complete at every moment and at most a second old. Without changes nothing is written. A failure does not
-affect the broker, and the files are never read back.
+The files contain the groups that were joined over this protocol: each with its topic, all its members of any protocol,
+and its offsets.
 
-They contain the groups that were joined over this protocol: each with its topic, all its members of any protocol, and
-its offsets.
+* A reader always sees a complete file, at most a second old.
+* A file is rewritten only if its content has changed.
+* A failed write does not affect the broker, and the broker never reads the files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The FLUX protocol for the server: recognition, sessions, and state shared by the sessions of a listener."""
+"""The FLUX protocol for the server: recognise connections, open sessions, and share state between them."""
 
 from __future__ import annotations
 

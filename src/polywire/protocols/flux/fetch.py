@@ -1,13 +1,12 @@
-"""CONSUME and BROKER_FETCH (spec: flux#consume, flux#broker_fetch, flux#values-in-replies): read and write records in
-pieces.
+"""CONSUME and BROKER_FETCH: read and send records in pieces.
 
-Guarantees:
-* CONSUME returns every record up to the hw that it reports.
-* A reply without a limit is written as the client reads it, and is never in memory as a whole.
-* For a client that does not read, only the connection's backlog and one piece are retained, and nothing of the log is
-  pinned.
+* CONSUME returns every record up to the high watermark that it reports.
+* A reply without a limit is written as the client reads it, and is never completely in memory.
+* A client that does not read occupies one piece and the connection's backlog, and pins no data of the log.
 * Other connections get a turn between two pieces.
-* A reply always ends as a whole line.
+* A reply always ends with a complete line.
+
+(spec: flux#consume, flux#broker_fetch, flux#values-in-replies)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FLUX commands of consumer groups (spec: flux#groups). The coordinator has all rules."""
+"""FLUX commands of consumer groups (spec: flux#groups). The coordinator has the rules of membership."""
 
 from __future__ import annotations
 

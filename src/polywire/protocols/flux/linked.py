@@ -1,6 +1,6 @@
-"""The other end of a link: a FLUX session whose peer is another process of this broker (decision 0127).
+"""The receiving end of a link: a FLUX session whose client is another process of this broker (decision 0127).
 
-Promises: a line counts once all of it has come. Must not know: sockets, which process it is.
+A partial line is discarded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parse and format single FLUX requests and replies by the precise rules (spec: flux#requests, flux#replies).
+"""Parse and format single FLUX requests and replies (spec: flux#requests, flux#replies).
 
 ``parse`` reads any line as the original broker does, and fails only with ``Refused``. Texts are bytes.
 """

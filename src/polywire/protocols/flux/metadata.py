@@ -1,12 +1,11 @@
 """State that only FLUX has: broker registry, roles and leaders, in-sync replicas and the high watermark.
 
-Rules: spec: flux#topics, flux#replication, flux#metadata-index.
+* Registry, roles and leaders survive restarts.
+* Reports of followers do not survive, because a follower of an earlier start is not in sync.
+* The reported high watermark of a partition never decreases while this broker leads it (spec: flux#our-choices).
+* The high watermark limits FLUX readers only.
 
-Guarantees:
-* Registry, roles and leaders survive restarts; reports of followers do not, because a follower of an earlier start is
-  not in sync.
-* A partition's reported high watermark never decreases while this broker leads it (spec: flux#our-choices), and only
-  limits FLUX readers.
+(spec: flux#topics, flux#replication, flux#metadata-index)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers of several shards to one client, in the order of its requests."""
+"""Deliver the replies of several shards to one client, in the order of its requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""PRODUCE of single lines that the session's bulk path does not handle (spec: flux#produce, flux#acknowledgements).
+"""PRODUCE of single lines that the session does not handle in bulk (spec: flux#produce, flux#acknowledgements).
 
-A record with ``acks=all`` is answered once: when it is synced and on enough replicas, or after the timeout.
+A record with ``acks=all`` gets one reply: when it is synced and on enough replicas, or after the timeout.
 """
 
 from __future__ import annotations

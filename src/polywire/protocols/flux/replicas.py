@@ -1,7 +1,6 @@
-"""Reports of followers: REPLICA_FETCH, and BROKER_REPLICA_ACK between brokers (spec: flux#replica_fetch,
-flux#broker_replica_ack).
+"""Reports of followers: REPLICA_FETCH, and BROKER_REPLICA_ACK between brokers.
 
-A report affects FLUX readers and ``acks=all`` only, never the log.
+A report affects FLUX readers and ``acks=all`` only, never the log (spec: flux#replica_fetch, flux#broker_replica_ack).
 """
 
 from __future__ import annotations

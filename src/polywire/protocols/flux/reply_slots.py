@@ -1,7 +1,7 @@
-"""Reply slots: the order of a FLUX connection's answers, and their completion.
+"""Reply slots: they keep the replies of one FLUX connection in order.
 
-An answer is filled once, by a callback of the broker or of a timer. Consecutive PRODUCE lines share one answer, encoded
-in one call.
+A slot is filled once, by a callback of the broker or of a timer. Consecutive PRODUCE lines share one slot, which is
+encoded in one call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One FLUX connection: requests and answers in order, runs of PRODUCE in bulk.
+"""One FLUX connection: requests and replies in order, with runs of PRODUCE handled in bulk.
 
-A request that reads the log sees every record produced before it on this connection. A waiting request delays later
-ones of this connection only. There is no task and no future per request.
+A request that reads the log sees every record that the connection has produced before. A waiting request delays only
+later requests of its connection. A request needs no task and no future.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FLUX commands for topics, brokers, roles and leaders (spec: flux#commands, flux#topics).
 
-A change is answered once it is synced; refused commands change nothing.
+The reply to a change is sent once the change is synced. A refused command changes nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Decode the messages of one request, in every layout Iggy has had, into one stored batch.
+"""Decode the messages of one request, in every layout of Iggy's history, into one stored batch.
 
-Guarantees:
-
-* A request costs two passes over the received bytes and one allocation; there is no work in Python per message.
+* A request costs two passes over the received bytes and one allocation; no Python code runs per message.
 * Every length, index, checksum and reserved field is checked before a byte is copied.
 
 The size of a message's head identifies its layout. From D2 on, payload and user headers follow the head. In D0 and D1,
@@ -15,8 +13,8 @@ The size of a message's head identifies its layout. From D2 on, payload and user
     headers      u32 at 16, then themselves   u32 at 48                 u32 at 32
     payload      u32 behind them, then it     u32 at 52                 u32 at 36
 
-The page of 2023 also describes a message without headers: a head of 20 bytes, made of the id and the u32 of the payload
-(``LISTED``).
+The documentation of 2023 also describes a message without headers. Its head has 20 bytes: the id and the u32 size of
+the payload (``LISTED``).
 
 (spec: iggy#d0-message-to-send, iggy#d2-messages, iggy#d3-send)
 """

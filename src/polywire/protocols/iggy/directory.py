@@ -1,15 +1,16 @@
 """Streams, topics and groups with Iggy's numbers and names; a stream may be empty.
 
-A number is never reassigned while its stream, topic or group exists, also across restarts. Streams and topics of other
-protocols get a number when they are first seen. Numbers count from 0 here.
+* A number is never reassigned while its stream, topic or group exists, also across restarts.
+* Streams and topics of other protocols get a number when they are first seen. Numbers count from 0 here.
+* A rename over this protocol changes only the name that this protocol shows. The broker's name of the topic, which
+  determines where its records are stored, stays.
 
-A stream is stored in the protocol's own state under ``stream.<number>``. A topic's ``wire_options`` hold its number,
-name and settings, and the numbers of its groups. A rename over this protocol affects only this protocol: the broker's
-name of a topic is where its records are.
+A stream is stored in the protocol's own state under ``stream.<number>``. A topic's ``wire_options`` contain its number,
+name and settings, and the numbers of its groups.
 
-With several shards (decision 0127) the first shard stores the streams. The directories of other shards hold the streams
-they have seen, under negative numbers that are never sent to clients. A topic's number identifies its shard, unless a
-client chose the number or it was assigned while there was one shard.
+With several shards (decision 0127) the first shard stores the streams. The directories of other shards contain the
+streams they have seen, under negative numbers that are never sent to clients. A topic's number identifies its shard,
+unless a client chose the number or it was assigned while there was one shard.
 
 (spec: iggy#between-dialects)
 """

@@ -1,9 +1,9 @@
 """Payload layouts of the documented dialect, and the bytes that may follow a payload.
 
-Every byte of a payload is read, except one or two zeros at its end. A payload that can be read in two ways is refused.
+Every byte of a payload is decoded, except one or two zeros at its end. An ambiguous payload is refused.
 
-The page describes two commands in two forms: CREATE_STREAM and CREATE_TOPIC once as a struct, which clients send, and
-once as a list of bytes in which the id is an ident, and a topic has no expiry::
+The specification describes CREATE_STREAM and CREATE_TOPIC in two forms. Clients send the form that it shows as a
+struct. In the other form, a list of bytes, the id is an ident and the expiry of a topic is optional::
 
     struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name
     byte list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name

@@ -1,8 +1,6 @@
-"""Encode stored batches as the messages of a poll's reply, in every layout Iggy has had.
+"""Encode stored batches as the messages of a poll's reply, in every layout of Iggy's history.
 
-Guarantees:
-
-* One call encodes a chunk of a read, whichever protocol stored its records; there is no work in Python per message.
+* One call encodes a chunk of a read, whichever protocol stored its records; no Python code runs per message.
 * A message is written completely or not at all.
 
 The ``state`` array has these i64 words:

@@ -1,8 +1,6 @@
-"""Iggy's error numbers for the broker's errors.
+"""Map the broker's errors to Iggy's error numbers.
 
-(spec: iggy#error-numbers, iggy#d1-and-d2-error-numbers, iggy#d3-error-numbers)
-
-Every ``ErrorCode`` has a number.
+Every ``ErrorCode`` has a number (spec: iggy#error-numbers, iggy#d1-and-d2-error-numbers, iggy#d3-error-numbers).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Held requests of protocol 0.12: polls that wait for messages and are answered out of order.
 
+* A held request does not delay later requests of its connection.
+* It is answered once, at the latest when its waiting time is over. Its waiters and its timer end with it.
+* The number of held requests per connection is limited, and so is the waiting time.
+
 (spec: iggy#d4-held-polls)
-
-Guarantees:
-
-* A held request does not delay the requests behind it.
-* It is answered once, at the latest when its wait is over; its waits and its timer end with it.
-* The number of held requests per connection is limited, and so is the length of a wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several.
 
-(spec: iggy#d4-held-polls)
-
-Each attempt checks permissions, names and memberships again. No reply exceeds the size that its client accepts.
+Each retry of a held command checks permissions, names and memberships again. No reply exceeds the size that its client
+accepts (spec: iggy#d4-held-polls).
 """
 
 from __future__ import annotations

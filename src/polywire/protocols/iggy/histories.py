@@ -1,6 +1,7 @@
 """Partition histories for clients since protocol 0.12: routes, contexts, and requests that name a history.
 
-A partition that was deleted and created again gets another number. A request for a deleted history is refused.
+A history is one incarnation of a partition. A partition that was deleted and created again has a new number, and a
+request for the deleted one is refused.
 
 (spec: iggy#d4-contexts, iggy#d4-routes)
 """

@@ -1,6 +1,4 @@
-"""The receiving end of a link: a session whose peer is another process of this broker, acting for its client.
-
-(decision 0127)
+"""The receiving end of a link: a session for another process, on behalf of its client (decision 0127).
 
 The client is authenticated over the link too. Its group memberships last as long as the link.
 """

@@ -1,7 +1,7 @@
 """Options of streams and topics in the framed dialects: a block of typed keys and values (spec: iggy#topic-options).
 
-A block is accepted as a whole or refused with the specified error number. Replies list the options that were set, in
-the catalogue's kind, and the broker's defaults for all others.
+A block is accepted completely or refused with the specified error number. Replies list the options that were set, and
+the broker's defaults for all others. Values have the types of the option catalogue.
 """
 
 from __future__ import annotations

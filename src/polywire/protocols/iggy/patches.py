@@ -1,8 +1,6 @@
 """UPDATE_RESOURCE of protocol 0.12: translate a patch of a stream, topic or user to the older command.
 
-(spec: iggy#d4-patches)
-
-A patch is translated as a whole or refused with the specified error number.
+A patch is translated completely or refused with the specified error number (spec: iggy#d4-patches).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SEND_MESSAGES and FLUSH_UNSAVED_BUFFER (spec: iggy#sending, iggy#d2-send, iggy#d3-send).
 
-A request's messages become one batch of one partition, which becomes visible as a whole.
+The messages of a request become one batch of one partition. They become visible together.
 """
 
 from __future__ import annotations

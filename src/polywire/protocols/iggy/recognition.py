@@ -1,8 +1,6 @@
 """Recognise a connection's dialect: the framing from its first bytes, the rest from its login and requests.
 
-(spec: iggy#recognition)
-
-A decision is final. A connection whose dialect is still open is answered in the most common candidate.
+A decision is final. While several dialects are possible, replies use the most common of them (spec: iggy#recognition).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reply slots of one Iggy connection: the order of replies, and the heads of their frames.
+"""Reply slots of one Iggy connection: the order of replies, and the headers of their frames.
 
-An answer is filled once, immediately or by a callback of the broker. An error has no payload.
+A slot is filled once, immediately or by a callback of the broker. An error reply has no payload.
 
 (spec: iggy#classic-framing, iggy#d3-frames)
 """

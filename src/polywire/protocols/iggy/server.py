@@ -1,6 +1,6 @@
 """PING, clients, cluster metadata and statistics.
 
-Statistics that the system does not report are 0.
+A statistic that the operating system does not report is 0.
 
 (spec: iggy#d0-clients, iggy#cluster-metadata, iggy#d0-statistics, iggy#d2-statistics)
 """

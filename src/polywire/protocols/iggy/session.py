@@ -1,13 +1,12 @@
 """One Iggy connection: read frames of either framing, reply in the order of the requests.
 
-(spec: iggy#classic-framing, iggy#d3-frames)
-
-Guarantees:
-
 * A request sees the effects of all earlier requests of its connection.
-* Every readable request gets a reply. Invalid bytes end the connection with the specified status or eviction.
+* Every request that can be decoded gets a reply. Invalid bytes end the connection with the specified status or
+  eviction.
 * The connection leaves its groups when it ends.
 * A request needs no task and no future.
+
+(spec: iggy#classic-framing, iggy#d3-frames)
 """
 
 from __future__ import annotations

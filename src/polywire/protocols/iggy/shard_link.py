@@ -5,8 +5,9 @@ A link opens with ``MAGIC`` and the key of the directory's processes. Numbers ar
     u32 size of all that follows · u8 kind · u8 dialect · u32 stream's number · u32 code · u64 incarnation · u8 length, stream · payload
     u32 status · u32 size                                                                                                      · payload
 
-The stream is the broker's, found by the sending session; the payload names it as the client did. Replies come in the
-order of requests and begin like those of the classic framing. A reply is delivered when it is complete.
+``stream`` is the broker's name of the stream, which the sending session has looked up. The payload contains the
+client's name for it. Replies arrive in the order of requests and begin like those of the classic framing. A reply is
+delivered when it is complete.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The wire of Apache Kafka as it is spoken today."""
+"""The Kafka protocol, as current clients use it."""

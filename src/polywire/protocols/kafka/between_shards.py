@@ -1,10 +1,11 @@
 """Messages between a broker's processes: transactions across shards, topics of other shards (decisions 0129, 0128).
 
-Each question is one ``BETWEEN_SHARDS`` request of a link. Its body and that of the response are MessagePack: one of
+Each message is one ``BETWEEN_SHARDS`` request of a link. The bodies of request and response are MessagePack: one of
 ``Question``, and its answer.
 
-* The home of a transactional id lets a producer stage elsewhere only if it could stage at the home, and stores that.
-* Requests for a client are checked as that client.
+* The coordinator shard of a transactional id admits a producer to another shard only if it could stage in the
+  coordinator shard, and stores the admission.
+* A request on behalf of a client is authorized as that client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A client's connection to a broker of several processes: it forwards requests to the other processes (decision 0128).
 
-* A request is repeated while its process restarts, if repeating is harmless; a failure is reported once.
-* A topic of another process gets the error that makes clients look up its leader.
+* While the target process restarts, a request is retried if retrying it is harmless. A failure is reported once.
+* A request for a topic of another process gets the error that makes clients look up the topic's leader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The client's side of record batches: encode records into a batch and decode fetched batches.
 
-Simple rather than fast: for tests and tools.
+It is meant for tests and tools, and is simple rather than fast.
 """
 
 from __future__ import annotations

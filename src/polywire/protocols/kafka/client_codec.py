@@ -1,4 +1,7 @@
-"""The client's side of the Kafka protocol: encode requests and decode responses from the table that the server uses."""
+"""The client's side of the Kafka protocol: encode requests and decode responses.
+
+It uses the same table of messages as the server.
+"""
 
 from __future__ import annotations
 

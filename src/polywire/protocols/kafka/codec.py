@@ -1,7 +1,7 @@
 """Decode the frames of requests and encode the frames of responses.
 
-A malformed request raises PeerError, which closes the connection. Bytes behind a complete body are ignored, because
-common clients send some.
+A malformed request raises PeerError, which closes the connection. Bytes after a complete body are ignored, because some
+common clients send them.
 """
 
 from __future__ import annotations

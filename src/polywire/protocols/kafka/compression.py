@@ -1,8 +1,8 @@
 """Compress and decompress record batches.
 
-Decompression never produces more than its limit, whatever the input claims, and releases the GIL.
+Decompression never produces more than its limit, whatever size the input claims, and releases the GIL.
 
-lz4 comes in frames: magic 4 | flags 1 | block size 1 | content size 0-8 | dictionary 0-4 | header checksum 1 | blocks:
+An lz4 frame is: magic 4 | flags 1 | block size 1 | content size 0-8 | dictionary 0-4 | header checksum 1 | blocks:
 (plain 1 bit, size 31), bytes, checksum 0-4 | 0 (4 bytes) | content checksum 0-4.
 """
 

@@ -1,7 +1,7 @@
 """Topic and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
 
-* A setting with an effect is the topic's own, whichever protocol set it.
-* Other settings of Kafka are stored and returned without an effect.
+* A setting that the broker implements belongs to the topic, whichever protocol set it.
+* Kafka's other settings are stored and returned, but have no effect.
 * Every request refuses unknown names and values out of range.
 """
 

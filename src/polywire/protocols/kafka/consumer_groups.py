@@ -1,6 +1,7 @@
 """ConsumerGroupHeartbeat: members of consumer groups (spec: kafka#consumer-groups).
 
-A member must have permission for all topics of its group. A pattern matches only topics that its user may read.
+A member must have permission for all topics of its group. A pattern matches only topics that the member's user may
+read.
 """
 
 from __future__ import annotations

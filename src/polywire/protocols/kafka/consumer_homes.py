@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat for topics in several processes, at the home of a group (decision 0128).
+"""ConsumerGroupHeartbeat in a group's coordinator shard, for topics in several processes (decision 0128).
 
 * A member learns of topics in other shards in its first response, unless a shard does not respond.
-* Its permissions are checked by the shards that have the topics.
+* The shards that own the topics check the member's permissions.
 * The topics of a shard that does not respond stay assigned.
 """
 

@@ -1,9 +1,9 @@
-"""Decode Kafka record batches, version 2, into stored batches: one call checks a batch, another one builds it.
+"""Decode Kafka record batches, version 2, into stored batches.
 
-* No Python object per record.
-* Every length is checked before use. Columns are measured before they are allocated.
+* One call checks a batch and another one builds it, without a Python object per record.
+* Every length is checked before use, and columns are measured before they are allocated.
 
-A batch, numbers big-endian; the CRC covers the bytes behind it::
+A batch, numbers big-endian; the CRC covers the bytes after it::
 
     i64 base offset | i32 length of the rest | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes |
     i32 last offset delta | i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch |

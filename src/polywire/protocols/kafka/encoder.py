@@ -1,15 +1,19 @@
 """Encode stored batches as Kafka record batches, version 2.
 
-* One call per chunk that was read, whichever protocol wrote the records; no Python object per record.
+* One call encodes a chunk of a read, whichever protocol wrote the records, without a Python object per record.
 * A record is written completely or not at all.
 * Stored batches must be valid.
 
-Consumers do not depend on batch borders. A batch begins at the requested record, a long one is split at
-``SPLIT_BYTES``, and short neighbours of one epoch are joined up to ``JOIN_BYTES``. Records are not compressed and name
-no producer. Length, counts, greatest time and CRC are filled in when a batch ends (layout: see ``decoder``).
+Consumers do not depend on the limits of batches. A batch begins at the requested record. A batch longer than
+``SPLIT_BYTES`` is split, and short neighbours of one epoch are joined up to ``JOIN_BYTES``. Records are not compressed
+and have no producer id. Length, counts, greatest time and CRC are filled in when a batch ends (layout: see
+``decoder``).
 
-The ``state`` array has i64 words: next offset wanted, usable bytes of ``out``, position in ``out``, position in
-the chunk of a compressed batch, bytes that suffice for the next record when it did not fit.
+The ``state`` array has these i64 words:
+
+* next offset to write, bytes of ``out`` that may be used
+* position in ``out``, position in the chunk of a compressed batch
+* bytes needed by the next record if it did not fit
 """
 
 from __future__ import annotations

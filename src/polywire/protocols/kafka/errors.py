@@ -1,6 +1,6 @@
-"""The Kafka error for each error of the broker.
+"""Map the broker's errors to Kafka's error codes.
 
-The table covers every ``ErrorCode``. A code is retriable for clients if and only if a retry can help.
+The table covers every ``ErrorCode``. An error is retriable for clients if and only if a retry can help.
 """
 
 from __future__ import annotations

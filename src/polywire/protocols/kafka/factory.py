@@ -1,6 +1,7 @@
 """The entry point of the Kafka protocol: recognise connections and open sessions.
 
-Only requests with a handler are supported and advertised. No connection of another protocol is recognised as Kafka.
+Only requests with a handler are supported and advertised. A connection of another protocol is never recognised as
+Kafka.
 """
 
 from __future__ import annotations

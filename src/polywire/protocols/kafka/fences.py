@@ -1,4 +1,4 @@
-"""Fences for late commits to topics of a group whose home is another shard (decision 0128).
+"""Reject late commits to topics of a group that another shard coordinates (decision 0128).
 
 A commit of an earlier generation is never stored after one of a later generation.
 """

@@ -1,7 +1,7 @@
 """Fetch (spec: kafka#fetch, kafka#fetch-sessions).
 
-In a fetch session the cost of a request depends on changes and on data to read, not on the number of partitions.
-Permissions are checked for every read.
+In a fetch session the cost of a request depends on changed partitions and available data, not on the number of
+partitions. Permissions are checked for every read.
 """
 
 from __future__ import annotations

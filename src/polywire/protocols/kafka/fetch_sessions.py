@@ -1,6 +1,6 @@
-"""Fetch sessions: a consumer's partitions, stored between its requests (spec: kafka#fetch-sessions).
+"""Fetch sessions: they store a consumer's partitions between its requests (spec: kafka#fetch-sessions).
 
-* The cost of a fetch depends on how many partitions have news, not on how many the session has.
+* The cost of a fetch depends on the number of partitions with new data, not on all partitions of the session.
 * Only the connection that opened a session can use it, and the session ends with the connection.
 * The sessions of a listener share limits on their number and memory.
 """

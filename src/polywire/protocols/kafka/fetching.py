@@ -1,8 +1,8 @@
 """A Fetch request in progress (spec: kafka#fetch).
 
-* Available records are returned immediately. Otherwise the request waits, and a new record wakes it.
+* Available records are returned immediately. If there are none, the request waits until a record arrives.
 * Only the first batch may exceed the limits.
-* At most one read is outstanding, and nothing stays pinned between calls.
+* At most one read is outstanding, and no memory stays pinned between calls.
 * A request for thousands of partitions is processed in slices.
 """
 

@@ -1,7 +1,7 @@
-"""Responses that any process gives for all of them: brokers, topics and topic administration (decision 0128).
+"""Scatter-gather for requests about brokers, topics and topic administration (decision 0128).
 
-A request is split by the shards of the topics it names. Each part is checked and executed by the shard of its topics.
-The responses are joined into that of a single broker.
+Any process can receive such a request. It splits the request by the shards that own the topics. Each shard checks and
+executes its part. The combined response equals that of a single broker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups.
 
-Users see the groups of all protocols whose topics they may all use. Long lists are built in slices (spec:
-kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
+A user sees a group of any protocol only if the user may use all of its topics. Long lists are built in slices
+(spec: kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Every request gets a response. A member must have permission for all topics of its group (spec: kafka#joingroup,
-kafka#syncgroup, kafka#heartbeat, kafka#leavegroup).
+Every request gets a response. A member must have permission for all topics of its group
+(spec: kafka#joingroup, kafka#syncgroup, kafka#heartbeat, kafka#leavegroup).
 """
 
 from __future__ import annotations

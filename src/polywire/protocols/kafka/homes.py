@@ -1,10 +1,10 @@
 """Groups of a broker with several processes (decision 0128).
 
-The hash of a group's name selects the shard that coordinates it: its home. Members and generations are at the home.
-Committed offsets are stored by the shards that have the topics, so that every protocol finds them there. The home
-checks members and forwards commits.
+The hash of a group's name selects its coordinator shard, called its home in code. The home stores members and
+generations. The shards that own the topics store the committed offsets, where every protocol finds them. The home
+checks the member that commits, and forwards the commit.
 
-* Requests to another shard get the error that makes clients look up the coordinator.
+* A request to another shard gets the error that makes clients look up the coordinator.
 * A late commit never overwrites a newer one of the group.
 """
 

@@ -1,6 +1,6 @@
-"""The receiving end of a link: a session for another process, on behalf of that process's client (decision 0128).
+"""The receiving end of a link: a session for another process, on behalf of its client (decision 0128).
 
-* Permissions are those of the client and checked here.
+* The permissions of the client apply, and are checked here.
 * Offsets are stored in the order of a group's generations, even if a request arrives late.
 """
 

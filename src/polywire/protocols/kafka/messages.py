@@ -3,8 +3,8 @@
 ``SERVED`` is the only table of versions that may be advertised.
 
 A request is ``i32 length | i16 api | i16 version | i32 correlation | i16 length, client id | [tags] | body``. A
-response is ``i32 length | i32 correlation | [tags] | body``. Flexible versions have the tags, except in the header of
-responses to API_VERSIONS.
+response is ``i32 length | i32 correlation | [tags] | body``. Flexible versions have the tags, except in the response
+header of API_VERSIONS.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Match names by the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0117).
 
-A pattern becomes a nondeterministic automaton. Matching visits each character once with all possible states, so the
-time is linear. Sets of states and their successors are cached: for most names a character costs one look-up.
+A pattern becomes a nondeterministic automaton. Matching visits each character once with all possible states, so it
+takes linear time. Sets of states and their successors are cached: for most names a character costs one look-up.
 
-Patterns match whole names. The size of a pattern and the work for one name are limited.
+A pattern must match the whole name. The size of a pattern and the work for one name are limited.
 """
 
 from __future__ import annotations

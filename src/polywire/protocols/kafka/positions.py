@@ -1,6 +1,6 @@
 """OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
 
-Partitions fail independently; a request that the member may not send fails as a whole. Requests for thousands of
+Partitions fail independently. A request that the member may not send fails completely. Requests for thousands of
 partitions are processed in slices.
 """
 

@@ -1,7 +1,7 @@
 """InitProducerId, sequence numbers, DescribeProducers (spec: kafka#idempotent-producers).
 
 * A producer id is never assigned twice.
-* Kafka's sequences wrap around; stored ones continue to grow.
+* Kafka's sequence numbers wrap around; the stored ones continue to grow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Build responses in steps: many topics, or many partitions of one request.
+"""Build the response to a request for many topics or partitions in steps.
 
-A response is filled once, when all of its entries are known.
+A response is completed once, when all of its entries are known.
 """
 
 from __future__ import annotations

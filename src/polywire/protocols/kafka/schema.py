@@ -1,6 +1,6 @@
 """Compile the table of messages into record types and one program for each version of a structure.
 
-* The table is parsed once. Programs are made on first use.
+* The table is parsed once. Programs are compiled on first use.
 * A record has the fields of all versions of its message, so handlers need not check the version.
 """
 

@@ -1,13 +1,13 @@
 # mypy: disable-error-code="no-any-return"
 """Decode structures by programs made from the table of messages.
 
-* One call per message. Nothing beyond the given end is read.
-* An array has at most as many elements as the bytes behind its count can hold. All arrays and tags of a message
+* A message is decoded with one call, or in steps if it has many elements. Nothing is read beyond the given end.
+* An array has at most as many elements as the bytes after its count can contain. All arrays and tags of a message
   together have a limit.
-* Record bytes are not copied. Messages with many elements can be decoded in steps.
+* Record bytes are not copied.
 
-Numbers are big-endian. In flexible versions lengths and counts are unsigned varints plus one, where 0 is null.
-Otherwise they are i16 for strings and i32 for the rest, where -1 is null. A flexible structure ends with its tags: a
+Numbers are big-endian. In flexible versions lengths and counts are unsigned varints plus one, where 0 is null. In other
+versions they are i16 for strings and i32 for the rest, where -1 is null. A flexible structure ends with its tags: a
 varint count, then number, size and bytes of each.
 """
 

@@ -1,6 +1,6 @@
 """Encode structures by programs made from the table of messages (layout: see ``structure_decoder``).
 
-* One call per message. Record buffers of at least ``PART_BYTES_MIN`` bytes are not copied.
+* A message is encoded with one call. Record buffers of at least ``PART_BYTES_MIN`` bytes are not copied.
 * A value that does not fit its field is refused, never truncated.
 """
 

@@ -1,6 +1,6 @@
-"""The data model of messages: kinds of values, records of fields, and programs that describe how a version is encoded.
+"""The data model of messages: kinds of values, records of fields, and programs.
 
-A program is made once for each version of a structure and never changes.
+A program describes how one version of a structure is encoded. It is made once and never changes.
 """
 
 from __future__ import annotations

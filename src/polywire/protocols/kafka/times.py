@@ -1,12 +1,11 @@
 """Search records by timestamp (spec: kafka#listoffsets).
 
-A record's timestamp is that of the producer, or of the append if the topic is configured so.
-
-The log finds records by append time. PRODUCE refuses timestamps more than an hour ahead, or more than the topic's
-`message.timestamp.after.max.ms`. So the search begins that long before the wanted time and scans from there.
+A record's timestamp is the producer's, or the append time if the topic is configured so. The log finds records by
+append time only. PRODUCE refuses timestamps more than an hour ahead, or more than the topic's
+`message.timestamp.after.max.ms`. The search therefore starts that much before the requested time and scans from there.
 
 * It finds the first matching record by offset even if timestamps are out of order.
-* It runs in slices, has at most one read outstanding and holds nothing in between.
+* It runs in slices. At most one read is outstanding, and no memory stays pinned in between.
 """
 
 from __future__ import annotations

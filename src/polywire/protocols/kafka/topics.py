@@ -1,6 +1,6 @@
 """Metadata, DescribeTopicPartitions, CreateTopics, DeleteTopics, CreatePartitions.
 
-* A topic that Metadata creates is in the same response.
+* If a Metadata request creates a topic, its response includes the topic.
 * A client without permission gets the same error whether or not the topic exists.
 
 Spec: kafka#metadata, kafka#other-calls, kafka#createtopics, kafka#deletetopics, kafka#createpartitions.

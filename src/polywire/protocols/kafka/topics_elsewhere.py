@@ -1,7 +1,7 @@
-"""Topics of other shards, as groups of this shard and look-ups by id see them (decision 0128).
+"""Topics of other shards, for groups of this shard and for look-ups by topic id (decision 0128).
 
-* Callers get what is known so far. Topics that groups read are queried periodically.
-* A shard that does not respond delays callers only briefly; its topics stay as they were.
+* Callers get the topics that are known so far. The topics that groups read are refreshed periodically.
+* A shard that does not respond delays callers only briefly. Its topics stay as last reported.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Transactions of a broker with several processes (decision 0129).
 
-The hash of a transactional id selects the shard that coordinates it: its home. The home assigns producer ids and
-decides how transactions end. Records and offsets are staged by the shards that have the topics, after the home has let
-each shard join. Topics at the home need no other shard.
+The hash of a transactional id selects its coordinator shard, called its home in code. The home assigns producer ids and
+decides how transactions end. The shards that own the topics stage records and offsets, each after the home has admitted
+it. A transaction whose topics are all in the home involves no other shard.
 
-* Requests to another shard get the error that makes clients look up the coordinator.
-* No shard stages anything for a transaction unless its home knows the shard.
+* A request to another shard gets the error that makes clients look up the coordinator.
+* No shard stages anything for a transaction before the home has recorded the shard.
 """
 
 from __future__ import annotations

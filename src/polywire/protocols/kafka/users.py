@@ -1,7 +1,7 @@
 """DescribeAcls, DescribeUserScramCredentials, AlterUserScramCredentials (spec: kafka#acls, kafka#other-calls).
 
-ACLs are a view of the users' permissions. A topic's access list can deny what an ACL grants; nothing else is allowed
-without an ACL. Long lists are built in slices.
+ACLs are a view of the users' permissions. A topic's access list can deny what an ACL grants. An action without an ACL
+is not allowed. Long lists are built in slices.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A Kafka 0.7 connection whose requests go to the shards that have the topics they name (decision 0127).
+"""A Kafka 0.7 connection that forwards requests to the shards that own the topics they name (decision 0127).
 
-Producers are never answered, so a later read is a producer's only acknowledgement: before it, forwarded sets are confirmed by an empty FETCH
-over the same link.
+Producers get no responses, so a later read is their only acknowledgement. Before a read, an empty FETCH over the same
+link confirms the message sets that were forwarded.
 
-Guarantees:
-* A read sees every set produced before it on this connection, in any shard.
-* Sets of one topic keep their order.
-* If a process ends with unconfirmed sets, the connection is closed.
+* A read sees every message set produced before it on this connection, in any shard.
+* Message sets of one topic stay in order.
+* If a process ends with unconfirmed message sets, the connection is closed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Expand compressed message sets under a limit (spec: kafka-0.7#wrappers).
+"""Decompress message sets under a limit (spec: kafka-0.7#wrappers).
 
-The limit covers all wrappers of one request together, whatever the bytes claim. Order is preserved.
+The limit covers all compressed messages of one request together, whatever sizes they claim. Order is preserved.
 """
 
 from __future__ import annotations

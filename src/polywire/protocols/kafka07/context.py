@@ -1,4 +1,4 @@
-"""Verbs of the broker that the Kafka 0.7 protocol uses."""
+"""Broker operations that the Kafka 0.7 protocol uses."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
 """Decode Kafka 0.7 produce requests: records from a receive buffer, or message sets one by one.
 
 One call handles one received buffer, creates no Python object per record, and verifies every CRC. A frame is handled in
-bulk only if all its sets are plain and valid; other frames, invalid ones above all, go to the precise path.
+bulk only if all of its message sets are valid and uncompressed. Other frames go to the parser in ``messages``.
 
 A message set (spec: kafka-0.7#messages) is a sequence of entries; numbers are big-endian::
 
     i32 size | u8 magic 0 | u32 CRC-32 of the value | value                            size = 5 + length of the value
     i32 size | u8 magic 1 | u8 attributes, 2 bits of codec | u32 CRC-32 | value        size = 6 + length of the value
 
-A PRODUCE frame is ``i32 length | i16 0 | entry``, a MULTIPRODUCE frame ``i32 length | i16 3 | i16 count | entries``,
-and an entry is ``i16 length, topic | i32 partition | i32 length, set`` (spec: kafka-0.7#produce,
-kafka-0.7#multiproduce).
+A PRODUCE frame is ``i32 length | i16 0 | entry``. A MULTIPRODUCE frame is ``i32 length | i16 3 | i16 count | entries``.
+An entry is ``i16 length, topic | i32 partition | i32 length, set`` (spec: kafka-0.7#produce, kafka-0.7#multiproduce).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-any-return"
-"""Encode stored batches as a Kafka 0.7 client sees them: one call per read, into a reusable buffer.
+"""Encode stored batches as Kafka 0.7 messages: one call per read, into a reusable buffer.
 
 The bytes at an address never change (spec: kafka-0.7#virtual-addresses). A record is cut only where the protocol
 requires it. Batches must be valid.
 
-Record n of a partition is the entry ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address; its magic is
-1 unless its flag ``KAFKA_MAGIC_0`` is set.
+A record is encoded as ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address. Its magic is 1 unless its
+flag ``KAFKA_MAGIC_0`` is set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Kafka 0.7 protocol for the server: recognition, sessions, and buffers shared by the sessions of a listener."""
+"""The Kafka 0.7 protocol for the server: recognise connections, open sessions, and share buffers between them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One FETCH or MULTIFETCH being answered: from addresses to the bytes of the answer.
+"""One FETCH or MULTIFETCH in progress: read from addresses and build the response.
 
-Nothing here waits for a disk. One call per read moves records from stored columns into the answer's buffer. An answer
-has a limit, whatever was requested, and every entry gets a share.
+It never blocks on a disk. One call per read copies records from stored columns into the response's buffer. A response
+has a size limit, whatever was requested, and every entry gets a share of it.
 """
 
 from __future__ import annotations

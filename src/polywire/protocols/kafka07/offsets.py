@@ -1,6 +1,7 @@
-"""One OFFSETS request: addresses at which a client may begin (spec: kafka-0.7#times).
+"""One OFFSETS request: addresses at which a client may start reading (spec: kafka-0.7#times).
 
-Addresses descend, and records begin at them. Fetching data does not delay other clients.
+Addresses are in descending order, and each is the beginning of a record. Reading the data for it delays no other
+client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Convert produced sets to batches, one per partition and run.
+"""Convert produced message sets to batches, one per partition and run (spec: kafka-0.7#reactions).
 
-Sets of a connection are appended in order; a set is stored whole or not at all; a refused set stops all later ones
-(spec: kafka-0.7#reactions).
+* The message sets of a connection are appended in order.
+* A message set is stored completely or not at all.
+* After a refused message set, later ones are not stored.
 """
 
 from __future__ import annotations

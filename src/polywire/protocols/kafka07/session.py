@@ -1,7 +1,7 @@
-"""One Kafka 0.7 connection: requests strictly in order, produce frames in bulk.
+"""One Kafka 0.7 connection: requests strictly in order, with produce frames handled in bulk.
 
-Answers leave in request order. A FETCH or OFFSETS sees every set produced before on this connection, which is the
-protocol's only acknowledgement. Producers are never answered. There is no task and no future per request.
+Responses leave in the order of the requests. Producers get no responses: their only acknowledgement is that a later
+FETCH or OFFSETS sees every message set produced before it on the connection. A request needs no task and no future.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Decode arguments of requests: levels, kinds of owners, partitions (spec: polywire#verbs). Errors are Invalid or
-Missing.
+"""Decode arguments of requests: levels, kinds of owners, partitions (spec: polywire#verbs).
+
+An argument that cannot be decoded raises Invalid or Missing.
 """
 
 from __future__ import annotations

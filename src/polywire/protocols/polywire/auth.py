@@ -1,7 +1,7 @@
 """Authentication and authorization of a `polywire` connection (spec: polywire#login).
 
-Every request is authorized before it is executed. If a command has several actions, the action that the request names
-is checked.
+Every request is authorized before it is executed. If a command allows several actions, the action that the request
+names is checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A session that forwards requests to the shards that own their topics, frame by frame (spec:
-polywire#several-processes).
-"""
+"""Forward requests to the shards that own their topics, frame by frame (spec: polywire#several-processes)."""
 
 from __future__ import annotations
 

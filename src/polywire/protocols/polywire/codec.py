@@ -1,6 +1,6 @@
 """Frames of the `polywire` protocol: prefix, head, payload (spec: polywire#opening, polywire#frames, polywire#limits).
 
-A broken frame raises PeerError(fatal=True), a broken head PeerError(fatal=False). Payloads are never copied.
+An invalid frame raises PeerError(fatal=True), an invalid head PeerError(fatal=False). Payloads are never copied.
 """
 
 from __future__ import annotations

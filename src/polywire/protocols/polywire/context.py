@@ -1,4 +1,4 @@
-"""Verbs of the broker that the `polywire` protocol uses."""
+"""Broker operations that the `polywire` protocol uses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Error numbers of the `polywire` protocol: code and kind (spec: polywire#errors).
 
-The mapping is total in both directions for every ``ErrorCode``. An unknown code is raised by its kind.
+Every ``ErrorCode`` has a number, and every number a code. A client raises an unknown code as an error of its kind.
 """
 
 from __future__ import annotations

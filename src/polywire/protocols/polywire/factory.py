@@ -1,4 +1,4 @@
-"""The `polywire` protocol for the server: command table, recognition, and sessions."""
+"""The `polywire` protocol for the server: the command table, recognition of connections, and sessions."""
 
 from __future__ import annotations
 

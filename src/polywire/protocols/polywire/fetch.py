@@ -1,8 +1,7 @@
-"""One open FETCH of a connection: reads, waits, and frames as the client consumes them (spec:
-polywire#bounds-and-fetch).
+"""One open FETCH of a connection: reads, waits, and paced frames (spec: polywire#bounds-and-fetch).
 
-Stored bytes go from the log to the output as pinned views, released once sent. A fetch has at most one read in flight.
-When it ends, it holds no pin, wait or timer.
+Stored bytes go from the log to the output as pinned views, which are released once sent. A fetch has at most one read
+in flight. When it ends, it holds no pin, wait or timer.
 """
 
 from __future__ import annotations

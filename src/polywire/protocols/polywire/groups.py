@@ -1,4 +1,4 @@
-"""Offsets and groups in the `polywire` protocol (spec: polywire#groups). Changes are answered once they are written."""
+"""Offsets and groups in the `polywire` protocol (spec: polywire#groups). A change is answered once it is written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Heads of the `polywire` protocol's frames as values (spec: polywire#verbs).
 
 Each struct is one MessagePack array, with elements in the order of the specification. Missing elements at the end get
-the defaults.
+their defaults.
 """
 
 from __future__ import annotations

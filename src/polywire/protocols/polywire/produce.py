@@ -1,12 +1,11 @@
 """PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` protocol (spec: polywire#produce, polywire#staged-produce).
 
-Guarantees:
 * Nothing is stored before every batch of the request was validated.
-* A request is answered once, when all its batches have reached their level or one has failed.
+* A request gets one response: when all of its batches have reached the requested level, or one has failed.
 
-A request that takes longer than a quantum is executed in slices, with other requests in between; its connection accepts
-no further request until the last batch was passed on. It is not a transaction: after a stop or a refusal in between,
-earlier batches stay. If the connection closes, the rest is still stored.
+A request that takes longer than a time slice is executed in slices, between requests of other connections. Its own
+connection accepts no further request until the last batch was appended. Such a request is not atomic: after a stop or a
+refused batch, earlier batches remain. If the connection closes, the remaining batches are still stored.
 """
 
 from __future__ import annotations

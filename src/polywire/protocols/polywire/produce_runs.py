@@ -1,7 +1,7 @@
-"""Runs of PRODUCE frames with the same head and a small batch each: found, merged and answered as one.
+"""Handle a run of PRODUCE frames that have the same head and a small batch each as one request.
 
-One call handles all frames of a run. Each frame gets its own answer, with the same bytes as ``codec.encode_head``. Any
-other frame ends a run.
+One call handles all frames of a run. Each frame gets its own response, with the same bytes as ``codec.encode_head``.
+Any other frame ends a run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Answers of the parts of a session: at once, later, or built in slices.
+"""Send responses at once, later, or built in slices.
 
-While a long answer is built, the session handles no other request, and other clients have a turn between slices. The
-session accepts requests again before the answer is sent.
+While a long response is built, the session handles no other request, and other clients have a turn between slices. The
+session accepts requests again before the response is sent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""LOCATE of the `polywire` protocol: locations of sealed records, for clients with access to the broker's files or
-bucket (spec: polywire#reading-sealed-segments-directly). Only records that FETCH would send are disclosed.
+"""LOCATE of the `polywire` protocol: return where sealed records are stored.
+
+It serves clients with access to the broker's files or bucket (spec: polywire#reading-sealed-segments-directly). Only
+records that FETCH would send are disclosed.
 """
 
 from __future__ import annotations

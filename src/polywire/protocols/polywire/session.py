@@ -1,11 +1,9 @@
-"""Session of the `polywire` protocol: requests become verbs of the broker, answers become frames
-(docs/specs/polywire.md).
+"""Session of the `polywire` protocol: executes requests and encodes responses (docs/specs/polywire.md).
 
-Guarantees:
-* Requests take effect in order, including whole ones left by a client that has finished.
-* A waiting answer does not delay others.
-* Views of the receive buffer go to the broker without a copy.
-* After ``close`` nothing is written.
+* Requests take effect in order. Complete requests are executed even if the client has finished sending.
+* A response that waits does not delay others.
+* The broker gets views of the receive buffer, without a copy.
+* Nothing is written after ``close``.
 """
 
 from __future__ import annotations

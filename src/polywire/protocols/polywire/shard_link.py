@@ -1,4 +1,4 @@
-"""A connection's link to one shard: opening, login and whole frames (spec: polywire#opening)."""
+"""A connection's link to one shard: opening, login and complete frames (spec: polywire#opening)."""
 
 from __future__ import annotations
 

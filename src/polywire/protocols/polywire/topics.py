@@ -1,6 +1,6 @@
 """Topics and bounds in the `polywire` protocol (spec: polywire#verbs, polywire#bounds-and-fetch).
 
-Bounds are answered when those of every partition have been synced.
+Bounds are returned once the records of every partition up to them are synced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """List and delete transactional ids and writers (spec: polywire#transactions-and-writers).
 
-Only administrators see or delete those of other users. Lists are paged.
+Only administrators can list or delete those of other users. Lists are paged.
 """
 
 from __future__ import annotations

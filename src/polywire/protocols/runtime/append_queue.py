@@ -1,7 +1,7 @@
-"""Append a connection's batches to the log: at once or, while the log is full, in order after a wait.
+"""Append a connection's batches to the log, in order; batches wait while the log is full.
 
-A batch that still does not fit after the wait is refused, from the loop like every completion (decision 0107). There is
-no task, and no timer unless something waits.
+A batch that still does not fit after the wait is refused in a callback on the event loop (decision 0107). There is no
+task, and no timer unless a batch waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verbs of the broker that every protocol uses; each adds its own in its ``context`` (decision 0107)."""
+"""Broker operations that every protocol uses; a protocol's ``context`` adds its own (decision 0107)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of sessions that forward requests to other shards, and of sessions at the receiving end (decision 0127)."""
+"""Shared parts of sessions that forward requests to other shards, and of the receiving sessions (decision 0127)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements of a protocol's command table, the same for all protocols."""
+"""Elements of the command tables of all protocols."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sessions with length-prefixed requests: the loop over received bytes.
+"""Split received bytes into length-prefixed requests and execute them.
 
-Whole frames are executed in order until one has to wait. After a quantum, other connections get a turn. For an
-incomplete frame, the driver learns its length.
+Complete frames are executed in order until one has to wait. After a time slice, other connections get a turn. If a
+frame is incomplete, the connection driver is given the frame's length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session's links to the shards that it forwards requests to, and the factories of such sessions (decision 0127)."""
+"""A session's links to the shards that it forwards requests to, and factories of such sessions (decision 0127)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Prepare large requests off the event loop: one at a time, in order.
+"""Prepare large requests in a thread, off the event loop: one at a time, in order.
 
-A request of a few KiB may expand to tens of MiB, which would delay all other clients. Its session queues it here and
-handles no further request meanwhile. At any time one request is being prepared or held, which bounds memory however
+A request of a few KiB may decompress to tens of MiB, which would delay all other clients. Its session queues it here
+and handles no further request meanwhile. At any time only one request is prepared or held. This bounds memory however
 many clients send such requests.
 
-``done`` is called on the loop, at most once, and not after ``leave``.
+``done`` is called on the event loop, at most once, and not after ``leave``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sessions whose answers leave in the order of the requests: reply slots.
+"""Sessions with reply slots, which keep responses in the order of the requests.
 
-An answer is filled once, and written with as few writes as possible as soon as all earlier ones are known. There is no
-task, no future and no extra call per request.
+A slot is filled once. Its response is written as soon as all earlier ones are known, with as few writes as possible. A
+request needs no task and no future.
 """
 
 from __future__ import annotations

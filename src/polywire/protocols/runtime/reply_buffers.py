@@ -1,4 +1,4 @@
-"""Reusable buffers for large replies. Each has one user at a time, and the free ones are bounded."""
+"""Reusable buffers for large replies. A buffer has one user at a time, and the number of free buffers is limited."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Sessions whose next request may have to wait: when it does, how it resumes, and what that means at the end.
+"""Sessions that execute one request at a time: waiting, resuming, and the end of the connection.
 
-The state of a conversation is a phase, which only advances, and reasons for waiting, which come and go::
+The state of a session is a phase, which only advances, and a set of reasons for waiting, which come and go::
 
     OPEN ──► FINISHING ──► ENDING ──► CLOSED
       └────────────────────────┘          any phase may be the last before CLOSED
 
-* Requests are handled in order, never inside the handling of another.
-* Whole requests that wait when the client finishes sending are still executed.
-* The connection is closed once no answer is outstanding.
+* Requests are handled in order, never inside the handling of another request.
+* Complete requests that wait when the client finishes sending are still executed.
+* The connection is closed once no response is outstanding.
 """
 
 from __future__ import annotations

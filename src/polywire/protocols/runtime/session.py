@@ -1,7 +1,6 @@
-"""The Session port: what the connection driver calls on a protocol's session, and what a session may do to its
-connection (decision 0107).
+"""The Session port: the interface between the connection driver and a protocol's session (decision 0107).
 
-Sessions do no I/O: bytes in, bytes out. They keep the order of answers.
+Sessions do no I/O: they consume and produce bytes. They keep responses in order.
 """
 
 from __future__ import annotations

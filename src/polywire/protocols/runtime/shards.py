@@ -1,4 +1,4 @@
-"""The other shards, as sessions that forward requests see them (decision 0126)."""
+"""The other shards, as seen by sessions that forward requests (decision 0126)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Build long answers in slices of the loop's time.
+"""Build long responses in slices of time on the event loop.
 
-Other connections get a turn between two slices, and each pass of the loop runs one slice of all such answers. An answer
-is delivered once, whole, or not at all if it was cancelled.
+Other connections get a turn between two slices. Each pass of the loop runs one slice for all such responses together. A
+response is delivered once and complete, or not at all if it was cancelled.
 """
 
 from __future__ import annotations
