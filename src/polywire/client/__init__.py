@@ -1,1 +1,1 @@
-"""Clients for every wire."""
+"""Clients for every protocol."""

@@ -1,9 +1,9 @@
 """Convert stored batches to Arrow record batches and back, without a Python object per record.
 
-A large stored batch is used in place. Small ones are gathered, with one compiled call per column, into record batches
-of a convenient size. Columns have the names of Spark's Kafka source.
+A large stored batch is used in place. Small ones are copied into record batches of a convenient size, with one compiled
+call per column. Columns have the names of Spark's Kafka source.
 
-Guarantees: results have the requested schema and only rows inside the chunk's range.
+The result has the requested schema, and contains only rows inside the requested range of offsets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Arrow columns from stored batches: gathered columns, constants, and lists of headers.
+"""Build Arrow columns from stored batches: copied columns, constants, and lists of headers.
 
-Guarantees: reused blocks stay referenced as long as Arrow uses them, and text that is not UTF-8 is replaced.
+A reused memory block stays referenced as long as Arrow uses it. Bytes that are not UTF-8 are replaced in text columns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The partitions assigned to a consumer, and its progress in each.
 
-Guarantees:
-
-* A position covers delivered records only; an offset to commit covers finished records only.
+* A consumer's position covers delivered records only. An offset to commit covers only records that the application has
+  finished.
 * A partition that is assigned again continues at its position, unless another member has committed a later offset.
 """
 

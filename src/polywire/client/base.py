@@ -1,6 +1,6 @@
 """The interface that the clients of all protocols share.
 
-Operations that a protocol does not support are missing in ``abilities`` and are rejected before anything is sent.
+An operation that a protocol does not support is missing in ``abilities``, and is rejected before anything is sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A blocking socket for frames of the `polywire` protocol.
 
-Guarantees: every failure of the connection is raised as Unavailable and closes it, and the header of every response is
-checked.
+Every connection failure closes the connection and raises Unavailable. The header of every response is checked.
 """
 
 from __future__ import annotations

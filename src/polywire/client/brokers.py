@@ -1,6 +1,6 @@
 """Split a URL with several brokers into one URL per broker.
 
-Guarantees: URLs are in the given order, and an invalid address is rejected before any broker is contacted.
+URLs have the given order. An invalid address is rejected before any broker is contacted.
 """
 
 from __future__ import annotations

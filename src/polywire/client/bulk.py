@@ -1,10 +1,8 @@
 """A blocking client for stored batches, for Spark's Python workers and for tools.
 
-Guarantees:
-
 * Stored batches are received without a copy per record.
-* Reads are retried after a lost connection, writes never.
-* Connections are shared in a process and never used after a fork.
+* Reads are retried after a lost connection; writes are never retried.
+* The connections of a process are shared, and never used after a fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``polywire.connect(url)`` and ``Client``: a connection to a broker over any protocol.
 
-Guarantees: read-only calls are retried after a lost connection. Calls that change something are not; they raise ``Unavailable`` if their
-outcome is unknown.
+Read-only calls are retried after a lost connection. Calls that change something are not retried; they raise
+``Unavailable`` if their outcome is unknown.
 """
 
 from __future__ import annotations

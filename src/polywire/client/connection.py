@@ -1,7 +1,5 @@
 """The base of all asynchronous connections: how they close, and how replies that arrive in order are matched to calls.
 
-Guarantees:
-
 * A lost connection stays lost, and every pending call fails with its own error.
 * If replies arrive in order, each is returned to the call it belongs to.
 """

@@ -1,9 +1,7 @@
 """Consume a topic through any client: concurrent fetches of partitions, groups, and positions.
 
-Guarantees:
-
 * Records of a partition arrive in order.
-* With a group, a position is stored only after its records were returned and the next ones were requested. A crash
+* In a group, an offset is committed only after its records were returned and the next ones were requested. A crash
   repeats records and never skips any.
 """
 

@@ -1,13 +1,11 @@
 """``Consumer``: reads topics, alone or as a member of a group.
 
-A consumer runs a sequence of sessions. A session starts with a connection and, in a group, a membership. It fetches until the connection is
-lost or the group changes; the next session continues at the application's position.
-
-Guarantees:
+A consumer runs a sequence of sessions. A session starts with a connection and, in a group, a membership. It fetches
+until the connection is lost or the group changes. The next session continues at the application's position.
 
 * Records of a partition are delivered in order.
 * After a restart of the broker, delivery continues without gaps or duplicates.
-* An offset is committed only when the application has finished the record: when it has asked for the next one.
+* An offset is committed only when the application has finished the record, that is, has requested the next one.
 * Prefetched data has a size limit.
 """
 

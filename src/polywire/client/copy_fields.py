@@ -1,7 +1,6 @@
 """Convert records for another protocol: unsupported fields are removed and counted.
 
-Guarantees: every removed field is counted. Values are never changed, except that a missing value becomes an empty one
-on protocols without null values.
+Values are never changed, with one exception: a missing value becomes an empty one on protocols without null values.
 """
 
 from __future__ import annotations

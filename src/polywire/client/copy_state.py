@@ -1,9 +1,7 @@
-"""Progress of a copy: positions at the source and the target, and how offsets map, in memory and in a file.
-
-Guarantees:
+"""Progress of a copy: positions at the source and the target, and the mapping of offsets, in memory and in a file.
 
 * The file is replaced atomically: after a crash it has the latest or the previous state.
-* The file of another copy is rejected.
+* The state file of another copy is rejected.
 """
 
 from __future__ import annotations

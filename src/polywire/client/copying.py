@@ -1,8 +1,8 @@
 """Copy a topic between any two protocols or brokers.
 
-Guarantees: records of a partition are copied in order and once, also if a broker or the copy itself crashes, unless
-another producer writes to the target. Before it resumes, a copy reads the target after the last known offset, and does
-not write the records it finds there again.
+* Records of a partition are copied in order and once, even if a broker or the copy itself crashes. This requires that
+  no other producer writes to the target.
+* Before a copy resumes, it reads the target after the last known offset, and skips the records that it finds there.
 """
 
 from __future__ import annotations

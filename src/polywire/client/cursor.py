@@ -1,9 +1,7 @@
 """An ``async for`` loop over records without a coroutine for each record.
 
-While there are records, ``__anext__`` returns the cursor itself, and awaiting it returns the next record at once. A
-coroutine waits only if no record is left.
-
-Guarantees: ``row`` is the number of records that were returned from ``records``.
+While records are available, ``__anext__`` returns the cursor itself, and awaiting it returns the next record at once. A
+coroutine waits only if no record is left. ``row`` is the number of records that were returned from ``records``.
 """
 
 from __future__ import annotations

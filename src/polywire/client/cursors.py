@@ -1,4 +1,4 @@
-"""Checks of cursors in responses: a loop over them fails if a response does not advance."""
+"""Check the cursors in paged responses: a loop over pages fails if a response does not advance."""
 
 from __future__ import annotations
 

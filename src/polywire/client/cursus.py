@@ -1,8 +1,6 @@
 """The asynchronous client of the Cursus protocol, in its modern dialect.
 
-Guarantees:
-
-* Requests are pipelined over one connection. Reads that wait use connections of their own.
+* Requests are pipelined over one connection. Each read that waits has its own connection.
 * Records that the protocol does not support are rejected before anything is sent.
 """
 

@@ -1,6 +1,6 @@
 """Consumer groups over the Cursus protocol, where the broker chooses the ids of members.
 
-Guarantees: the caller uses its own name for a member; if it joins again, it is the same member.
+The caller chooses a name for the member. If it joins again under this name, it is the same member.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Responses of a Cursus broker, their errors, and the encoding of batches.
 
-Guarantees:
-
 * Every error response becomes one class of ``polywire.errors``.
 * A response that cannot be decoded becomes ``Unavailable``.
 """

@@ -1,7 +1,5 @@
 """The asynchronous client of the FLUX protocol.
 
-Guarantees:
-
 * Requests are pipelined over one connection.
 * Records that do not fit a line are rejected before anything is sent.
 * Values are read back exactly, even if the text of a response is ambiguous.

@@ -1,8 +1,6 @@
 """Parse FLUX replies, including those of CONSUME, which joins values by commas without escaping.
 
-The method is described in spec: flux#values, flux#reading-records.
-
-Guarantees: ambiguous text is reported as such, never guessed.
+The method is described in (spec: flux#values, flux#reading-records). Ambiguous text is reported as such, never guessed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Read topics with Polars and DuckDB, from the same record batches as Arrow tables.
 
-Guarantees:
-
 * Lazy frames of Polars and tables of DuckDB are filled in bounded memory.
 * A lazy frame reads only the columns that the query uses, and stops when it has enough rows.
 """

@@ -1,9 +1,9 @@
-"""Gather small stored batches into one set of Arrow buffers: the loops of ``client.arrow``.
+"""Copy the rows of small stored batches into one set of Arrow buffers: the loops of ``client.arrow``.
 
 A *plan* selects rows. It is an i64 array with ``PLAN_WIDTH`` numbers per run of rows: position of the batch, first row,
 end row, base offset, append time, then position and size of each column as returned by ``records.batch.layout``.
 
-Guarantees: one call per column and record batch. Batches must be valid, and targets must have the size that the plan
+A call copies one column of one record batch. Batches must be valid, and targets must have the size that the plan
 requires.
 """
 

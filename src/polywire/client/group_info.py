@@ -1,4 +1,4 @@
-"""Consumer groups as a broker lists them, and their lag in records and in seconds."""
+"""Consumer groups as listed by a broker, and their lag in records and in seconds."""
 
 from __future__ import annotations
 

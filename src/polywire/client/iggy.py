@@ -1,10 +1,8 @@
 """The asynchronous client of the Iggy protocol, in its documented dialect of 2023.
 
-Guarantees:
-
 * Requests are pipelined over one connection.
 * Records that the protocol does not support are rejected before anything is sent.
-* The protocol does not report offsets of sent records: this client finds the records by their ids.
+* The protocol does not report the offsets of sent records. This client finds the records by their ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The asynchronous client of the Iggy protocol as servers and SDKs since August 2026 speak it, with a login.
 
-Guarantees:
-
 * Each connection has one request in flight, as those servers require.
 * An idle connection sends pings.
 * Records that the protocol does not support are rejected before anything is sent.

@@ -1,10 +1,8 @@
 """The asynchronous client of the Kafka protocol.
 
-Guarantees:
-
 * Requests are pipelined over one connection per broker.
 * Records that the protocol does not support are rejected before anything is sent.
-* All versions that this client sends are known to Kafka brokers since 2.8; groups need 4.0.
+* Kafka brokers since 2.8 support all request versions that this client sends; groups require 4.0.
 """
 
 from __future__ import annotations

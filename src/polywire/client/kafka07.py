@@ -1,11 +1,8 @@
 """The asynchronous client of the Kafka 0.7 protocol.
 
-Guarantees:
-
 * Requests are pipelined over one connection.
 * When ``produce`` returns, the records are stored.
-
-The protocol has byte addresses and no offsets: this client counts records from the beginning of a partition.
+* The protocol has byte addresses instead of offsets. This client counts records from the beginning of a partition.
 """
 
 from __future__ import annotations

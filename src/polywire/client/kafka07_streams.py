@@ -1,9 +1,7 @@
-"""Producers that batch and consumers with positions over the Kafka 0.7 protocol, asynchronous and blocking.
-
-Guarantees:
+"""Batching producers, and consumers that track positions, over the Kafka 0.7 protocol, asynchronous and blocking.
 
 * After ``flush``, the broker has stored all messages, in order.
-* A position is the address after the last returned message: after a crash messages are repeated, none is skipped.
+* A position is the address after the last returned message. A crash repeats messages and never skips any.
 """
 
 from __future__ import annotations

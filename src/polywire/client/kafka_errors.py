@@ -1,4 +1,4 @@
-"""Error numbers of the Kafka protocol, as errors of ``polywire.errors``. Unknown numbers become Invalid."""
+"""Map error codes of the Kafka protocol to ``polywire.errors``. An unknown code becomes Invalid."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Consumer groups over the Kafka protocol, with the newer group protocol (spec: kafka#consumer-groups, decision 0118).
 
-The broker assigns partitions. A member reports a revoked partition as released when its caller joins again, not before.
+The broker assigns partitions.
 
-Guarantees:
-
-* A revoked partition is not released before the caller knows about it.
+* A revoked partition is reported as released when the caller joins again, so not before the caller knows of it.
 * A caller that joins again is the same member.
 """
 

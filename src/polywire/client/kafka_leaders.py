@@ -1,7 +1,7 @@
 """Connections to the brokers that lead topics in a Kafka cluster.
 
-Guarantees: requests go to the last known leader, and to the one in new metadata if that broker does not lead the topic
-any more. With a single broker there is one connection.
+A request goes to the last known leader. If that broker no longer leads the topic, it goes to the leader in new
+metadata. A single broker needs one connection.
 """
 
 from __future__ import annotations

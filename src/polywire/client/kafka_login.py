@@ -1,9 +1,7 @@
-"""Client logins over the Kafka protocol: PLAIN and SCRAM.
+"""Client logins over the Kafka protocol: PLAIN and SCRAM (spec: kafka#sasl; RFC 5802, RFC 7677).
 
-SCRAM does not send the password (spec: kafka#sasl; RFC 5802, RFC 7677).
-
-Guarantees: a broker that does not prove that it knows the password's verifier is rejected, and the number of iterations
-is limited.
+SCRAM does not send the password. A broker that cannot prove that it has the password's verifier is rejected. The number
+of iterations is limited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transactional ids and writers, as a broker lists them."""
+"""Transactional ids and writers as listed by a broker."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Send the records of one partition: collect batches, pipeline them, and retry those without a response.
 
-Over `polywire`, a lane is an idempotent producer: its batches have a producer id and consecutive sequences, so a retry is stored once. Over
-other protocols, one batch at a time is in flight, and a retry may be stored twice.
+Over `polywire`, a lane is an idempotent producer: its batches have a producer id and consecutive sequences, so a
+retried batch is stored once. Over other protocols, one batch at a time is in flight, and a retried batch may be stored
+twice.
 
-Guarantees: batches are stored in the order of their creation, and each is settled once.
+Batches are stored in the order of their creation. Each is completed once, with a result or an error.
 """
 
 from __future__ import annotations

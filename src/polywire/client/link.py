@@ -1,11 +1,9 @@
 """One connection to a broker, reopened with back-off after it is lost.
 
-Guarantees:
-
 * All callers that need a connection wait for the same attempt.
-* A broker that is back within ``reconnect_s`` is found.
-* Errors that a retry cannot fix are not retried: rejected logins, TLS failures, and ports that never answered and keep closing connections at
-  once.
+* A broker that is available again within ``reconnect_s`` is found.
+* Errors that a retry cannot fix are raised at once: rejected logins, TLS failures, and ports that close every
+  connection and have never sent a response.
 """
 
 from __future__ import annotations

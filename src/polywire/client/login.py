@@ -1,6 +1,6 @@
 """Login data from an address, or from an address and the environment.
 
-Guarantees: a password is never part of an error message or of the printed form of a value.
+A password is never part of an error message or of the printed form of a value.
 """
 
 from __future__ import annotations

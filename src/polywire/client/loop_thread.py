@@ -1,6 +1,6 @@
 """An event loop in a thread, for clients with blocking calls.
 
-Guarantees: calls may come from any thread and run concurrently. An interrupted call leaves nothing running.
+Calls may come from any thread and run concurrently. An interrupted call is cancelled completely.
 """
 
 from __future__ import annotations

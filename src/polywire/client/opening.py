@@ -1,4 +1,4 @@
-"""Open a connection, for every protocol."""
+"""Open a connection over any protocol."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Read partitions from beginning to end over any protocol.
 
-A place is a position to continue reading at: an offset, or a byte address over Kafka 0.7. Which requests find places
-depends on the protocol.
+A place is a position from which reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has
+its own requests to find places.
 
-Guarantees: reading from the first place on returns every record once, in order, with its place as its offset.
+Reading from the first place returns every record once and in order. The offset of each record is its place.
 """
 
 from __future__ import annotations

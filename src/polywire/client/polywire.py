@@ -1,7 +1,6 @@
 """The asynchronous client of the `polywire` protocol.
 
-Guarantees: requests can be concurrent and each receives its own response. If the connection is lost, every pending call
-fails with Unavailable.
+Requests can be concurrent. If the connection is lost, every pending call fails with Unavailable.
 """
 
 from __future__ import annotations

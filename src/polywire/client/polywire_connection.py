@@ -1,7 +1,7 @@
 """Frames of the `polywire` protocol over one asyncio connection.
 
-Guarantees: each request receives its own response, in whatever order they arrive, and a request is cancelled if its
-caller was.
+Each request receives its own response, in whatever order responses arrive. A request is cancelled if its caller is
+cancelled.
 """
 
 from __future__ import annotations

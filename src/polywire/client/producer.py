@@ -1,11 +1,9 @@
 """``Producer``: collects records into batches, chooses partitions, and reports deliveries.
 
-Guarantees:
-
-* Unacknowledged records use a limited amount of memory; above the limit, ``send`` waits.
+* Unacknowledged records use a limited amount of memory. Above the limit, ``send`` waits.
 * Every failed record is reported by its receipt, by ``flush`` and by the callback.
 
-Retries are the work of ``lane``.
+The module ``lane`` retries batches.
 """
 
 from __future__ import annotations

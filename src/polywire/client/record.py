@@ -1,9 +1,7 @@
 """``Record``, the record of the client API, and its conversion from and to stored batches.
 
-Guarantees:
-
-* Text is encoded as UTF-8 when a record is created, and invalid keys, values and headers are rejected then.
-* A batch is decoded or built with a few calls for all its records.
+* Text is encoded as UTF-8 when a record is created. Invalid keys, values and headers are rejected at that time.
+* A batch is decoded or built with a few calls for all of its records.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Convert the rows of a stored batch to tuples of a subclass of ``tuple``, with one call for all rows.
 
-Rows cannot be part of reference cycles, so they are not tracked by the garbage collector, which would check a million
-rows several times.
+Rows cannot be part of reference cycles, so the garbage collector does not track them. It would otherwise check a
+million rows several times.
 
-Guarantees: each row is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid.
+Each row is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A pool of blocking sockets to a broker, or to the first of several brokers that responds.
 
-Guarantees: a socket whose response was not read to the end is never used again. Calls may come from any thread.
+A socket is not used again unless its last response was read to the end. Calls may come from any thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The blocking version of every protocol client: the same methods, run in a thread.
 
-Guarantees: each connection has one thread and one loop. Calls may come from any thread and run concurrently.
+Each connection has one thread and one event loop. Calls may come from any thread and run concurrently.
 """
 
 from __future__ import annotations

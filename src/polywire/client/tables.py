@@ -1,8 +1,6 @@
 """Read topics as Arrow record batches, Arrow tables or pandas frames, without Spark.
 
-Guarantees:
-
-* The bounds of a read are taken once at its start, so reading a growing topic ends.
+* The bounds of a read are fixed when it starts, so reading a growing topic ends.
 * ``scan`` needs a few MiB of memory, however large the topic is.
 """
 

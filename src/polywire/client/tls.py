@@ -1,7 +1,7 @@
 """TLS for clients: the meaning of ``+tls`` in a URL.
 
-Guarantees: the broker's certificate and host name are verified against the system's authorities, or those in
-``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
+The broker's certificate and host name are verified. Trusted authorities are the system's, or those in ``SSL_CERT_FILE``
+and ``SSL_CERT_DIR``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Blocking versions of ``Client``, ``Producer`` and ``Consumer``, for programs without asyncio.
 
-Calls may come from any thread. Each client has one thread that does the work for its producers and consumers, too.
+Calls may come from any thread. A client and its producers and consumers share one background thread.
 """
 
 from __future__ import annotations

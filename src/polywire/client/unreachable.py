@@ -1,6 +1,6 @@
 """Errors for connections that could not be opened, with the same messages in every client.
 
-The class of the error says whether a retry can help.
+The class of the error shows whether a retry can help.
 """
 
 from __future__ import annotations

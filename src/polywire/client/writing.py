@@ -1,10 +1,8 @@
 """Writers that pipeline batches to the broker: staged under tokens, or appended immediately.
 
-Guarantees:
-
-* ``StageWriter`` returns a token only after everything staged under it was acknowledged, each batch once, even if
-  connections are lost.
-* ``ProduceWriter`` stores each batch at least once, and once if its batches have a producer id.
+* ``StageWriter`` returns a token only after every batch staged under it was acknowledged. Each batch is staged once,
+  even if connections are lost.
+* ``ProduceWriter`` stores each batch at least once, or exactly once if its batches have a producer id.
 * The memory for batches that may be sent again is limited.
 """
 
