@@ -1,1 +1,1 @@
-"""The process: configuration, listeners, connections, start and stop."""
+"""The server process: configuration, listeners, connections, start and stop."""

@@ -1,7 +1,5 @@
 """A pool of receive buffers, whose sizes are powers of two. Compiled.
 
-Guarantees:
-
 * A freed buffer is reused only once no write batch refers to it.
 * Buffers that are not reused for a while are returned to the allocator.
 * ``take`` and ``give`` call no other code, so both are allowed while the event loop asks for a buffer.

@@ -1,11 +1,11 @@
-"""The audit log: a line for every login, denial and administrative change, in the process's log and in a separate file if one is configured.
+"""The audit log: one line for every login, denial and administrative change.
 
-Guarantees:
+Lines go to the process's log, and to a separate file if one is configured.
 
 * A line says what happened, when, to which user and from which address. It contains no secret.
 * The file is readable by its owner only, is only appended to, and is reopened on SIGHUP.
 * Endless repetitions are counted instead of written.
-* A file that cannot be written is logged once and does not stop the broker.
+* A failure to write the file is logged once and does not stop the broker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""State that the processes of a broker share in memory: how far each has started, and how many topics it has.
+"""Shared memory of the processes of a broker: how far each has started, and how many topics it has.
 
-Each process writes only its own words, so that no lock is needed. The last word, the time of the last handover, is written by all of them.
+Each process writes only its own words, so no lock is needed. All processes write the last word, the time of the last
+handover.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Open the broker of a log in a bucket.
 
-Guarantees:
-
 * A bucket whose conditional writes are unsafe is rejected before anything is written.
 * The event loop keeps running while a thread recovers the log.
 """

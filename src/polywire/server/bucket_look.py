@@ -1,7 +1,7 @@
 """Check a bucket before the broker's processes are forked.
 
-The checks run in a child process, because the libraries for buckets start threads, and a process with threads must not fork. A bucket whose
-conditional writes are unsafe is rejected before anything is written.
+The checks run in a child process, because the libraries for buckets start threads, and a process with threads must not
+fork. A bucket whose conditional writes are unsafe is rejected before anything is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Statistics about the bucket: requests and their cost, the shard that this process leads, and the other brokers.
 
-There is one ``BucketWatch`` for the life of the process, as leader and as standby, so that counters survive a loss of leadership.
+One ``BucketWatch`` exists for the life of the process, as leader and as standby, so counters survive a loss of
+leadership.
 """
 
 from __future__ import annotations

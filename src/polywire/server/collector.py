@@ -1,8 +1,10 @@
 """Schedule Python's garbage collections so that none blocks the event loop for long (decision 0106).
 
-A full collection visits every object: 120 ms for half a million of them, each time their number has grown by a quarter. Most objects are
-the broker's state and stay. So the survivors of a full collection are frozen (``gc.freeze``), and the next collection visits only newer
-objects. While clients are connected, an object is visited by at most one full collection.
+A full collection visits every object: 120 ms for half a million of them. Python starts one each time the number of
+objects has grown by a quarter.
+
+Most objects are the broker's state and stay. So the survivors of a full collection are frozen (``gc.freeze``), and the
+next collection visits only newer objects. While clients are connected, at most one full collection visits an object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings of ``polywire serve``, and the checks that need nothing but the settings."""
+"""The settings of ``polywire serve``, and the checks that need only the settings."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
 """The connection driver of all protocols: moves bytes between a socket and a session. Compiled.
 
-Guarantees:
-
-* A session receives its bytes in order. Bytes that it does not consume are offered again, with those that follow.
+* A session receives its bytes in order. Bytes that it does not consume are offered again, followed by newer ones.
 * A session is not called while it is paused, or while too many of its responses wait to be sent.
-* Bytes handed to the broker are not overwritten before their write batch is committed.
-* Every buffer has a limit, so a client that floods, stalls or sends garbage costs other clients nothing but time.
+* Bytes passed to the broker are not overwritten before their write batch is committed.
+* Every buffer has a limit, so a client that floods, stalls or sends garbage costs other clients only time.
 
-**None of our callbacks runs while the event loop asks for a buffer.** libuv asks for memory and reads into it without checking again
-whether the connection is still open and reading (its issue 2399); pausing or closing the connection in between crashes the process. A
-commit sends responses, and sending one can pause or close a connection. So ``get_buffer`` only finds memory: it does not commit, pause,
-write or close. ``Hub.lending`` is true meanwhile, and assertions fail if anything else happens. All other work is done at the end of
-``buffer_updated``.
+**None of our callbacks runs while the event loop asks for a buffer.** libuv asks for memory and then reads into it. It
+does not check again whether the connection is still open and reading (libuv issue 2399). Pausing or closing the
+connection in between crashes the process. A commit sends responses, which can pause or close a connection.
+
+So ``get_buffer`` only finds memory: it does not commit, pause, write or close. ``Hub.lending`` is true meanwhile, and
+assertions fail if anything else happens. ``buffer_updated`` does all other work at its end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Connection slots: which connection is closed when a new one arrives and all slots are taken.
+"""Choose the connection to close when a new one arrives and all connection slots are taken.
 
 * First, the oldest connection that has never sent anything.
-* Then an unauthenticated connection that has been quiet for ``QUIET_TICKS``, starting with the address that has most connections.
-* An address with more than half of the slots also gives up busy connections to an address that has few.
+* Then an unauthenticated connection that has been quiet for ``QUIET_TICKS``, from the address with most connections.
+* An address with more than half of the slots also loses busy connections to an address that has few.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Divide the process's limit of file descriptors between the log and connections.
 
-However many clients connect, the log can still open a descriptor to write or read a segment.
+However many clients connect, the log can still open files to write and read segments.
 """
 
 from __future__ import annotations

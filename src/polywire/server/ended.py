@@ -1,7 +1,8 @@
 """The transport of a closed connection.
 
-A transport of asyncio refers to its protocol forever, and the protocol to its transport. Replacing the transport with this one breaks the
-cycle, so that reference counting frees a closed connection and no garbage collection has to, which would block the event loop.
+An asyncio transport refers to its protocol forever, and the protocol to its transport. Replacing the transport with
+this one breaks the cycle. Reference counting then frees the connection, without a garbage collection that blocks the
+loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Polling before sleeping: for a moment after bytes arrive, the event loop polls for more instead of sleeping (decision 0112). Compiled.
+"""Poll for more bytes for a moment before the event loop sleeps (decision 0112). Compiled.
 
-It polls only if the recent intervals between bytes were shorter than three times the limit, and never longer than the limit without bytes.
+The loop polls only if the recent intervals between bytes were shorter than three times the limit. It polls no longer
+than the limit without bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The life of one broker process: recover, listen, serve, drain, stop.
 
-Guarantees:
-
 * No listener opens before recovery is complete and synced.
 * The ready file appears once every listener accepts connections.
-* After SIGTERM or SIGINT the broker accepts no more requests, sends pending responses, and syncs. A second signal exits at once.
+* After SIGTERM or SIGINT the broker accepts no more requests, sends pending responses, and syncs. A second signal exits
+  at once.
 * If storage fails, the process exits with ``EXIT_STORAGE``.
 """
 

@@ -1,9 +1,7 @@
 """The format of log lines, and a limit on their rate.
 
-Guarantees:
-
 * Every event is one line on standard error.
-* Whatever clients do, lines of one event have a limited rate. Dropped lines are counted in a later line.
+* The rate of lines of one event is limited, whatever clients do. A later line counts the dropped ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Mutual TLS of the links between machines that serve one bucket (decision 0126).
 
-Guarantees:
-
-* No byte is sent to a machine whose certificate does not name the host, or is not signed by the CA.
-* No byte is accepted from a machine whose certificate the CA has not signed.
+* No byte is sent to a machine unless its certificate names the host and is signed by the CA.
+* No byte is accepted from a machine unless the CA has signed its certificate.
 * A rejected certificate is logged with advice, and the link is retried after a pause.
 """
 

@@ -1,14 +1,14 @@
-"""The logins of a server's connections: time limits, slots that are reserved for authenticated users, and logins that have ended.
+"""The logins of a server's connections: time limits, reserved connection slots, and ended logins.
 
-Guarantees:
+A *stranger* is a connection that has neither logged in nor been served as the user ``anonymous``.
 
-* Strangers (connections that have neither logged in nor been served as the user ``anonymous``) never take the last slots of users, and
-  users never take the last slots of administrators.
-* When slots are short, a new connection takes the slot of the oldest stranger. Strangers on protocols that have a login go first.
+* Strangers never take the last slots of users, and users never take the last slots of administrators.
+* When slots are short, a new connection takes the slot of the oldest stranger. Strangers on protocols that have a login
+  are closed first.
 * A connection that is served as ``anonymous`` loses its slot to a new connection only when no stranger is left.
 * A logged-in connection never loses its slot, and is closed when its login ends.
 
-A broker without users has no logins, and none of this applies.
+A broker without users has no logins, so these rules do not apply to it.
 """
 
 from __future__ import annotations

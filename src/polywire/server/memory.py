@@ -1,12 +1,10 @@
-"""Memory for unfinished requests: which connections get some, wait for it, or are closed to free it. Compiled.
-
-Guarantees:
+"""Memory for unfinished requests: which connections get memory, wait for it, or are closed to free it. Compiled.
 
 * An unfinished request takes memory in proportion to the bytes received.
-* All unfinished requests together stay within a limit. A request that still arrives is delayed at worst, never cut off: one request at a
-  time may exceed the limit, so that there is always one that can complete.
-* When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address that uses most
-  memory, the slowest first. Unread bytes in the socket count as arrived.
+* All unfinished requests together stay within a limit. One request at a time may exceed the limit, so that at least one
+  can complete. Other requests that still receive bytes are delayed, not closed.
+* When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address
+  that uses most memory, the slowest first. Unread bytes in the socket count as received.
 """
 
 from __future__ import annotations

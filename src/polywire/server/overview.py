@@ -1,4 +1,7 @@
-"""Statistics of the process for HTTP: connections, traffic by protocol, listeners, settings, and times of the log's threads."""
+"""Statistics of the process for HTTP.
+
+They cover connections, traffic by protocol, listeners, settings, and times of the log's threads.
+"""
 
 from __future__ import annotations
 

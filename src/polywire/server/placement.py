@@ -1,8 +1,8 @@
-"""Which shard owns a topic. On a data directory a symbolic link for each name says so; with a bucket the hash of the name
-decides (decision 0126).
+"""Which shard owns a topic. On a data directory a symbolic link for each name says so; with a bucket the hash of the
+name decides (decision 0126).
 
-Of several processes that claim a name at the same time, one gets it, because creating a symbolic link is atomic. The links are a cache: a
-shard's log says which topics it has, and every start creates the links again.
+Of several processes that claim a name at the same time, one gets it, because creating a symbolic link is atomic. The
+links are a cache: a shard's log says which topics it has, and every start creates the links again.
 """
 
 from __future__ import annotations

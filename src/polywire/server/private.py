@@ -1,7 +1,5 @@
 """File permissions: no other user of the machine can read the broker's data.
 
-Guarantees:
-
 * New files are accessible to their owner only.
 * A data directory that others can access is closed to them, with a warning.
 * A users file that others can access is rejected.

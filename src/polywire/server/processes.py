@@ -1,7 +1,5 @@
 """The parent process of several broker processes, for a data directory or the shards of a bucket (decision 0126).
 
-Guarantees:
-
 * The ready file appears once all processes are ready.
 * A process that exits is restarted.
 * Signals to the parent reach all processes, and no process outlives the parent.

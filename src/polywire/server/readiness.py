@@ -1,9 +1,9 @@
-"""The readiness driver: reads all ready plain sockets in one callback of the event loop, and commits their records as one group. Compiled.
+"""The readiness driver: reads all ready plain sockets in one callback of the event loop, and commits their records as
+one group. Compiled.
 
-An epoll descriptor contains the sockets, and the event loop watches only that descriptor. Timers, threads and TLS stay with the loop. A
-pass reads each ready socket once, so that no connection can block the others; remaining bytes are read in the next pass.
-
-Guarantees:
+An epoll descriptor contains the sockets, and the event loop watches only that descriptor. Timers, threads and TLS stay
+with the loop. A pass reads each ready socket once, so that no connection can block the others; remaining bytes are read
+in the next pass.
 
 * For a connection it behaves like a transport of asyncio with a write limit of 0.
 * A connection that fails is closed, without effect on others.

@@ -1,7 +1,5 @@
 """The receive buffer of one connection: an unfinished request, or memory for a stream of large reads.
 
-Guarantees:
-
 * Unconsumed bytes stay in order when the buffer grows.
 * Bytes that a write batch may refer to, or that are pinned, are not overwritten.
 * Finding memory for the next read calls no other code, so it is allowed while the event loop asks for a buffer.

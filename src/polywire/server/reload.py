@@ -1,7 +1,5 @@
 """Reload the users file, the certificate and the audit log's file on SIGHUP, without interrupting service.
 
-Guarantees:
-
 * A file that cannot be loaded is logged, and its previous content remains in use.
 * Reloading never turns authentication off.
 * Only connections of changed or removed users are closed.

@@ -1,6 +1,8 @@
-"""Request latencies by protocol, from receiving a request to writing its response, measured on a weighted sample. Compiled.
+"""Request latencies by protocol, from receiving a request to writing its response, measured on a weighted sample.
+Compiled.
 
-A busy server times about a hundred requests a second, an idle one all of them. A request that is not timed costs one comparison.
+A busy server times about a hundred requests a second, an idle one all of them. A request that is not timed costs one
+comparison.
 """
 
 from __future__ import annotations

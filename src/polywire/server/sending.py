@@ -1,7 +1,5 @@
 """The sending half of a connection: writes responses, and tracks the bytes that the client has not read. Compiled.
 
-Guarantees:
-
 * Parts are sent in order.
 * Lent memory is released once the kernel has accepted the bytes, or the connection is closed.
 * Unsent bytes are known at once, and those of all connections together have a limit.

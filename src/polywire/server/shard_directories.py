@@ -1,4 +1,6 @@
-"""The directories of the shards of a data directory: the first is the directory itself, the others are in ``shards`` (decision 0126)."""
+"""The directories of the shards of a data directory: the first is the directory itself, the others are in ``shards``
+(decision 0126).
+"""
 
 from __future__ import annotations
 

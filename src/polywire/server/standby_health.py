@@ -1,6 +1,7 @@
 """The HTTP listener of a standby: liveness, readiness and two metrics.
 
-Requests have limits in bytes, in time and in number. Nothing else is served, because a standby does not authenticate clients.
+Requests have limits in bytes, in time and in number. Nothing else is served, because a standby does not authenticate
+clients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Register the broker, its topics and partitions in ZooKeeper for Kafka 0.7 clients (protocols: kafka07#zookeeper).
 
-A thread does everything that waits for ZooKeeper; the broker serves without it. All nodes are ephemeral, so they disappear with the broker.
+A thread does everything that waits for ZooKeeper; the broker serves without it. All nodes are ephemeral, so they
+disappear with the broker.
 
     /brokers/ids/<id>              <host>-<epoch ms>:<host>:<port>
     /brokers/topics/<topic>/<id>   number of partitions
