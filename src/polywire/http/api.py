@@ -1,6 +1,7 @@
 """The endpoints of the admin API.
 
-Lists are built in slices and have limits. They contain only what the user may see; ``Endpoints`` checks the permission of each request.
+Lists are built in slices and have limits. They contain only what the user may see. ``Endpoints`` checks the permission
+of each request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bucket of the log, as the admin API returns it."""
+"""The description of the log's bucket that the admin API returns."""
 
 from __future__ import annotations
 

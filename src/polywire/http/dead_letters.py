@@ -1,11 +1,12 @@
 """Dead letters and their redrive.
 
-A dead letter is a record that a pipeline could not process. Its headers contain the reason and the original topic and partition; a redrive
-sends it back there.
+A dead letter is a record that a pipeline could not process. Its headers contain the reason, and the original topic and
+partition. A redrive sends it back there.
 
-* A redrive sends the letters and commits the offset in one transaction, so no letter is lost or sent twice, even after a crash.
+* A redrive sends the letters and commits the offset in one transaction, so no letter is lost or sent twice, even after
+  a crash.
 * It sends only to topics named in the request, because any producer can write the headers of a letter.
-* It reads a limited number of bytes, including headers. One letter is always sent.
+* It reads a limited number of bytes, including headers. It always sends at least one letter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table of the admin API's endpoints, with their permissions, and its OpenAPI document.
 
-Permissions are checked here, before the handler of an endpoint runs, so no handler can forget the check.
+Permissions are checked here, before an endpoint's handler runs, so no handler can forget the check.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses. The body contains the code, the message and whether to retry."""
+"""Errors as HTTP responses. The body contains the code, the message, and whether the client can retry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs an ASGI application for one HTTP request. h11 parses the request and encodes the response.
+"""Run an ASGI application for one HTTP request. h11 parses the request and encodes the response.
 
-If the client does not read, the response waits with at most one piece in memory.
+While the client does not read, the response waits with at most one piece in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Creates the sessions of an HTTP listener. The application is imported in a thread, at the first request."""
+"""Create the sessions of an HTTP listener.
+
+The application is imported in a thread, at the first request.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""HTTP of several processes that share a data directory (decision 0127).
+"""Forward and combine HTTP requests among several processes that share a data directory (decision 0127).
 
-Requests about a topic are forwarded to the process that has it. Lists, sums and metrics are merged from all processes. A forwarded request
-keeps its credentials, and the other process checks them again.
+A request about a topic is forwarded to the process that owns the topic. Lists, sums and metrics of all processes are
+merged. A forwarded request contains the client's credentials, and the other process checks them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the end of an HTTP request. Head and body have limits, and a body without Content-Length is rejected."""
+"""Find the end of an HTTP request. Head and body have limits, and a body without Content-Length is rejected."""
 
 from __future__ import annotations
 

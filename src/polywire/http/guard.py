@@ -1,7 +1,8 @@
-"""Authenticates HTTP requests and rejects those that another web page caused.
+"""Authenticate HTTP requests, and reject requests that a page of another web site has sent.
 
-* A request that a foreign page causes changes and returns nothing (decision 0121).
-* Users log in as on every protocol: with a password, a token or a client certificate. A broker without users needs no login.
+* A request sent by a page of another site changes and returns nothing (decision 0121).
+* Users log in as on every protocol: with a password, a token or a client certificate. A broker without users needs no
+  login.
 """
 
 from __future__ import annotations

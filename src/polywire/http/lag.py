@@ -1,7 +1,7 @@
 """The lag of groups, in records and in seconds.
 
-A partition without a commit has no lag, since the group may start at its first or at its next record. Seconds are the age of the oldest
-record that is not committed yet, or 0.
+A partition without a commit has no lag, since the group may start at its first or at its next record. Seconds are the
+age of the oldest record that is not committed yet, or 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """HTTP between the processes of one broker (decision 0127).
 
-A connection carries one request. It starts with a preamble that contains the key of the data directory; a web page cannot send it.
+A connection is used for one request. It starts with a preamble that contains the key of the data directory, which a web
+page cannot send.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Merges the responses of several processes: lists, sums and metrics (decision 0127).
+"""Merge the responses of several processes: lists, sums and metrics (decision 0127).
 
 A metric keeps its name and gets the label ``shard``.
 """

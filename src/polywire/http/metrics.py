@@ -1,7 +1,7 @@
 """The page ``/metrics`` for Prometheus, collected when it is requested.
 
-Values are collected in slices and encoded in a thread; the path of a record counts nothing extra. The number of series is limited. Topics
-above the limit are summed under one name.
+Values are collected in slices and encoded in a thread. No extra counters are updated per record. The number of series
+is limited; topics above the limit are summed under one name.
 """
 
 from __future__ import annotations

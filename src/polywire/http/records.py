@@ -1,7 +1,9 @@
 """Records for the admin API: read batch by batch, and encoded as JSON in a thread.
 
-* A page has a limit in bytes, including keys, values and headers. It contains at least one record, truncated if necessary.
-* A request reads a limited number of bytes, and few requests read at once, so memory is bounded whatever the records contain.
+* A page has a limit in bytes, including keys, values and headers. It contains at least one record, truncated if
+  necessary.
+* A request reads a limited number of bytes, and few requests read at once. Memory is therefore bounded, whatever the
+  records contain.
 """
 
 from __future__ import annotations

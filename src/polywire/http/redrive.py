@@ -1,7 +1,8 @@
-"""Sends dead letters back: the letters and the committed offset in one transaction, also with topics in several processes.
+"""Send dead letters back, in one transaction with the committed offset.
 
-The process of the dead letters coordinates the transaction (decision 0129). It adds a branch for each other process, which stages the
-letters for its topics and follows the decision. Letters go to other processes over HTTP's own link.
+The target topics may be in several processes. The process of the dead letters coordinates the transaction
+(decision 0129). It adds each other process as a participant, which stages the letters for its topics and applies the
+decision. Letters reach other processes over HTTP's own link.
 
 * Either all letters are sent and the offset is committed, or nothing happens.
 * Nothing is staged for a topic to which the user may not produce.

@@ -1,7 +1,7 @@
 """The session of an HTTP connection (decision 0121).
 
-A request is executed once it has arrived completely, one at a time, on the broker's loop. Further requests wait unread. A connection without
-a complete request for IDLE_S is closed.
+A request is executed on the event loop once it has arrived completely, one at a time. Later requests stay unread until
+then. A connection without a complete request for IDLE_S is closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Requests to the other processes of a broker over HTTP's link. A response is complete and within ANSWER_BYTES_MAX, or an error."""
+"""Send HTTP requests to the other processes of a broker over the link.
+
+A response is complete and at most ANSWER_BYTES_MAX long; otherwise the request fails.
+"""
 
 from __future__ import annotations
 

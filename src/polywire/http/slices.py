@@ -1,4 +1,4 @@
-"""Long work on the event loop in slices of a few milliseconds, so that other connections are served in between."""
+"""Run long work on the event loop in slices of a few milliseconds, so that other connections are served in between."""
 
 from __future__ import annotations
 

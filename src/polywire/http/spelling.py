@@ -1,8 +1,8 @@
-"""Encodes records and lists as JSON, within limits in bytes.
+"""Encode records and lists as JSON, within limits in bytes.
 
-* UTF-8 becomes text, other bytes become base64. They are truncated before they are decoded.
-* Text that is longer in JSON than base64 becomes base64, except short text.
-* Long values are encoded in pieces, so that no step blocks the interpreter for more than a few milliseconds.
+* UTF-8 becomes text, other bytes become base64. Both are truncated before decoding.
+* Text that would be longer in JSON than in base64 becomes base64, unless it is short.
+* Long values are encoded in pieces, so no step blocks the interpreter for more than a few milliseconds.
 * A list has a limit in rows and in bytes.
 """
 
