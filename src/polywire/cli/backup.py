@@ -1,8 +1,6 @@
 """``polywire backup``: create, list, verify and restore backups of a data directory.
 
-Guarantees:
-
-* A backup can be taken while the broker runs, and does not change the data directory.
+* A backup can be made while the broker runs, and does not change the data directory.
 * A restore never overwrites data: its target must be empty or missing.
 """
 

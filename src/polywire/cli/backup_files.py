@@ -1,7 +1,5 @@
 """Create and restore backups of a data directory while its broker writes to it (decision 0123).
 
-Guarantees:
-
 * A backup is one consistent state of the log, and contains everything acknowledged before it began.
 * A backup under its final name is complete and synced.
 * The data directory is not changed.

@@ -1,7 +1,7 @@
 """``polywire bench``: measure produce throughput, consume throughput and end-to-end latency of a broker.
 
-Measurements use the public client, on a new topic that is deleted afterwards. Latency counts from when a record was due to be sent, so that
-a slow broker cannot hide its latency by delaying the sender.
+Measurements use the public client, on a new topic that is deleted afterwards. Latency counts from when a record was due
+to be sent, so a slow broker cannot hide its latency by delaying the sender.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """``polywire config``: show the settings that ``polywire serve`` would use, with their sources, and check them.
 
-Options, environment and file are resolved by the same code as in ``polywire serve``. No data directory is opened or changed.
+Options, environment and file are resolved by the code that ``polywire serve`` uses. No data directory is opened or
+changed.
 """
 
 from __future__ import annotations

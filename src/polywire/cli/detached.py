@@ -1,8 +1,11 @@
 """``polywire serve --detach`` and ``polywire stop``: a broker in the background.
 
-A detached broker has three files next to its data directory, with the name of the directory and a suffix: ``.log`` for its log lines,
-``.ready`` with its addresses while it accepts connections, and ``.pid`` with its process id. The broker holds a lock on the ``.pid`` file
-until it exits, so that another process that got the same id is not mistaken for it.
+A detached broker has three files next to its data directory, named like the directory plus a suffix:
+
+* ``.log``: its log lines.
+* ``.ready``: its addresses, while it accepts connections.
+* ``.pid``: its process id. The broker holds a lock on this file until it exits, so another process with the same id is
+  not mistaken for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``polywire doctor``: check a data directory or a bucket, and rewrite damaged second copies with ``--rebuild``.
 
-The exit code reports the worst finding.
+The exit code reports the most severe finding.
 """
 
 from __future__ import annotations

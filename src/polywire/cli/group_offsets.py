@@ -1,7 +1,5 @@
 """``polywire group offsets``: show, set, export and import committed offsets.
 
-Guarantees:
-
 * ``import`` reads what ``export`` prints, in every format.
 * No offset is committed unless every entry is valid and none of the groups has members.
 """

@@ -1,4 +1,4 @@
-"""The commands ``list`` and ``delete`` for named state that the broker retains: transactional ids and writers."""
+"""The commands ``list`` and ``delete`` for transactional ids and for writers."""
 
 from __future__ import annotations
 

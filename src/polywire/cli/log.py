@@ -1,6 +1,6 @@
 """``polywire log``: verify a log, and repair a log whose damage keeps a broker from starting.
 
-A repair lists the records that it gives up before it changes anything.
+Before a repair changes anything, it lists the records that will be lost.
 """
 
 from __future__ import annotations

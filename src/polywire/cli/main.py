@@ -1,7 +1,8 @@
 """The command ``polywire``: assembles the subcommands, and turns errors into messages and exit codes.
 
-Guarantees: every error is one line on standard error; the exit codes are 0 for success, 1 for failure, 2 for wrong usage and 130 for an
-interrupt, beside those that a command documents itself.
+* Every error is one line on standard error.
+* The exit codes are 0 for success, 1 for failure, 2 for wrong usage and 130 for an interrupt. A command may document
+  others.
 """
 
 from __future__ import annotations

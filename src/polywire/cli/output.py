@@ -1,10 +1,8 @@
-"""Printing: results to standard output as table, JSON, JSON lines or CSV, messages to standard error.
-
-Guarantees:
+"""Print results to standard output as table, JSON, JSON lines or CSV, and messages to standard error.
 
 * Every message is one line.
-* Names and data from a broker cannot control the terminal: tables, messages and JSON are escaped, and CSV and raw values when standard
-  output is a terminal.
+* Names and data from a broker cannot control the terminal. Tables, messages and JSON are always escaped; CSV and raw
+  values are escaped if standard output is a terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """``polywire pipeline``: list, describe and run prebuilt Spark jobs, and create Spark Declarative Pipelines projects.
 
-Guarantees:
-
 * Wrong settings and missing topics are reported before Spark starts.
 * An error that ends a run is one line.
 * A run that skipped records reports them, and its exit code is not 0.

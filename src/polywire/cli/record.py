@@ -1,7 +1,5 @@
 """``polywire record``: produce records from standard input, and print records to standard output.
 
-Guarantees:
-
 * ``produce`` reads what ``consume`` prints.
 * An interrupted command has written whole lines only.
 """

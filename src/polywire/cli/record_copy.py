@@ -1,7 +1,5 @@
 """``polywire record copy``: copy a topic between two protocols or brokers.
 
-Guarantees:
-
 * The command reports every part of a record that the target's protocol cannot store.
 * Passwords are neither printed nor stored.
 """

@@ -1,9 +1,7 @@
 """Standard input as numbered lines.
 
-Guarantees:
-
-* Lines of a slow writer are returned as they arrive; a file is read in large pieces.
-* An interrupt never waits for a writer that sends nothing.
+* Lines of a slow writer are returned as they arrive. A file is read in large pieces.
+* An interrupt takes effect at once, even if no input arrives.
 """
 
 from __future__ import annotations

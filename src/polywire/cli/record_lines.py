@@ -1,8 +1,8 @@
 """Records as lines of text: the JSON format that produce reads and consume writes, and the raw format.
 
-``record produce`` restores key, value, headers, id, origin time and event from the JSON lines of ``record consume``. It ignores the fields
-that the broker assigns: topic, partition, offset and timestamp. Bytes that are not UTF-8 are written as ``key_base64`` and
-``value_base64``.
+``record produce`` restores key, value, headers, id, origin time and event from the JSON lines of ``record consume``. It
+ignores the fields that the broker assigns: topic, partition, offset and timestamp. Bytes that are not UTF-8 are written
+as ``key_base64`` and ``value_base64``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``polywire serve``: the options of the broker, and the ``ServeConfig`` they make."""
+"""``polywire serve``: its options, and the ``ServeConfig`` built from them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``polywire.toml``: the settings of ``polywire serve`` in a file.
 
-The keys of its table ``serve`` are the names of the options; an unknown key is an error. Options override environment variables, which
-override the file.
+The keys of its table ``serve`` are the names of the options; an unknown key is an error. Options override environment
+variables, and these override the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start positions in a topic: the values of ``--from`` and ``--to``, and the offsets they mean in each partition."""
+"""Start positions in a topic: convert the values of ``--from`` and ``--to`` to offsets in each partition."""
 
 from __future__ import annotations
 

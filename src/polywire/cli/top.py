@@ -1,6 +1,6 @@
 """``polywire top``: a live view of a broker's protocols, topics and groups, polled from its admin API.
 
-Rates are differences between two samples. The command uses only requests that the console uses as well.
+Rates are differences between two samples. All requests are also used by the console.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The tables of ``polywire top`` about the bucket that stores the log. Rates and means are differences between two samples."""
+"""The tables of ``polywire top`` about the bucket that stores the log.
+
+Rates and means are differences between two samples.
+"""
 
 from __future__ import annotations
 

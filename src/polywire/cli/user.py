@@ -1,7 +1,7 @@
 """``polywire user``: manage the users file of ``polywire serve --users``.
 
-A password is read from the terminal without echo, or from standard input, never from the command line: other users of the machine can see
-command lines. A running broker reads the file when it receives SIGHUP or restarts.
+A password is read from the terminal without echo, or from standard input. It is never read from the command line, which
+other users of the machine can see. A running broker reads the file when it receives SIGHUP or restarts.
 """
 
 from __future__ import annotations
