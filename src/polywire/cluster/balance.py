@@ -1,9 +1,10 @@
-"""Decide when the leader of a shard hands it over, to balance machines or because its own machine is drained (decision
-0126).
+"""Decide when the leader of a shard hands it over (decision 0126).
 
-All brokers derive the same preferred leader from the set of brokers. A machine must have been a standby for some time,
-and a shard stays with its leader for some time, so that a machine that restarts repeatedly does not cause repeated
-moves.
+A shard is handed over to balance the machines, or because the leader's machine is drained. All brokers derive the same
+preferred leader from the set of brokers.
+
+A machine must have been a standby for some time, and a shard stays with its leader for some time. So a machine that
+restarts repeatedly does not cause repeated moves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Segments and snapshots as objects of a bucket, with a local file cache of recent ones and of parts that were read.
+"""Segments and snapshots as objects of a bucket, with a local file cache.
 
-Implements the Store port. A failed request is Busy, never damage or a missing blob. The cache may be deleted at any
-time, and has a limit in bytes.
+* It implements the Store port.
+* A failed request raises Busy. It is never reported as damage or as a missing blob.
+* The cache holds recent blobs and parts that were read. It has a limit in bytes, and may be deleted at any time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The journal as objects: the groups that they hold, each continuing the one before (decision 0124).
+"""The journal in a bucket: a chain of objects that contain journal groups (decision 0124).
 
-A group that does not verify or does not continue the chain is Corrupt.
+Each group continues the previous one. A group with a wrong checksum, or one that does not continue the chain, raises
+Corrupt.
 """
 
 from __future__ import annotations

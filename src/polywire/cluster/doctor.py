@@ -1,6 +1,6 @@
-"""Examine a bucket for damaged and missing objects (``log.doctor`` does the same for a directory).
+"""Check a bucket for damaged and missing objects (``log.doctor`` does the same for a directory).
 
-It reads every stored batch and changes nothing; a broker may lead meanwhile.
+The check reads every stored batch and changes nothing. A broker may lead the log meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The floor of a shard's journal: recovery reads from this object on, and objects below it may be deleted.
 
-A floor that does not verify is Corrupt.
+A floor with a wrong checksum raises Corrupt.
 
 ```
  0 u32 magic "PWF1"    8 u64 floor: number of the object       16 u64 base: number of the object with the naming group

@@ -1,7 +1,7 @@
-"""A shard's journal and floor as objects of a bucket: executes the requests of the protocol.
+"""Execute requests of ``protocol`` on a bucket: a shard's journal and floor as objects.
 
-Writes are sent once, and their outcome is reported as it is. Reads are repeated until they succeed or are abandoned.
-Call it from threads.
+Writes are sent once, and their outcome is reported unchanged. Reads are retried until they succeed or are cancelled.
+Call these functions from threads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Brokers of a bucket: one small object per broker and shard, rewritten regularly.
 
-These objects never decide who leads, only who tries when. Invalid ones are ignored.
+These objects only decide which broker tries to lead, and when. They never decide who leads. Invalid objects are
+ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Open the log of a shard in a bucket: claim it, replay it, continue after it (decision 0124).
 
-On return the start is claimed and everything recovered is being sealed. The local directory holds nothing that is
-needed.
+When opening returns, this broker leads the shard and all recovered data is being sealed. The local directory contains
+nothing that recovery needs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Test whether a bucket provides what the journal relies on: exactly one winner of concurrent creates and concurrent
-replaces.
+"""Test whether concurrent creates, and concurrent replaces, of an object in a bucket have exactly one winner.
 
-A store that lets two win, or none, or returns other content than was written is refused, with a description. The test
-leaves no objects unless it fails. A rare defect may pass, but the usual one, check first and write later, shows in
-nearly every round.
+The journal relies on this. A store is refused, with a description of the defect, if two writes win, if none wins, or if
+reads return other content than was written.
+
+The test leaves no objects unless it fails. A rare defect may pass. The usual defect, to check first and write later,
+shows in nearly every round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The requests with which a broker comes to lead a shard, in order (decision 0124).
+"""The requests with which a broker becomes the leader of a shard, in order (decision 0124).
 
-Each procedure is a generator of requests, each answered before the next. There is no clock, thread or bucket in here,
-so that a simulation can replay any order of events from a seed. Rules that keep two leaders apart are marked with their
-names.
+Each procedure is a generator of requests, each answered before the next. This module uses no clock, thread or bucket,
+so a simulation can replay any order of events from a seed. Comments name the rules that prevent two leaders.
 """
 
 from __future__ import annotations

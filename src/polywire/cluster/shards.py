@@ -1,4 +1,4 @@
-"""The shards of a bucket: each has a directory of its own, so code for one shard needs no shard number."""
+"""The shards of a bucket. Each has its own directory, so code for one shard needs no shard number."""
 
 from __future__ import annotations
 

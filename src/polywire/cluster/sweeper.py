@@ -1,4 +1,4 @@
-"""Collect a shard's garbage while this broker leads: soon after it takes over, then daily, in a thread."""
+"""Collect a shard's garbage in a thread while this broker leads: soon after it takes over, then daily."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Garbage collection: find unneeded objects of a shard and delete them, a few at a time (decision 0124).
 
-These are procedures of requests, as in ``protocol``. An object is deleted only if it was unneeded before the grace
-period began, so readers that received its name can finish. A deposed leader does no harm by collecting, because
-unneeded objects never become needed.
+The procedures are generators of requests, as in ``protocol``. An object is deleted only if it was unneeded before the
+grace period began, so readers that received its name can finish. A deposed leader may continue to collect, because
+unneeded objects never become needed again.
 """
 
 from __future__ import annotations

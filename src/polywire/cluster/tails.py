@@ -1,6 +1,7 @@
-"""Read ahead the ends of blobs that will be opened one after the other, in parallel, because each is a round trip.
+"""Read the ends of blobs in parallel before they are opened one after the other, because each read is a round trip.
 
-The number of retained ends is bounded. A failed read is as if it had not been tried. One thread uses this.
+The number of retained ends is limited. A failed read is ignored, and the blob is read again when it is opened. Only one
+thread may use this module.
 """
 
 from __future__ import annotations

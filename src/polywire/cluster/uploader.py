@@ -1,7 +1,7 @@
-"""Upload groups to the bucket: adjacent groups of a slot become one object, one object after the other (decision 0124).
+"""Upload journal groups to the bucket, one object after the other (decision 0124).
 
-Implements ``log.journal.syncer``. A group is durable once its object is stored and is ours. The loop never waits for
-the network.
+Adjacent groups of a slot are combined into one object. A group is durable once its object is stored and known to be
+this broker's. The event loop never waits for the network. It implements ``log.journal.syncer``.
 """
 
 from __future__ import annotations
