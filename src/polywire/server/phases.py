@@ -1,4 +1,4 @@
-"""The state of a connection: a phase, which only moves forward, and the reasons why it is not read, which come and go:
+"""The state of a connection: a phase, which only moves forward, and the current reasons for not reading from it.
 
 SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
    └──────────────────────┘        every phase can change to ENDING or CLOSED

@@ -1,8 +1,9 @@
-"""Which shard owns a topic. On a data directory a symbolic link for each name says so; with a bucket the hash of the
-name decides (decision 0126).
+"""Look up and claim the shard that owns a topic (decision 0126).
 
-Of several processes that claim a name at the same time, one gets it, because creating a symbolic link is atomic. The
-links are a cache: a shard's log says which topics it has, and every start creates the links again.
+On a data directory a symbolic link for each topic name stores its shard. With a bucket the hash of the name decides.
+
+If several processes claim a name at the same time, exactly one gets it, because creating a symbolic link is atomic. The
+links are a cache: a shard's log determines which topics it has, and every start creates the links again.
 """
 
 from __future__ import annotations

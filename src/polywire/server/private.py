@@ -1,7 +1,7 @@
 """File permissions: no other user of the machine can read the broker's data.
 
 * New files are accessible to their owner only.
-* A data directory that others can access is closed to them, with a warning.
+* If others can access the data directory, their access is removed, with a warning.
 * A users file that others can access is rejected.
 """
 

@@ -1,14 +1,13 @@
-"""The readiness driver: reads all ready plain sockets in one callback of the event loop, and commits their records as
-one group. Compiled.
+"""The readiness driver: serves all ready plain sockets in one callback of the event loop. Compiled.
 
 An epoll descriptor contains the sockets, and the event loop watches only that descriptor. Timers, threads and TLS stay
-with the loop. A pass reads each ready socket once, so that no connection can block the others; remaining bytes are read
-in the next pass.
+with the loop. A pass reads each ready socket once, so no connection can block the others. The next pass reads the
+remaining bytes.
 
 * For a connection it behaves like a transport of asyncio with a write limit of 0.
 * A connection that fails is closed, without effect on others.
 * No other code runs between asking for memory and reading into it.
-* Batches that a pass appends are committed at its end.
+* Batches that a pass appends are committed at its end, as one journal group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The ready file, which exists while all listeners accept connections and contains their addresses.
+"""The ready file: it exists while all listeners accept connections, and contains their addresses.
 
-Readers never see a partial file, because it is renamed into place.
+It is renamed into place, so readers never see a partial file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detect the protocol of a new connection from its first bytes, and format the addresses of its ends."""
+"""Detect the protocol of a new connection from its first bytes, and format its local and remote address."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Forward connections of a standby to the leader, byte for byte, for every protocol.
 
-* Bytes keep their order, and only bytes that one socket has sent and the other has not accepted yet are buffered.
+* Bytes stay in order. Only bytes that one socket has sent and the other has not accepted yet are buffered.
 * Without a leader, a new connection waits for ``HOLD_S`` and is then closed.
 """
 

@@ -1,6 +1,6 @@
 """Reload the users file, the certificate and the audit log's file on SIGHUP, without interrupting service.
 
-* A file that cannot be loaded is logged, and its previous content remains in use.
+* If a file cannot be loaded, the error is logged and the previous content remains in use.
 * Reloading never turns authentication off.
 * Only connections of changed or removed users are closed.
 """

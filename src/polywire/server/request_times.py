@@ -1,8 +1,7 @@
-"""Request latencies by protocol, from receiving a request to writing its response, measured on a weighted sample.
-Compiled.
+"""Request latencies by protocol, measured on a weighted sample of requests. Compiled.
 
-A busy server times about a hundred requests a second, an idle one all of them. A request that is not timed costs one
-comparison.
+A latency is the time from receiving a request to writing its response. A busy server measures about a hundred requests
+a second, an idle one all of them. A request that is not measured costs one comparison.
 """
 
 from __future__ import annotations

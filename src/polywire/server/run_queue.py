@@ -4,8 +4,10 @@ The loop reads every ready socket before it does anything else. One request can 
 one pass would block timers and other clients for seconds.
 
 Once heavy requests have taken ``PASS_S`` in a pass, connections whose last request was heavy wait for a later pass.
-They are served in order, before the loop reads again. A connection with light requests waits only for connections that
-were light, too, were read earlier in the same pass, and turned out to be heavy.
+They are served in order, before the loop reads again.
+
+A connection with light requests can be delayed only by connections that were also light, were read earlier in the same
+pass, and turned out to be heavy.
 """
 
 from __future__ import annotations

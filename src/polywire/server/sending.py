@@ -1,8 +1,8 @@
 """The sending half of a connection: writes responses, and tracks the bytes that the client has not read. Compiled.
 
 * Parts are sent in order.
-* Lent memory is released once the kernel has accepted the bytes, or the connection is closed.
-* Unsent bytes are known at once, and those of all connections together have a limit.
+* A part's memory is released once the kernel has accepted its bytes, or the connection is closed.
+* The number of unsent bytes is always known. Those of all connections together have a limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One shard of a data directory or a bucket in its process: the topic names it owns, and connections to the other
-shards.
+"""One shard of a data directory or a bucket in its process.
 
-* The name of a deleted topic is released only once the deletion is synced, so that no recovery brings the topic back.
+It has the topic names that the shard owns, and connections to the other shards.
+
+* The name of a deleted topic is released only once the deletion is synced, so no recovery brings the topic back.
 * All processes know the owners of all topics before any client is served.
 """
 

@@ -1,5 +1,6 @@
-"""The directories of the shards of a data directory: the first is the directory itself, the others are in ``shards``
-(decision 0126).
+"""The directories of the shards of a data directory (decision 0126).
+
+The first shard's directory is the data directory itself. The others are in ``shards``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The chunk of memory that all connections read into, one after the other. Compiled.
 
-So a connection without an unfinished request uses no receive memory. Bytes that a write batch may refer to are not
-overwritten.
+A connection without an unfinished request therefore uses no receive memory. Bytes that a write batch may refer to are
+not overwritten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Signals that stop a process or make it reload its files, across several event loops.
 
-A loop's own signal handlers are not enough: when a loop ends, it restores the default action, which kills the process.
-A broker of a bucket runs one loop after another, and a signal that arrives between two of them must not be lost.
+A broker of a bucket runs one event loop after another, and must not lose a signal that arrives between two of them. A
+loop's own signal handlers would: when a loop ends, it restores the default action, which kills the process.
 """
 
 from __future__ import annotations

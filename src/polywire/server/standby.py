@@ -1,7 +1,7 @@
 """A standby: waits until it can become the leader of the log in a bucket, and forwards clients to the current leader.
 
-Timeouts and connections only decide when a standby tries to take over. Whether it becomes the leader is decided by a
-conditional write to the bucket.
+Timeouts and connections only decide when a standby tries to take over. A conditional write to the bucket decides
+whether it becomes the leader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The HTTP listener of a standby: liveness, readiness and two metrics.
 
-Requests have limits in bytes, in time and in number. Nothing else is served, because a standby does not authenticate
-clients.
+Requests have limits in bytes, in time and in number. A standby does not authenticate clients, so it serves nothing
+else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""TLS between a socket and a connection, for both ends, and detection of TLS on a port that also accepts plain
-connections.
+"""TLS between a socket and a connection, as server and as client.
 
-* A connection sees a transport with the same back-pressure as a plain one: written bytes count until the kernel has
+This module also detects TLS on a port that accepts plain connections too.
+
+* A connection sees a transport with the same back-pressure as a plain one. Written bytes count until the kernel has
   accepted them, and nothing is read from the socket while the connection is paused.
 * Bytes of a client that fails the handshake never reach a session.
 """

@@ -1,5 +1,6 @@
-"""The life of a broker with a bucket: it is a standby while another broker leads, then leads, and is a standby again
-once it is deposed.
+"""The life of a broker with a bucket, which alternates between standby and leader.
+
+A broker is a standby while another one leads. Then it leads, and is a standby again once it is deposed.
 
 An unreachable bucket ends the process only at its first start. A broker that has been a standby waits until the bucket
 responds again.

@@ -1,8 +1,10 @@
 """The users file: a line ``name:hash:permissions`` for each user.
 
-The hash is Argon2id, followed by SCRAM verifiers after spaces if they were requested. Permissions are comma-separated,
-and ``@stream`` or ``@stream/topic`` limits one to a stream or a topic; no permissions at all allow everything. Comments
-and empty lines are retained. The file is replaced by renaming, so a reader never sees a partial file.
+The hash is Argon2id, followed by SCRAM verifiers after spaces if they were requested. Permissions are comma-separated.
+A suffix ``@stream`` or ``@stream/topic`` limits a permission to a stream or a topic. A user without any permissions in
+the file may do everything.
+
+Comments and empty lines are retained. The file is replaced by renaming, so a reader never sees a partial file.
 """
 
 from __future__ import annotations
