@@ -1,14 +1,17 @@
-"""The log's ports: verbs that the broker calls on the log, and verbs that the log needs from broker, loop and clock
+"""The ports of the log: calls of the broker on the log, and of the log on broker, loop and clock
 (decisions 0102, 0107).
 
-The broker sees partitions, batches and opaque changes. Everything added between two commits is one atomic group.
+To the log, the broker's state consists of partitions, batches and opaque changes. All additions between two commits are
+one atomic group.
 
-Rules for results, in log, broker and protocols alike:
-* A verb that takes time ends in a ``Completion``: a callback with one argument, the result or a BrokerError.
-* A completion is called on the loop, exactly once unless cancelled, and never from inside the verb that began the work.
+Log, broker and protocols return results by the same rules. The calls of a port are named verbs.
+
+* A verb that takes time reports to a ``Completion``: a callback with one argument, the result or a BrokerError.
+* A completion is called on the event loop, exactly once unless cancelled, and never inside the verb that began the
+  work.
 * A verb that raises calls no completion.
 * A verb whose result is available returns it at once, and does not call the completion.
-* Work that can be cancelled returns a ``Handle``; after ``cancel`` nothing is called.
+* Work that can be cancelled returns a ``Handle``. After ``cancel`` the completion is not called.
 """
 
 from __future__ import annotations

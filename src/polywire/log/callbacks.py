@@ -1,10 +1,8 @@
-"""Separate failures of the log's own callbacks, which end the log, from failures of a client's callback (decision
-0107).
+"""Separate failures of the log's own callbacks from failures of a client's callback (decision 0107).
 
-Guarantees:
-* An exception of the log's own code reaches ``broken`` before anything else runs.
-* An exception of a client's callback is raised in a loop callback of its own, where it is reported. Other clients are
-  still notified.
+* An exception of the log's own code ends the log. It is passed to ``broken`` before anything else runs.
+* An exception of a client's callback is raised again in its own callback of the event loop, which reports it. Other
+  clients are still notified.
 """
 
 from __future__ import annotations

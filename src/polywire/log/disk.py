@@ -1,4 +1,7 @@
-"""Track free disk space; appends are refused before the disk is full, so that retention and sealing find some."""
+"""Track free disk space.
+
+Appends are refused before the disk is full, so that retention and sealing still have space.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Examine a data directory for damage, and rebuild second copies from intact first ones.
+"""Check a data directory for damage, and rebuild damaged second copies from intact first ones.
 
-Guarantees:
-* Examining reads every stored batch and changes nothing.
-* Rebuilding copies only from verified data.
+* A check reads every stored batch and changes nothing.
+* A rebuild copies only verified data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The log on files: write batches become groups, groups become segments, and everything is recovered after any kind of
-stop.
+"""The log on files: write batches become journal groups, groups become segments, and a start recovers both.
 
-Implements ``log.base.Log``. Syncs, sealing and cold reads run in threads; everything else runs on the loop, in the call
-or in ``commit``.
+It implements ``log.base.Log``. Syncs, sealing and cold reads run in threads. Everything else runs on the event loop, in
+the call or in ``commit``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Open a log: lock the directory, recover its state, begin a new start (decision 0102).
 
-Guarantees:
-* On return everything recovered is in synced segments, and the new start is on the disk.
+* When opening returns, all recovered data is in synced segments, and the new start is on disk.
 * Nothing is changed before the journal was verified.
 """
 

@@ -1,4 +1,7 @@
-"""Completions that can be cancelled: called once, or never after ``cancel``. An unwanted read is unpinned."""
+"""Completions that can be cancelled: called once, or never after ``cancel``.
+
+The result of a cancelled read is unpinned.
+"""
 
 from __future__ import annotations
 

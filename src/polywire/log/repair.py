@@ -1,8 +1,7 @@
-"""Repair a journal with a hole or a damaged group: report what can be kept and what is lost, then cut.
+"""Repair a journal with a hole or a damaged group: report what remains and what is lost, then cut.
 
-Guarantees:
 * Diagnosis changes nothing.
-* A repair keeps the longest valid prefix of the journal, and moves the slots with the rest aside.
+* A repair retains the longest valid prefix of the journal. It moves the slots with the rest aside.
 * The loss is reported by group and by offset.
 """
 

@@ -1,6 +1,6 @@
-"""The log's state in memory, and the effect of each kind of entry: one state machine for writing, sealing and recovery.
+"""The log's state in memory, and the effect of each kind of entry on it.
 
-The same entries in the same order give the same state.
+Writing, sealing and recovery share this state machine. The same entries in the same order give the same state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readers that wait for records of a partition. Each is woken once, or never after it cancelled."""
+"""Readers that wait for records of a partition. A reader is notified once, or never if it has cancelled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The port for work off the event loop, and its implementation as a thread that runs one job after another.
 
-Jobs run in order. Each is answered on the loop exactly once, with its result or its error.
+Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""The journal: additions become write batches, write batches become groups in slots, and a start recovers them."""
+"""The journal: collects additions in write batches, writes these as groups into slots, and recovers the groups at a
+start.
+"""

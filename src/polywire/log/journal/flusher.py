@@ -1,7 +1,6 @@
-"""Sync the journal: one flush in one thread for all who wait, and periodic flushes while data is unsynced.
+"""Sync the journal: one flush in one thread for all callers, and periodic flushes while data is unsynced.
 
-Guarantees:
-* A callback is called once its sequence is on the disk, in the order of requests.
+* A callback is called once its sequence is on disk, in the order of requests.
 * A failed sync is never retried.
 """
 

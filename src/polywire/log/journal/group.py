@@ -1,7 +1,7 @@
 """Build and verify the journal's groups: header, directory, entries (decision 0102).
 
-Building makes one call per entry, which also numbers a batch; verifying makes one call per group. Nothing is read beyond
-the buffer, whatever its bytes say.
+Building makes one call per entry, which also numbers a batch. Verifying makes one call per group. Nothing is read
+beyond the buffer, whatever lengths the bytes contain.
 
 ```
 group header, 64 bytes                             directory entry, 32 bytes
@@ -16,8 +16,9 @@ group header, 64 bytes                             directory entry, 32 bytes
 64 directory, then entries in its order
 ```
 
-The seed is secret: bytes that a producer sends are never mistaken for a group, wherever a recycled slot leaves them. The
-mark, 32 bits of the XXH64 of the seed and bytes 0..44, rejects other bytes before anything long is hashed.
+The seed is secret, so a producer cannot send bytes that pass for a group, even if a reused slot still contains them.
+The mark is 32 bits of the XXH64 of the seed and bytes 0..44. It rejects most other bytes before a long hash is
+computed.
 """
 
 from __future__ import annotations

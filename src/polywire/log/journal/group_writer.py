@@ -1,8 +1,7 @@
-"""Write the write batch to the journal as one group and notify the owners of its additions.
+"""Write the write batch to the journal as one group, and notify the owners of its additions.
 
-Guarantees:
 * A commit always fits. An addition that would not fit first writes the earlier ones, without calling completions.
-* An addition takes effect only after its group was written; otherwise partitions end where they did before.
+* An addition takes effect only after its group was written. If the write fails, the ends of partitions do not change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Merge small neighbouring batches of a partition before they are written, and answer their owners.
+"""Merge small neighbouring batches of a partition before they are written, and notify their owners.
 
-One call handles all batches of a partition in a write batch. Batches stay in order. Those that cannot be merged stay
+One call handles all batches of a partition in a write batch. Batches stay in order. Batches that cannot be merged stay
 separate, which costs a few bytes.
 """
 

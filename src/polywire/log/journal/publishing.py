@@ -1,8 +1,7 @@
-"""Prepare a publish: lay out its group except for the numbers, a little at a time (decision 0106).
+"""Prepare a publish in short steps: lay out its group, except for the numbers (decision 0106).
 
-Guarantees:
 * A token belongs to one publish until that is written or cancelled.
-* However many batches there are, one compiled call numbers the group and another applies it.
+* One compiled call numbers the group and another one applies it, however many batches it contains.
 """
 
 from __future__ import annotations

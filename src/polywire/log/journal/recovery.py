@@ -1,7 +1,7 @@
 """Find the journal's unbroken chain of groups after any kind of stop (decision 0102).
 
-Recovery only reads. Evidence that a synced group is damaged is Corrupt; anything else at the end is a torn tail, which
-is reported and cut.
+Recovery only reads. If there is evidence that a synced group is damaged, it raises Corrupt. Any other invalid data at
+the end is a torn tail, which is reported and cut.
 """
 
 from __future__ import annotations

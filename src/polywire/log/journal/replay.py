@@ -1,6 +1,6 @@
 """Replay the journal into the log's state: a snapshot, the segments it lists, then all later groups.
 
-The result is the state that the write batches had produced, or Corrupt.
+The result is the state before the stop. If that cannot be restored, replay raises Corrupt.
 """
 
 from __future__ import annotations

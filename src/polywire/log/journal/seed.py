@@ -1,7 +1,7 @@
-"""The journal's seed: the secret that every group's checksum covers. It is stored twice, because no group can be verified
-without it.
+"""The journal's seed: the secret that every group's checksum covers.
 
-Guarantees:
+It is stored twice, because no group can be verified without it.
+
 * A damaged copy is not used while the other is intact.
 * An intact copy is never replaced by another seed.
 

@@ -1,9 +1,8 @@
 """The journal's files: preallocated slots that are overwritten in place and reused (decision 0102).
 
-Guarantees:
-* A group is in one slot; the first one after ``align`` begins on a new page.
+* A group is in one slot. The first group after ``align`` begins on a new page.
 * Bytes are readable through the slot's mapping once written.
-* A slot's serial is never reused while the process lives.
+* A slot's serial number is never reused while the process lives.
 * A failed write is raised and never retried.
 """
 

@@ -1,6 +1,6 @@
 """The blob of a snapshot: state of the log and of the broker (decision 0102).
 
-A blob of which neither copy verifies is Corrupt. Versions 1 and 2 can be read.
+If both copies in a blob have wrong checksums, reading it raises Corrupt. Versions 1 and 2 can be read.
 
 ```
  0 u32 magic "PWT1" (0x31545750)      40 u32 segments    44 u32 tokens
@@ -10,8 +10,8 @@ A blob of which neither copy verifies is Corrupt. Versions 1 and 2 can be read.
 24 u64 compacted partitions               u64 segment that holds a run of it), (u64 compacted partition, u64 offset
 32 u64 zero                               up to which it is), broker's state, u64 XXH64 of everything before
 ```
-The blob holds all this twice, each copy padded with zeros to the same multiple of a page, so that one damaged spot affects
-one copy. Versions 1 and 2 held it once, without padding; version 1 had 0 at 24.
+The blob contains all this twice, so that one damaged spot affects one copy. Each copy is padded with zeros to the same
+multiple of a page. Versions 1 and 2 contained it once, without padding; version 1 had 0 at 24.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Batches staged under a token until they are published, abandoned or expire (decision 0102).
 
-Guarantees:
 * Staged data is limited in bytes and in batches.
 * A claimed token cannot be claimed again.
 * Changes of the wall clock do not affect expiry.

@@ -1,4 +1,4 @@
-"""Additions to a write batch other than batches, each as a step (decision 0107).
+"""Additions to a write batch that are not batches; each is a step (decision 0107).
 
 A step becomes part of the group when it is entered, which never fails.
 """

@@ -1,9 +1,9 @@
 """The write batch: additions between two commits, which become one group (decision 0107).
 
-Guarantees:
-* Entries are in the order of the calls; small batches of one partition are merged.
+* Entries are in the order of the calls. Small batches of one partition are merged.
 * Every callback is called exactly once.
-* ``prepare`` does everything that may fail and changes nothing; ``enter`` then numbers and enters, and cannot fail.
+* ``prepare`` does everything that may fail, and changes nothing. ``enter`` then numbers and adds the entry, which
+  cannot fail.
 """
 
 from __future__ import annotations

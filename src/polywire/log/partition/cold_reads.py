@@ -1,15 +1,15 @@
-"""Reads of history: pieces of segments, read once for all waiting readers, and ahead of sequential ones.
+"""Reads of old data: pieces of segments, read once for all waiting readers, and ahead of sequential ones.
 
 Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is fresh (concepts: storage#what-it-costs).
-Direct reads into reused memory cost almost nothing and run at the disk's speed. Data that is in memory already, because
-it was sealed recently or is in the page cache, is read on the loop: 50 µs a MiB, and the encoder then finds it in the
-processor's cache.
+Direct reads into reused memory cost almost nothing and run at the disk's speed.
 
-Guarantees:
-* At most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are retained; their memory is reused when no view of it is
+Recently sealed data, and data in the page cache, is already in memory. It is read on the event loop at 50 µs per MiB.
+The encoder then finds it in the processor's cache.
+
+* At most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are retained. Their memory is reused when no view of it is
   left.
 * Their content was verified when it was read.
-* The loop never waits.
+* The event loop never waits.
 """
 
 from __future__ import annotations

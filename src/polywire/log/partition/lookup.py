@@ -1,7 +1,7 @@
 """Look up offsets by time or Kafka 0.7 address, addresses by offset, and locations of sealed records.
 
-Lookups in memory are answered at once. Segments, compressed bodies and staged bodies are searched in the reader's
-thread, and the answer arrives on the loop.
+Look-ups in memory return at once. Segments, compressed bodies and staged bodies are searched in the reader's thread,
+and the result arrives on the event loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One partition of the log: its numbers, the index of unsealed batches, its sealed runs, its epochs.
 
-Implements ``log.base.PartitionLog``. Everything here is in memory; the reader fetches bytes.
+It implements ``log.base.PartitionLog``. Everything here is in memory; the reader fetches bytes.
 """
 
 from __future__ import annotations

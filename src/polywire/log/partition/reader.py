@@ -1,7 +1,7 @@
-"""Fetch a partition's bytes: from mapped slots, verified pieces of segments, and published headers joined with staged
-bodies.
+"""Fetch a partition's bytes.
 
-Data in memory is returned at once. Other data is fetched in the reader's thread and arrives on the loop. Returned bytes
+They come from mapped slots, verified pieces of segments, and published headers joined with staged bodies. Data in
+memory is returned at once. Other data is fetched in the reader's thread and arrives on the event loop. Returned bytes
 stay in place until their pin is released.
 """
 

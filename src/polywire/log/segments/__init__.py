@@ -1,1 +1,1 @@
-"""Segments: immutable blobs with data that has left the journal; writing, replacing and removing them."""
+"""Segments: immutable blobs with data that has left the journal. They are written, replaced and removed here."""

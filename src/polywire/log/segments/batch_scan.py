@@ -1,7 +1,7 @@
 """Scans of scattered batches: verify, survey headers, find batches to merge, copy into chunks.
 
-A *piece* is one batch somewhere in a buffer; pieces are arrays (``array("q")``) of positions and of lengths. Scans make
-one call per run or per 4 MiB chunk, and release the interpreter lock for the bulk. Only whole batches are entered.
+A *piece* is one batch somewhere in a buffer. Pieces are arrays (``array("q")``) of positions and of lengths. A scan
+makes one call per run or per 4 MiB chunk, and releases the GIL for most of its work. Only complete batches are added.
 """
 
 from __future__ import annotations

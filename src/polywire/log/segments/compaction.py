@@ -1,10 +1,9 @@
 """Compaction: retain the newest record of each key of a partition (decision 0105).
 
 A pass fills a table with the newest offset of each key in the part that was never compacted. It then rewrites the
-partition's sealed runs, group by group, oldest first, without records for which the table has a newer one. The rest
-retain offset, address and time.
+partition's sealed runs, group by group, oldest first. It drops records for which the table has a newer one. The
+remaining records retain offset, address and time.
 
-Guarantees:
 * Memory is bounded: one table and one window.
 * Each step reads a bounded number of bytes, in the sealer's thread.
 * A stop between steps leaves the newest record of every key in place.

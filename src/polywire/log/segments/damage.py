@@ -1,8 +1,7 @@
 """Separate intact batches of a segment from damaged ones.
 
-Guarantees:
 * Bytes count as a batch only if header and body match their checksums.
-* Every damaged stretch is reported with offsets and position, and data after it stays readable.
+* Every damaged range is reported with offsets and position. Data after it stays readable.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Delete blobs in a thread, a piece at a time, while sealing and syncs continue.
 
-A file system frees a large file in one step of its journal, and every sync waits for that. So space is freed in pieces,
-with pauses of the same length for other users of the disk. Segments in a bucket stay for a grace period, because
-readers may have received their names.
+A file system frees a large file in one step of its own journal, and every sync waits for that. So space is freed in
+pieces, and a pause as long as the step follows each. Segments in a bucket stay for a grace period, because readers may
+have received their names.
 
-Guarantees:
 * Names are deleted in the order given, urgent ones first.
-* Recovery deletes what a stop leaves, because no group names it; so it does with blobs that cannot be deleted.
+* If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no group names.
 """
 
 from __future__ import annotations

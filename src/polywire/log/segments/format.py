@@ -21,8 +21,8 @@ epoch, 16 bytes: u32 epoch, u32 zero, u64 its first offset in the run
 index entry, 32 bytes: u64 offset, u64 position in the blob, u64 address, i64 append time
 ```
 
-Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches, which
-are unnumbered: offsets, addresses and epochs are zero.
+Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches,
+which are unnumbered: offsets, addresses and epochs are zero.
 """
 
 from __future__ import annotations

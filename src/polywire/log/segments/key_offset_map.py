@@ -1,8 +1,7 @@
-"""Newest offset of each key, for compaction, which fills the map from one end of a partition and queries it from the
-other.
+"""Newest offset of each key, for compaction.
 
-Memory is bounded by one table. A key is identified by 128 bits: XXH64, CRC-32 and length. Loops run without the GIL.
-Batches must have been validated.
+Compaction fills the map from one end of a partition and queries it from the other. A key is identified by 128 bits:
+XXH64, CRC-32 and length. Memory is bounded by one table. Loops run without the GIL. Batches must have been validated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Merge sealed blobs: drop unneeded data and join small neighbours (decision 0102).
 
-Guarantees:
 * A run of the new blob covers the offsets of the runs it replaces.
 * Staged batches are not moved.
 * Data is written only if its checksums matched.

@@ -1,6 +1,6 @@
-"""Scrub: read every sealed segment once per period and report damage before a reader meets it.
+"""Scrub: read every sealed segment once per period, and report damage before a client reads it.
 
-It reads at a steady pace, one piece at a time, in a thread, bypassing the page cache, and changes nothing.
+Scrub reads at a steady pace, one piece at a time, in a thread. It bypasses the page cache and changes nothing.
 """
 
 from __future__ import annotations

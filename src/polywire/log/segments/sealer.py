@@ -1,6 +1,6 @@
-"""The sealer: writes full slots into segments, one after the other, names those in the journal, and frees the slots.
+"""The sealer: writes full slots into segments, one after the other, records the segments in the journal, and frees
+slots.
 
-Guarantees:
 * Slots are sealed in the order they were filled.
 * Unneeded segments are deleted only after the journal has recorded their removal.
 """

@@ -1,8 +1,8 @@
-"""Sealing: turn the content of full slots into segments, and free the slots (decision 0102).
+"""Sealing: write the content of full slots into segments, and free the slots (decision 0102).
 
-A slot is freed only when a group on the disk names its segments and a snapshot. A slot may hold batches of tens of
-thousands of partitions. So the loop only collects what is in it, the sealer's thread plans and writes, and installing
-yields regularly.
+A slot is freed only when a journal group on disk names its segments and a snapshot. A slot may contain batches of tens
+of thousands of partitions, so work on the event loop is short. The loop only collects the content, the sealer's thread
+plans and writes, and installing the segments yields regularly.
 """
 
 from __future__ import annotations

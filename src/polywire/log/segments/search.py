@@ -1,4 +1,4 @@
-"""Searches over index entries and batch headers, one call per request.
+"""Search index entries and batch headers, with one call per request.
 
 Nothing is allocated per batch. Searches are binary over entries, and linear only between two entries (64 KiB).
 """

@@ -1,8 +1,7 @@
-"""Read a sealed segment: an immutable blob of batches sorted by partition and offset (layout in ``format``, decision
-0102).
+"""Read a sealed segment: an immutable blob of batches sorted by partition and offset (decision 0102).
 
-Opening reads only the footer. A read touches at most one index stride more than it returns, and returns verified
-batches.
+Opening reads only the footer (layout in ``format``). A read touches at most one index stride more than it returns. It
+returns verified batches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Write a segment: runs of scattered batches become one immutable blob with a footer (decision 0102, layout in
-``format``).
+"""Write a segment: runs of scattered batches become one immutable blob with a footer (decision 0102).
 
-Guarantees:
-* Memory is bounded by a few chunks. Bulk copies release the interpreter lock.
-* Input that is not the promised batches is never written, and unverified bytes never get a new checksum.
+The layout is in ``format``.
+
+* Memory is bounded by a few chunks. Large copies release the GIL.
+* Input that differs from the announced batches is never written. Unverified bytes never get a new checksum.
 """
 
 from __future__ import annotations
