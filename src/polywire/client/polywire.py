@@ -344,7 +344,9 @@ class PolywireClient(Scope):
         return _decode(answered, messages.Staged).record_count
 
     async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
-        """Make everything staged under these tokens visible at once, once per (writer, number), and synced to disk.
+        """Make everything staged under these tokens visible atomically, and sync it to disk.
+
+        Each (writer, number) takes effect once.
 
         A retry is safe: a number that is not above the writer's last one changes nothing, and the response is a
         ``duplicate``.

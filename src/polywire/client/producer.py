@@ -323,7 +323,7 @@ class Producer:
         """Flush and close the connection. Calling it again does nothing.
 
         Args:
-            flush: if false, records that are not acknowledged are dropped, and may or may not be stored.
+            flush: if false, do not wait for unacknowledged records; the broker may or may not have stored them.
 
         Raises the errors of ``flush``, after everything is closed.
         """

@@ -1,6 +1,6 @@
 """Segments and snapshots as objects of a bucket, with a local file cache.
 
-* It implements the Store port.
+* It implements the interface ``Store``.
 * A failed request raises Busy. It is never reported as damage or as a missing blob.
 * The cache holds recent blobs and parts that were read. It has a limit in bytes, and may be deleted at any time.
 """

@@ -2,7 +2,7 @@
 
 * A freed buffer is reused only once no write batch refers to it.
 * Buffers that are not reused for a while are returned to the allocator.
-* ``take`` and ``give`` call no other code, so both are allowed while the event loop asks for a buffer.
+* ``take`` and ``give`` run no other Python code, so the ``get_buffer`` callback of the event loop may call them.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ class Standby:
         return leader.addresses.get(listener)
 
     async def _is_led(self) -> bool:
-        """Return whether there seems to be a live leader, and no request that this broker takes over."""
+        """Return whether a leader seems to be alive and no operator has asked this broker to take over."""
         now, leader = self._clock.monotonic(), self._leader
         if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
             self._read_at = now

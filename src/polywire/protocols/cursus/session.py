@@ -301,7 +301,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
-        """Execute one text frame; False if it must wait and be offered again, or a stream has begun. Raises NotYet."""
+        """Execute one text frame; False if earlier requests must be answered first, or a stream has begun.
+
+        Raises NotYet if the command itself must wait.
+        """
         try:
             read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.spoken, self.state.settings.dialect)
         except Refused as error:

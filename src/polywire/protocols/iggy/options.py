@@ -241,7 +241,7 @@ def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
 
 
 def _canonical_number(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Encode a number of 64 bits, or a text with units. Raises Refused."""
+    """Encode a number, or a text with a unit such as ``10 GB``, as 64 bits. Raises Refused."""
     if kind == _U64 and len(value) == U64.size:
         number: int = U64.unpack(value)[0]
     elif kind == _TEXT:

@@ -127,10 +127,10 @@ def _lz4_frame(view: memoryview, start: int, parts: int) -> tuple[int, int, int]
     Raises Damaged, or TooFar for more blocks than ``parts``.
     """
     if len(view) - start < 7 or bytes(view[start : start + 4]) != _LZ4_MAGIC:
-        raise Damaged("no frame begins here")
+        raise Damaged("not an LZ4 frame")
     flags, block_bytes = view[start + 4], _LZ4_BLOCK_BYTES.get(view[start + 5] >> 4 & 7, 0)
     if flags >> 6 != 1 or not block_bytes or flags & 1:
-        raise Damaged("a frame of an unknown kind")
+        raise Damaged("unsupported kind of LZ4 frame")
     at = start + 7 + (8 if flags & 8 else 0)
     size = count = 0
     while True:

@@ -136,7 +136,7 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
     producers may not send. Large ones are checked without the GIL.
     """
     if records is None or len(records) == 0:
-        raise Refused(WireError.INVALID_RECORD, "there is no batch")
+        raise Refused(WireError.INVALID_RECORD, "the partition has no record batch")
     lent: Lent = lend(records)
     end: cython.longlong
     attributes: cython.longlong

@@ -92,7 +92,7 @@ class LinkedKafkaSession(KafkaSession):
 
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """OffsetCommit of a group whose home is another shard, where its member was checked: ``generation`` is the home's number of it."""
+    """Commit offsets of a group whose home is another shard, which has checked the member and the generation."""
     assert isinstance(session, LinkedKafkaSession), "it is for links"
     fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation)
     request.generation = NO_GENERATION  # it means something at home only

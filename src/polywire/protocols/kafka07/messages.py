@@ -311,7 +311,7 @@ def encode_offsets_answer(addresses: Sequence[int]) -> bytes:
 
 
 def parse_error(data: Buffer, at: int) -> int:
-    """Return the error code of an answer whose body begins at ``at``; raise PeerError."""
+    """Return the error code of a response whose body begins at ``at``. Raises PeerError if it is too short."""
     return _Reader(data, at, len(data)).i16()
 
 

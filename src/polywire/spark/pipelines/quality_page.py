@@ -1,6 +1,6 @@
 """Render the quality report as one HTML page: no script, no other file, charts as SVG, light and dark.
 
-Foreign text is escaped.
+Text from the data is escaped.
 """
 
 from __future__ import annotations
