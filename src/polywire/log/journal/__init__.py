@@ -1,3 +1,1 @@
-"""The journal: collects additions in write batches, writes these as groups into slots, and recovers the groups at a
-start.
-"""
+"""The journal: additions become write batches, write batches become groups in slots, and a start recovers the groups."""
