@@ -1,1 +1,1 @@
-"""The record format."""
+"""The record format: stored batches."""

@@ -1,7 +1,7 @@
 """Allocate large buffers, for one use or to read into repeatedly.
 
 Mapped memory costs time when it is first written, not when it is allocated. A ``bytearray`` of 64 MiB is zeroed at
-once, which takes 35 ms during which no other thread of the interpreter runs.
+once. That takes 35 ms, during which no other thread of the interpreter runs.
 """
 
 from __future__ import annotations

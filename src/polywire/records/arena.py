@@ -1,10 +1,9 @@
 """Receive buffers that are reused when no view of them is left.
 
-Fresh memory costs more than the copy into it: up to 2.7 CPU seconds per GB where pages are faulted in one by one. A
-fetch therefore receives into page-aligned blocks. A block is free again when its last view is gone, including views
-that Arrow holds.
+Faulting in fresh memory can cost more than copying into it: up to 2.7 CPU seconds per GB if pages are faulted in one by
+one. A fetch therefore receives into page-aligned blocks. A block is free again when its last view is gone, including
+views that Arrow holds.
 
-Guarantees:
 * A block is never reused while anything refers to it.
 * At most ``blocks_max`` blocks are retained.
 """

@@ -1,6 +1,6 @@
-"""All functions of the stored batch under one name: build, number, check, walk, look up, reshape (decision 0101).
+"""All functions on stored batches under one name: build, number, check, iterate, look up, reshape (decision 0101).
 
-Functions take buffers and return values or bytes, with one compiled call per batch or chunk.
+Functions accept buffers and return values or bytes, with one compiled call per batch or chunk.
 """
 
 from __future__ import annotations

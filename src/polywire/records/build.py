@@ -1,7 +1,7 @@
-"""Build a stored batch from spans of a receive buffer, or from ready-made columns (decision 0101).
+"""Build a stored batch from spans of a receive buffer, or from existing columns (decision 0101).
 
-The result is a complete, unnumbered batch with both checksums. Building makes one call and one allocation per batch and
-none per record. Batches below ``WIDE_BYTES_MIN`` align their columns to 8 bytes, larger ones to 64.
+The result is a complete, unnumbered batch with both checksums. Building makes one call and one allocation per batch,
+and none per record. Batches below ``WIDE_BYTES_MIN`` align their columns to 8 bytes, larger ones to 64.
 """
 
 from __future__ import annotations

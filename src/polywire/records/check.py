@@ -1,8 +1,7 @@
-"""Validate a batch from outside: all rules of decision 0101 in one pass.
+"""Validate an untrusted batch: all rules of decision 0101 in one pass.
 
-Guarantees:
-* Every function of this package can read a valid batch without leaving its bytes.
 * For any input the result is a length or ``Invalid``.
+* Functions of this package never read outside the bytes of a valid batch.
 * Large batches are checked without the GIL.
 """
 

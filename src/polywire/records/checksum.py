@@ -1,7 +1,7 @@
 """Checksums of the stored batch: XXH64 for bytes, CRC-32 for values.
 
-XXH64 uses seed 0; CRC-32 is the IEEE polynomial, as in zlib. Results are the same compiled and uncompiled. Large inputs
-are read without the GIL. Compiled code requires a little-endian machine.
+XXH64 uses seed 0; CRC-32 is the IEEE polynomial, as in zlib. Compiled and uncompiled code return the same results.
+Large inputs are read without the GIL. Compiled code requires a little-endian machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Header fields, columns, kinds and limits of the stored batch (docs/internals/decisions/0101-stored-batch.md).
 
-Every number of the format is defined here.
+All constants of the format are defined here.
 """
 
 from __future__ import annotations

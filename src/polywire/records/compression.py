@@ -1,7 +1,7 @@
-"""Compress and expand the body of a stored batch as a whole, with lz4 or zstd (decision 0101).
+"""Compress and decompress the body of a stored batch as a whole, with lz4 or zstd (decision 0101).
 
-An uncompressed batch passes through unchanged. Expanding never takes more memory than its limit, whatever the bytes
-claim.
+An uncompressed batch is returned unchanged. Decompression never takes more memory than its limit, whatever size the
+bytes claim.
 """
 
 from __future__ import annotations

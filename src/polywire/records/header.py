@@ -1,7 +1,7 @@
 """Fixed header of a stored batch, positions of its columns, and sequences of batches (decision 0101).
 
-Numbering a batch changes only its header and updates the header's checksum. No function reads beyond the buffer,
-whatever its bytes say. Pass bytes from outside through ``check.validate`` once before trusting their columns.
+Numbering a batch changes only its header, including the header's checksum. No function reads beyond the buffer,
+whatever lengths its bytes contain. Pass untrusted bytes through ``check.validate`` once before you use their columns.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decode header keys and values into the types that their kinds name (spec: iggy).
 
-Any bytes of any kind give a value, which never takes more memory than the bytes.
+Decoding never fails: any bytes of any kind give a value. A value never takes more memory than its bytes.
 """
 
 from __future__ import annotations

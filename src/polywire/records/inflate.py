@@ -1,9 +1,8 @@
-"""Expand gzip streams and snappy blocks under a limit; clients compress with both (decision 0101).
+"""Decompress gzip streams and snappy blocks under a limit; clients compress with both (decision 0101).
 
-Guarantees:
-* Never more than ``limit`` bytes are expanded, whatever the input claims.
+* At most ``limit`` bytes are produced, whatever size the input claims.
 * Time is bounded too: every part counts as at least ``PART_BYTES_MIN``.
-* Other threads run meanwhile.
+* The GIL is released.
 """
 
 from __future__ import annotations

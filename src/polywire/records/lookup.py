@@ -1,4 +1,4 @@
-"""Find one record in a stored batch, or the payloads of all of them (decision 0101).
+"""Find one record in a stored batch, or return the payloads of all records (decision 0101).
 
 Functions read the columns and create no value per record. Batches must have been validated.
 """

@@ -1,8 +1,9 @@
 """Borrow the memory of a buffer: bytes, bytearray, memoryview or array, of any item format.
 
-While a ``Lent`` exists its buffer can be neither resized nor freed. Compiled, ``p`` is an address; uncompiled, it is a
-memoryview of bytes. Both are indexed the same way, and loads and stores have the same names (compiled, they are inlined
-from ``memory.pxd``). Callers check ranges, once per buffer.
+While a ``Lent`` exists its buffer can be neither resized nor freed. Callers check ranges, once per buffer.
+
+In compiled code ``p`` is an address, in uncompiled code a memoryview of bytes. Both are indexed the same way, and loads
+and stores have the same names. Compiled ones are inlined from ``memory.pxd``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Map keys to partitions with the hash functions of real clients, for one key or a whole array of spans.
+"""Map keys to partitions with the hash functions of each protocol's clients, for one key or a whole array of spans.
 
-Results equal those of each protocol's clients (concepts: records#keys-and-partitions): seed 0, unsigned, modulo the
-partition count. A null key counts as an empty one. Iggy's oldest dialect uses MurmurHash3 x64 128.
+Results equal those of the clients (concepts: records#keys-and-partitions): seed 0, unsigned, modulo the partition
+count. A null key counts as an empty one. Iggy's oldest dialect uses MurmurHash3 x64 128.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make new batches from records of existing ones: merge, slice, take, compact (decision 0101).
 
-Records retain all their columns, and offsets, addresses and sequences where a function says so. Sources must have been
-validated.
+Records retain all their columns. A function's docstring says whether they retain offsets, addresses and sequences.
+Sources must have been validated.
 """
 
 from __future__ import annotations

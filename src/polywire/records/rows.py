@@ -1,8 +1,7 @@
-"""Convert records as values to and from stored batches: for clients, slow paths and tests, never on a hot path
-(decision 0101).
+"""Convert records as values to and from stored batches (decision 0101).
 
-``to_records(from_records(records))`` returns equal records, except that an id of zeros becomes None and empty event
-metadata become no metadata.
+It serves clients, slow paths and tests, never a hot path. ``to_records(from_records(records))`` returns equal records,
+with two exceptions: an id of zeros becomes None, and empty event metadata become no metadata.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Split a batch by partition. Records keep their order within a partition."""
+"""Split a batch by partition. Records stay in order within a partition."""
 
 from __future__ import annotations
 

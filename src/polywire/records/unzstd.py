@@ -1,7 +1,7 @@
-"""Expand zstd frames under limits (RFC 8878).
+"""Decompress zstd frames under limits (RFC 8878).
 
-The header of a frame and those of its blocks give the expanded size and the window, so both are known before anything
-is expanded. The guarantees are those of ``records.inflate``.
+The headers of a frame and of its blocks contain the decompressed size and the window, so both are known before any data
+is decompressed. The limits are those of ``records.inflate``.
 
     magic 4 | descriptor 1 | window 0-1 | dictionary 0-4 | content size 0-8 | blocks | checksum 0-4
     block: last 1 bit, type 2 bits, size 21 bits, then its bytes

@@ -1,6 +1,6 @@
-"""XXH3 with 64 bits and seed 0: the checksum of every message in today's Iggy protocol.
+"""XXH3 with 64 bits and seed 0: the checksum of every message in the current Iggy protocol.
 
-Digests equal the reference implementation's for every length, compiled and uncompiled. Compiled code requires a
+Digests equal those of the reference implementation for every length, compiled and uncompiled. Compiled code requires a
 little-endian machine.
 """
 
