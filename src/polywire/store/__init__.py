@@ -1,1 +1,1 @@
-"""Immutable named blobs."""
+"""Storage of immutable named blobs, and of objects in buckets."""

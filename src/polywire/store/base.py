@@ -1,10 +1,9 @@
 """The Store port: immutable named blobs. Its only consistency primitive is *write this name only if it does not exist*.
 
-Guarantees:
 * A visible blob is complete and never changes.
 * Creating a name that exists fails and changes nothing.
 
-``put`` can point a name at another blob; nothing that must survive a crash relies on it.
+``put`` can point a name at another blob. Data that must survive a crash does not rely on it.
 """
 
 from __future__ import annotations

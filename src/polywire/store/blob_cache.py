@@ -1,7 +1,6 @@
 """Cache of recently written blobs, for readers that follow the log closely (decision 0104).
 
-Guarantees:
-* It uses as many bytes as requested, or as many as writing needs if that is more.
+* It uses the configured number of bytes, or as many as writing needs if that is more.
 * The oldest blobs are evicted first.
 * Memory is reused only when no reader uses it.
 """

@@ -1,7 +1,8 @@
 """Objects in Amazon S3, Google Cloud Storage, Azure and compatible servers, through obstore.
 
-Each verb sends one request, once. A client library that retried a create whose reply was lost would report that another
-process had created the object. Call verbs from threads only; other threads run meanwhile.
+Each call sends exactly one request and never retries it. If a client library retried a create whose response was lost,
+it would report that another process had created the object. Call these functions from threads only; other threads run
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Copy or fault in large memory with the interpreter lock released, when that takes longer than releasing it."""
+"""Copy large memory, or fault it in, with the GIL released. Small copies keep the GIL, because releasing it takes
+longer.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Check whether a path is the data directory of a given broker.
 
-A client may know a directory by its path, on another machine, in a container, or where a copy was restored. The broker
-writes a new token into the file ``LOCK`` at every start, before it writes any blob. If a client opens a blob and then
-finds the broker's token there, the blob is the broker's. Anything else means "not here" and is never an error.
+The path alone proves nothing: it may be on another machine, in a container, or a restored copy. The broker writes a new
+token into the file ``LOCK`` at every start, before it writes any blob. If a client opens a blob and then finds the
+broker's token there, the blob is the broker's. Any other outcome means "not here" and is never an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Blobs as files in one directory: temporary file, write, sync, link, directory sync.
 
-Guarantees:
-* A new name appears complete and durable or not at all, and is never overwritten by ``put_new``.
+* A new name appears complete and durable, or not at all. ``put_new`` never overwrites a name.
 * The most recently written blobs stay in memory, up to a limit, and not in the page cache.
-* A bounded number of files stays open.
+* The number of open files is limited.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Objects as files below one directory, for brokers on one machine that share a disk, and for tests without a server.
 
-A name is claimed with a link. An object is replaced under the lock of a file beside it.
+A name is claimed with a link. An object is replaced while the lock of a file next to it is held.
 """
 
 from __future__ import annotations

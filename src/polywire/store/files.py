@@ -1,7 +1,8 @@
 """The port for files and directory entries; the store and the log access disks only through it.
 
-Each verb is one operation of the system and fails with its OSError. Functions that combine verbs are below the port.
-Durability is stated per verb: a name survives a power loss once its directory is synced, bytes once the file is.
+Each method is one operation of the operating system and fails with its OSError. Functions that combine methods follow
+the port. Each method documents its durability. A name survives a power loss once its directory is synced, bytes survive
+once the file is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Identity of a bucket: one small object with the log's id, its format version and its number of shards.
 
-It is created once and its id never changes; concurrent creators all get the same one. A bucket of an unknown version is
+It is created once and its id never changes. Concurrent creators all get the same id. A bucket of an unknown version is
 refused.
 """
 

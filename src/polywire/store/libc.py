@@ -1,5 +1,6 @@
-"""Functions of the C library that Python does not expose. A function that the system lacks is None; callers handle
-that.
+"""Functions of the C library that Python does not expose.
+
+A function that the system lacks is None, and callers handle that.
 """
 
 from __future__ import annotations

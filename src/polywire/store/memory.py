@@ -1,4 +1,4 @@
-"""Store in memory, for tests and for brokers that do not persist. It implements the Store port completely."""
+"""A store in memory, for tests and for brokers that do not persist. It implements the Store port completely."""
 
 from __future__ import annotations
 

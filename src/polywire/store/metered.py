@@ -1,7 +1,7 @@
-"""Count requests to a bucket by verb and outcome, with durations, bytes in both directions, and the kinds that stores
-charge for.
+"""Count requests to a bucket.
 
-Each request is counted once, when it ends, whatever its outcome. Errors pass unchanged.
+Counts are by verb, by outcome and by the kinds that stores charge for, with durations and bytes in both directions.
+Each request is counted once, when it ends, whatever its outcome. Errors are raised unchanged.
 """
 
 from __future__ import annotations

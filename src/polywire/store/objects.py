@@ -1,10 +1,9 @@
 """The port for a bucket: named objects with conditional create and conditional replace.
 
-Guarantees:
-* Of concurrent creates of a name exactly one succeeds; the same holds for concurrent replaces of an object.
+* Of concurrent creates of a name exactly one succeeds. The same holds for concurrent replaces of an object.
 * A read returns the last completed write.
 
-``cluster.probe`` tests whether a store provides this.
+``cluster.probe`` tests whether a store satisfies these conditions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Restrict a bucket to one directory: callers cannot reach objects outside, and use names relative to it."""
+"""Restrict a bucket to one directory. Callers use names relative to it, and cannot reach objects outside."""
 
 from __future__ import annotations
 

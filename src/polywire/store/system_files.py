@@ -1,4 +1,4 @@
-"""The port ``files`` on the operating system; each verb is one or two system calls, and nothing is cached."""
+"""The port ``files`` on the operating system. Each method is one or two system calls, and nothing is cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open the bucket that a URL names; invalid URLs are refused before any request."""
+"""Open the bucket that a URL names. Invalid URLs are refused before any request."""
 
 from __future__ import annotations
 
