@@ -1,7 +1,7 @@
-"""The ports of the log, through which broker and log call each other (decisions 0102, 0107).
+"""The ports of the log (decisions 0102, 0107).
 
-The log needs little from its surroundings: broker, event loop and clock. To the log, the broker's state consists of
-partitions, batches and opaque changes. All additions between two commits are one atomic group.
+The broker calls the log through them, and the log calls broker, event loop and clock. To the log, the broker's state
+consists of partitions, batches and opaque changes. All additions between two commits are one atomic group.
 
 Log, broker and protocols return results by the same rules. The calls of a port are named verbs.
 
