@@ -1,5 +1,6 @@
-"""Copy large memory, or fault it in, with the GIL released. Small copies keep the GIL, because releasing it takes
-longer.
+"""Copy large memory, or fault it in.
+
+The GIL is released if the work takes longer than releasing it.
 """
 
 from __future__ import annotations
