@@ -1,7 +1,7 @@
-"""Polywire for Spark: the data source ``polywire``, a session set up for it, and ready-made pipelines.
+"""Polywire for Spark: the data source ``polywire``, a session configured for it, and ready-made pipelines.
 
-Needs the extra ``spark`` (pyspark, pyarrow). ``format("polywire")`` also works in other sessions: Spark finds the
-top-level module ``pyspark_polywire``. Importing this package alone imports neither pyspark nor pyarrow.
+Requires the extra ``spark`` (pyspark, pyarrow). ``format("polywire")`` also works in other sessions: Spark finds the
+top-level module ``pyspark_polywire``. Importing only this package imports neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decode Avro values in Spark without a registry and without Spark's own Avro package, which is not on PyPI.
 
-A value that cannot be read, or has bytes left after its record, gives the reason instead of a row.
+If a value cannot be decoded, or has bytes left after its record, the result is the reason instead of a row.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Parse record values into columns: JSON, Avro, text, and the conventions of the protocols.
 
-Every parser takes the source's columns and returns the fields of the value, then the record's origin: ``_key``,
-``_value`` (the original bytes), ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``_headers`` if the source has
-them, and ``_corrupt``: why the value could not be read, null if it could.
+Every parser takes the source's columns. It returns the fields of the value, then these columns about the record:
 
-A parser returns a row for every record, so nothing is dropped silently. A value that cannot be read has null fields,
-its bytes and the reason. A record without a value (a deletion) is not corrupt.
+* ``_key``, ``_value`` (the original bytes), ``_topic``, ``_partition``, ``_offset``, ``_timestamp``
+* ``_headers``, if the source has them
+* ``_corrupt``: why the value could not be parsed, or null
+
+A parser returns a row for every record, so no record is dropped silently. A value that cannot be parsed has null
+fields, its bytes and the reason. A record without a value (a deletion) is not corrupt.
 """
 
 from __future__ import annotations

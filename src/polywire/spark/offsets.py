@@ -1,16 +1,16 @@
 """How far a streaming query has read: the JSON that Spark stores in its checkpoint.
 
-Keys are sorted, so equal offsets are equal strings, as which Spark compares them. Every position includes its
-partition's incarnation, so a re-created topic is never mistaken for the old one.
+Keys are sorted, because Spark compares offsets as strings. Every position includes its partition's incarnation, so a
+re-created topic is never mistaken for the old one.
 
 ```
 {"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
     {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
 ```
 
-``next`` is exclusive. ``begin`` is present only for a partition that the batch ending here was the first to read. Spark
-does not store where a query started, so the end of its first batch does, and a batch repeated after a crash covers the
-same records.
+``next`` is exclusive. ``begin`` is present only in the offset that ends the first batch of a partition. Spark does not
+store where a query started, so the end of the first batch does. A batch repeated after a crash thus covers the same
+records.
 """
 
 from __future__ import annotations

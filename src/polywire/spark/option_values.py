@@ -1,6 +1,6 @@
 """Check and convert values of Spark options, for source and sink.
 
-A wrong name or value is an error that suggests the right option.
+A wrong name or value raises an error that suggests the right option.
 """
 
 from __future__ import annotations

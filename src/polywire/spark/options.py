@@ -1,6 +1,6 @@
 """Options of the source, with the names of Spark's Kafka source.
 
-Every option is checked before any request to a broker. A wrong one is an error that suggests the right option.
+Every option is checked before any request to a broker. A wrong option raises an error that suggests the right one.
 """
 
 from __future__ import annotations

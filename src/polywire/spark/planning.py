@@ -1,4 +1,4 @@
-"""Plan what to read next and how to split it: the pure part of the source.
+"""Plan which records to read next and how to split them over tasks, without I/O.
 
 The same offsets give the same plan, so a repeated batch covers the same records. Limits never prevent progress.
 """

@@ -1,4 +1,7 @@
-"""Batch reads, planned once. The plan fixes the range; readers hold no socket, because Spark pickles them."""
+"""Batch reads. The range is fixed once, when the read is planned.
+
+Readers hold no socket, because Spark pickles them.
+"""
 
 from __future__ import annotations
 

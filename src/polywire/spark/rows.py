@@ -1,7 +1,7 @@
 """Read ranges as Arrow record batches: the work of a Spark task.
 
-It yields exactly the records of its ranges, in offset order per partition, in Spark's own schema. After a lost
-connection the range continues where it stopped.
+A task yields exactly the records of its ranges, in offset order per partition, in Spark's own schema. After a lost
+connection it continues where it stopped.
 """
 
 from __future__ import annotations

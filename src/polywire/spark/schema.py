@@ -1,6 +1,6 @@
 """Columns of the source, exactly those of Spark's Kafka source, and columns of a value.
 
-A user's schema selects from these columns, in any order; another column is an error that suggests the right one.
+A user's schema selects from these columns, in any order. Another column raises an error that suggests the right one.
 """
 
 from __future__ import annotations

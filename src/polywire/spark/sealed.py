@@ -1,8 +1,8 @@
-"""Read ranges of records from the broker's sealed files or bucket, else from the broker (decision 0120).
+"""Read ranges of records from the broker's sealed files or bucket, otherwise from the broker (decision 0120).
 
-The result equals that of the broker: each record once and in order. Files and buckets are read only if the broker's
-mark is found there, and their data is used only if all its checksums match. Otherwise the broker is asked, or the read
-fails if the options require that.
+The result equals that of the broker: each record once and in order. Files and buckets are read only if they contain the
+broker's identifying token. Their data is used only if all checksums match. Otherwise records are fetched from the
+broker, or the read fails if the options require that.
 """
 
 from __future__ import annotations

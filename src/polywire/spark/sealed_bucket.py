@@ -1,6 +1,7 @@
 """Read sealed segments from a bucket, by processes with access to it (decision 0120).
 
-Only the broker's own bucket is read, with the credentials of this process. Several requests of one run are in flight.
+Only the broker's own bucket is read, with the credentials of this process. A run is read with several concurrent
+requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Locate a plan's ranges in the broker's bucket during planning, so that tasks need no broker (decision 0120).
 
-Ranges without a location are read from the broker, or refused, by the task: planning never fails where the task would
-not.
+A task reads ranges without a location from the broker, or refuses them. So planning fails only where the task would
+fail.
 """
 
 from __future__ import annotations

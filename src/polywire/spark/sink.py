@@ -1,12 +1,13 @@
 """The sink: batch and streaming writes, exactly once by default (docs/spark/sink.md).
 
 Tasks stage their rows under random tokens and list them in their commit messages. The driver's commit publishes the
-tokens of a write in one atomic step, under a name and a number that the broker remembers. So a batch that Spark repeats
-after a crash is published once, however often and however divided it is staged, and leftovers of a killed attempt are
-never visible.
+tokens of a write in one atomic step, under a name and a number that the broker stores.
 
-Rows become visible all together or not at all, and once (``exactlyOnce``, unless the options ask for less). The sink
-holds no socket.
+* A batch that Spark repeats after a crash is published once, even if it is staged repeatedly and divided differently.
+* Staged rows of a killed attempt never become visible.
+* All rows of a write become visible together, once (``exactlyOnce``), unless the options request less.
+
+The sink holds no socket.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Convert Arrow record batches to stored batches, each for one partition: the work of a writing task.
 
-Rows of a partition keep their order. Work is done by column, and buffered rows are limited.
+Rows of a partition stay in order. Work is done by column, and the number of buffered rows is limited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Columns that a write accepts: those of Spark's Kafka sink. Errors say what to do."""
+"""Columns that a write accepts: those of Spark's Kafka sink. Error messages suggest a fix."""
 
 from __future__ import annotations
 

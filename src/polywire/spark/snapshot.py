@@ -1,6 +1,6 @@
-"""Partitions of a subscription and their bounds, requested over one bulk connection.
+"""Partitions of a subscription and their offset bounds, requested over one connection.
 
-A bound is never above the synced offset, so a power loss cannot take records that a plan includes.
+A bound is never above the synced offset, so a power loss cannot lose records that a plan includes.
 """
 
 from __future__ import annotations

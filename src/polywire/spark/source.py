@@ -1,4 +1,4 @@
-"""The data source ``polywire``: what Spark gets for ``format("polywire")``.
+"""The data source ``polywire``: the class that Spark loads for ``format("polywire")``.
 
 Options and schema are checked before any request to a broker. The class is pickled by reference, so workers must be
 able to import this package.

@@ -1,10 +1,10 @@
-"""Quiet endings of Spark's Python workers: nothing if the driver is gone, and one line for our errors.
+"""Shorten the output of Spark's Python workers: nothing if the driver has exited, and one line for Polywire's errors.
 
-Over Unix sockets an idle worker that loses its driver (the session stops, or it was idle for a minute) fails to say
-goodbye and prints a useless traceback. A failing worker reports its whole traceback, which Spark puts into the message
-of its exception: thirty lines around the one that helps.
+An idle worker can lose its driver: the session stops, or the worker was idle for a minute. Over Unix sockets its exit
+then fails and prints a useless traceback.
 
-Only Spark's workers are changed. Tracebacks of other errors, such as those of a user's function, stay as they are.
+A failing worker reports its whole traceback, which Spark puts into the message of its exception. That is thirty lines
+around the useful one. Tracebacks of other errors, such as those of a user's function, are unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copy a topic into another topic, on the same broker or another one.
 
-Every record arrives exactly once, with key, value and headers. Order is preserved within partitions that are kept,
-otherwise among the records of a key.
+Every record arrives exactly once, with key, value and headers. If partitions are preserved, the order within each is
+too. Otherwise the records of each key stay in order.
 """
 
 from __future__ import annotations

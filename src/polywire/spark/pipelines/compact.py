@@ -1,7 +1,7 @@
 """Copy the last value of each key into a new topic.
 
-The result has one record per key: the last one stored. Keys whose last record has no value were deleted, and are
-skipped unless requested. Running it again under the same name writes nothing twice.
+The result has one record per key: the last one stored. A key whose last record has no value was deleted, and is skipped
+unless requested. A second run under the same name writes nothing twice.
 """
 
 from __future__ import annotations

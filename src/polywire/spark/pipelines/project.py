@@ -1,8 +1,11 @@
 """Create a working project of Spark's declarative pipelines (``spark-pipelines``).
 
-Requirements, as measured with Spark 4.3: the source is found if this package is installed, and must not be registered
-in a definition file. The spec's storage is a URI, and its configuration contains text only. The command starts its own
-Connect server, so ``spark.master`` is not set. A second run needs a catalog that outlives the first.
+These facts about Spark 4.3 shape the project:
+
+* The source is found if this package is installed. A definition file must not register it.
+* The spec's storage is a URI, and its configuration contains text only.
+* The command starts its own Connect server, so ``spark.master`` is not set.
+* A second run needs a catalog that outlives the first.
 
 Existing files are never overwritten.
 """

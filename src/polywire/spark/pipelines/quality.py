@@ -1,6 +1,6 @@
 """Check a topic or a table for gaps and duplicates, by partition and producer, and write a page with charts.
 
-Spark counts every number over all rows. ``sound`` means that nothing is missing and nothing is duplicated.
+Spark counts all rows, not a sample. ``sound`` means that nothing is missing and nothing is duplicated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Render the quality report as one HTML page: no script, no other file, charts as SVG, light and dark.
 
-Text from the data is escaped.
+Text from records is escaped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Shared parts of the pipelines: a topic as a stream, a stream into a topic, running a query to its end.
+"""Shared parts of the pipelines: read a topic as a stream, write a stream to a topic, run a query to its end.
 
-A stopped or killed run resumes with the same checkpoint. Skipped rows are counted.
+A stopped or killed run resumes from its checkpoint. Skipped rows are counted.
 """
 
 from __future__ import annotations

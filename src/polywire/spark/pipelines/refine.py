@@ -1,10 +1,10 @@
 """Refine a topic: new, readable records go to one topic, unreadable ones to a dead-letter topic.
 
-One query writes both, so they are published together: each record is in exactly one of them, once.
+One query writes both topics in one publish, so each record is in exactly one of them, once.
 
-Nothing is dropped silently. A record whose id occurred within ``delay`` is dropped as a duplicate; one behind the
-watermark is dropped, counted and reported. An unreadable record becomes a dead letter with its bytes, key and headers,
-and headers with reason and origin.
+* A record whose id occurred within ``delay`` is dropped as a duplicate.
+* A record behind the watermark is dropped, counted and reported.
+* An unreadable record becomes a dead letter with its bytes, key and headers. More headers contain reason and origin.
 """
 
 from __future__ import annotations

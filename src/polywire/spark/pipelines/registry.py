@@ -1,7 +1,8 @@
 """Pipelines by name, with settings parsed from text.
 
-A pipeline is a function whose parameters are its settings: types define how text is parsed, annotations are the
-documentation. Listing needs no Spark. An unknown or invalid setting is refused before Spark starts, with a suggestion.
+A pipeline is a function whose parameters are its settings. Their types define how text is parsed, and their annotations
+are the documentation. Listing does not require Spark. An unknown or invalid setting is refused before Spark starts,
+with a suggestion.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write a table back into a topic, ordered by its time, at a chosen speed.
+"""Write a table back into a topic, ordered by its time column, at a chosen speed.
 
-The table is cut into slices of its time; each is written as one transaction under the run's name. So a killed run
+The table is cut into slices by time. Each slice is written as one transaction under the run's name. So a killed run
 resumes after the last slice, and every row is in the topic exactly once.
 """
 

@@ -1,11 +1,11 @@
 """Fold event-sourced records into the current state of each key.
 
-Events of a key are numbered 1, 2, 3 …; the state of version n is the fold of the first n. States go to a topic keyed
-like the events, with their version as header ``state.version``: its last record per key is a snapshot, from which a job
-with a new checkpoint starts.
+Events of a key are numbered 1, 2, 3 …; the state of version n is the fold of the first n. States go to a topic with the
+same keys as the events. The header ``state.version`` contains the version. The last record of a key is a snapshot, from
+which a job with a new checkpoint starts.
 
-An event is folded once, in the order of versions; a repeated version is ignored. An event that cannot be read, has no
-key or follows a missing version becomes a dead letter.
+An event is folded once, in the order of versions. A repeated version is ignored. An event becomes a dead letter if it
+cannot be read, has no key, or follows a missing version.
 """
 
 from __future__ import annotations

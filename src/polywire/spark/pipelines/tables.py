@@ -1,10 +1,10 @@
 """Append streams to tables: Parquet folders, Delta and Iceberg.
 
 Spark's file sink lists valid Parquet files in ``_spark_metadata``. A killed run may leave files that are not listed, so
-read such a table with Spark (or by that list). Delta is written by Spark if its package is on the class path, else by
-the library ``deltalake`` on the driver; Iceberg requires Spark's package.
+read such a table with Spark or by that list.
 
-A repeated micro-batch adds nothing twice, in any format.
+Spark writes Delta if its package is on the class path; otherwise the library ``deltalake`` on the driver does. Iceberg
+requires Spark's package. A repeated micro-batch adds nothing twice, in any format.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Aggregate over windows of event time.
 
-A table gets windows that are closed, once each. A topic gets every window that a micro-batch changed, keyed by window
-and group, so the last record of a key is the current value (the pipeline ``compact`` keeps those).
+A table gets each window once, when it is closed. A topic gets every window that a micro-batch changed, keyed by window
+and group. So the last record of a key is the current value; the pipeline ``compact`` retains only those.
 
-A record counts once, whatever is killed. Records without a time (for instance unreadable ones) or behind the watermark
-are dropped, counted and reported.
+A record counts once, also after a crash. Records behind the watermark are dropped, counted and reported. So are records
+without a time, for instance unreadable ones.
 """
 
 from __future__ import annotations
