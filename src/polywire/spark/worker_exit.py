@@ -4,7 +4,9 @@ An idle worker can lose its driver: the session stops, or the worker was idle fo
 then fails and prints a useless traceback.
 
 A failing worker reports its whole traceback, which Spark puts into the message of its exception. That is thirty lines
-around the useful one. Tracebacks of other errors, such as those of a user's function, are unchanged.
+around the useful one.
+
+Only Spark's workers are affected. Tracebacks of other errors, such as those of a user's function, are unchanged.
 """
 
 from __future__ import annotations
