@@ -1,7 +1,8 @@
-"""A store with injected faults, as real stores have them.
+"""A store with injected faults that real stores have.
 
-A fault applies to the next call of its operation, once, in the order of injection. Without faults it behaves like the
-store below. Faults are an error before any effect, a slow response, a torn blob, a stale list, and a lost response.
+The faults are an error before any effect, a slow response, a torn blob, a stale list, and a lost response. A fault
+applies once, to the next call of its operation, in the order of injection. Without faults it behaves like the store
+below.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An event loop that runs callbacks only on request.
 
-Callbacks run in the order of an asyncio loop, timers by time and then by creation. The test gets the exceptions of
-callbacks.
+Callbacks run in the order of an asyncio loop, timers by time and then by creation. Exceptions of callbacks are raised
+in the test.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A broker in memory with a simulated clock and loop, which can be killed and started again.
 
-The broker is the real one; only its log is in memory.
+It is the real broker; only its log is in memory.
 """
 
 from __future__ import annotations

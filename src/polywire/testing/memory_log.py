@@ -1,6 +1,6 @@
 """The log in memory, for tests and ``memory://``.
 
-* It implements ``log.base.Log`` completely: write batches, levels, staging and recovery.
+* It implements ``log.base.Log`` completely: write batches, durability levels, staging and recovery.
 * A sync happens one pass of the loop after its commit, so that ``written`` and ``synced`` differ.
 * ``reopen`` returns the log that a restarted broker would have.
 * It neither merges small batches nor frees its history.

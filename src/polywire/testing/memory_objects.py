@@ -1,7 +1,7 @@
 """A bucket in memory with injected faults, and two defective kinds of bucket.
 
-A fault applies to the next call of its operation, once, in the order of injection. Without faults and defects it is a
-correct bucket for all threads.
+A fault applies once, to the next call of its operation, in the order of injection. Without faults and defects the
+bucket is correct, and any thread may use it.
 """
 
 from __future__ import annotations

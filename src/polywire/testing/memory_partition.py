@@ -1,4 +1,4 @@
-"""One partition's history in memory: the reading half of the log in memory."""
+"""One partition's history in memory: the read side of the log in memory."""
 
 from __future__ import annotations
 

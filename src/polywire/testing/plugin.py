@@ -1,9 +1,10 @@
 """Fixtures for pytest, available wherever Polywire is installed.
 
-``polywire_broker`` is a broker in memory with every protocol, one for the whole run. ``polywire_client`` is its client.
-``polywire_topic`` is the name of an empty topic for one test.
+* ``polywire_broker`` is a broker in memory with every protocol, one for the whole run.
+* ``polywire_client`` is its client.
+* ``polywire_topic`` is the name of an empty topic for one test.
 
-Polywire itself is imported when a test uses a fixture.
+Polywire is imported only when a test uses a fixture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A broker in a process of its own, for tests of its behaviour from outside.
+"""A broker in its own process, for tests of its external behaviour.
 
 * Addresses come from the ready file.
 * The process never outlives its test.
-* A failure shows the broker's log.
+* A failing test shows the broker's log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A broker in memory on a thread of its own, for any client.
+"""A broker in memory in its own thread, for any client.
 
-It listens on free ports when ``start`` returns. It writes nothing to disk, and stopping it frees everything.
+When ``start`` returns, it listens on free ports. It writes nothing to disk, and stopping it frees everything.
 """
 
 from __future__ import annotations

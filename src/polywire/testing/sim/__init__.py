@@ -1,5 +1,4 @@
-"""Deterministic simulation: one thread, virtual time, a disk that loses unsynced data, and one seed that decides
-everything.
+"""Deterministic simulation of brokers: one thread, virtual time, and one seed that determines everything.
 
-``python -m polywire.testing.sim --seed 7`` runs the simulated worlds and prints their events.
+Its disk loses unsynced data. ``python -m polywire.testing.sim --seed 7`` runs the simulations and prints their events.
 """

@@ -1,6 +1,6 @@
-"""``python -m polywire.testing.sim``: run simulated worlds and print their events.
+"""``python -m polywire.testing.sim``: run simulations and print their events.
 
-The exit code is 1 at the first run with a violation; the output has the seed that repeats it.
+It stops with exit code 1 at the first run with a violation. The output contains the seed that reproduces the run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A simulated disk that separates what processes see from what survives a power loss.
 
-Every process sees a write at once, and so does the next start after a killed process. A power loss is certain to leave
-only synced data: file contents by the sync of the file, names by the sync of the directory. Each other sector of 512
-bytes and each other change of a directory may or may not be on the disk, independent of order. One sector that was
-being written may have arbitrary contents.
+Every process sees a write at once, and so does the next start after a killed process. Only synced data is certain to
+survive a power loss. Syncing a file makes its contents survive, syncing a directory makes its names survive.
+
+Every other sector of 512 bytes, and every other change of a directory, may or may not survive, independent of order.
+One sector that was being written may have arbitrary contents.
 
 * After a power loss an unsynced sector has contents that it once had, except for the one being written.
 * A synced sector has its synced contents or later ones.

@@ -2,7 +2,7 @@
 
 * A dead process reads and changes nothing.
 * Every change is an event.
-* A fault occurs before any effect, except that a write may write a beginning and a sync may lose data.
+* A fault happens before any effect, with two exceptions: a write may write part of its data, and a sync may lose data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world with one disk. Clients act between two steps of the process."""
+"""A simulation with one disk. Clients act between two steps of the process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A disk, the sequence of processes that use it, and their faults.
 
-* After a killed process another one starts with the data that it left, or that the power loss left.
+* After a kill or a power loss, another process starts with the data that is left.
 * A start without faults succeeds.
 """
 

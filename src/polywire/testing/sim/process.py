@@ -1,6 +1,6 @@
 """One process of a run: its files, its loop and its workers.
 
-Waiting for an answer runs only the steps that are necessary for it.
+Waiting for a response runs only the steps that are necessary for it.
 """
 
 from __future__ import annotations

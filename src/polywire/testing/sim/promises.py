@@ -1,4 +1,4 @@
-"""The properties that a run checks; a violation ends the run and is reported with facts."""
+"""The properties that a run checks. A violation ends the run and is reported with details."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Chooses the next step: one thread runs the loop and all workers on virtual time.
+"""Choose the next step: one thread runs the loop and all workers on virtual time.
 
-Callbacks of the loop run in the order of asyncio. Between any two of them, a worker may run its next job, or its answer
-may arrive, or nothing happens for a long time. The weights of these choices change now and then, so a run has phases
-with slow and fast workers.
+Callbacks of the loop run in the order of asyncio. Between any two of them, one of these may happen:
 
-* Jobs of one worker run, and are answered, in order.
-* Things happen only in ``step``.
+* A worker runs its next job.
+* The result of a job arrives.
+* Virtual time advances far without an event.
+
+The weights of these choices change now and then, so a run has phases with slow and fast workers. The jobs of one worker
+run, and report their results, in order. Events happen only in ``step``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shrink a failed run: fewer steps and fewer kinds of events with the same violation.
+"""Shrink a failed run: find fewer steps and fewer kinds of events with the same violation.
 
 Every result was run and has that violation. The number of runs is limited.
 """

@@ -1,6 +1,6 @@
 """The events of a run: for people to read, and to compare two runs of one seed.
 
-An event is one line. The digest covers every line in order, also lines that are not stored.
+An event is one line. The digest covers all lines in order, including lines that are not stored.
 """
 
 from __future__ import annotations

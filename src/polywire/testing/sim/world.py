@@ -1,4 +1,4 @@
-"""The world of a run: all its events follow from its seed.
+"""A simulation: all its events follow from its seed.
 
 * The same seed gives the same events on any machine, compiled or not.
 * A run ends with all checks, a clean stop and a restart.

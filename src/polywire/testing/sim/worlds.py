@@ -1,4 +1,4 @@
-"""All worlds by name, in the order in which ``make sim`` runs them."""
+"""All simulations by name, in the order in which ``make sim`` runs them."""
 
 from __future__ import annotations
 

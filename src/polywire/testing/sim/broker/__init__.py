@@ -1,1 +1,1 @@
-"""The broker in the simulation: clients that outlive its processes, and every answer they got (decision 0122)."""
+"""The simulation of a broker, with clients that outlive its processes and record every response (decision 0122)."""

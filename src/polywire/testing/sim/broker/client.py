@@ -1,6 +1,6 @@
 """All clients of a broker.
 
-Every answer is checked against the model that all clients share.
+Every response is checked against the model that all clients share.
 """
 
 from __future__ import annotations

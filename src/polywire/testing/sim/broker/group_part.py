@@ -1,6 +1,6 @@
-"""Clients that are members of groups, some of them after they were removed.
+"""Clients that are members of groups, including some that continue after they were removed.
 
-Checks ownership of partitions, removals of members and stored positions.
+The checks cover ownership of partitions, removals of members and committed offsets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The state of a broker after each of its changes: a sequence of moments.
+"""The history of a broker's state: one entry for the state after each change.
 
-After a stop, the broker must have the complete state of one moment, not earlier than the last acknowledged one. So a
-start needs no separate rules for topics, positions, groups and transactions: either the whole state existed at one
-moment, or the recovery is wrong.
+After a stop, the broker must have recovered exactly one of these states, not an earlier one than the last acknowledged
+state. So the check of a start needs no separate rules for topics, offsets, groups and transactions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The model of a broker's clients: their requests, the answers, and the consequences.
+"""The model of a broker's clients: their requests, the responses, and the expected state.
 
-It outlives every process. It drops what a stop may lose.
+The model outlives every process. After a stop it removes what the stop was allowed to lose.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The common part of all kinds of clients: how they make requests and choose topics.
 
-Only a full or failed disk may refuse these requests.
+Only a full or failed disk is allowed to cause a refusal of these requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process with a broker over the log."""
+"""A simulated process with a broker over the log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clients that stage batches and publish them under their own numbers, repeatedly until they get an answer.
+"""Clients that stage batches and publish them under their own sequence numbers, and retry until they get a response.
 
-A number of a writer is published once.
+Each sequence number of a writer is published once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients that produce and read, and repeat unacknowledged batches. The result of every batch is predicted."""
+"""Clients that produce and read, and retry unacknowledged batches. The model predicts the result of every batch."""
 
 from __future__ import annotations
 

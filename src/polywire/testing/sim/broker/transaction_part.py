@@ -1,6 +1,6 @@
-"""Clients that hold transactional ids, one after the other or in conflict.
+"""Clients that use transactional ids, one after the other or in conflict.
 
-A committed transaction is visible as a whole, an open one not at all.
+A committed transaction is visible completely, an open one not at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The world of the broker: clients that outlive its processes, and the checks of each start."""
+"""The simulation of a broker: clients that outlive its processes, and the checks of each start."""
 
 from __future__ import annotations
 

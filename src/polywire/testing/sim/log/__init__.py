@@ -1,1 +1,1 @@
-"""The log in the simulation: callers that make any request at any time, and checks of what it stores (decision 0122)."""
+"""The simulation of a log: callers that make any request at any time, and checks of the stored data (decision 0122)."""

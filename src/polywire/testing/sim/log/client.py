@@ -1,6 +1,6 @@
-"""A client of the log that makes any request at any time, and remembers the answers.
+"""A client of the log that makes any request at any time, and records the responses.
 
-The model has a request before the log can answer it. Every answer is checked.
+The model stores a request before the log can respond to it. Every response is checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A disk that flips a bit of a sealed segment while the log runs, and flips it back before the process ends.
 
-The model knows which records may be refused meanwhile, and later where the damage was copied. The scrub must find the
-damage.
+The model knows which records may be refused meanwhile, and to which copies the damage has spread. The scrub must find
+the damage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The model of a log: all requests in order, and how far each was acknowledged at which level.
+"""The model of a log: all requests in order, and the acknowledged durability level of each.
 
-It checks recovered states and reads. Anything that requests, acknowledgements and permitted losses do not explain is a
-``Violation``.
+It checks recovered states and reads. A result that does not follow from requests, acknowledgements and permitted losses
+is a ``Violation``.
 """
 
 from __future__ import annotations

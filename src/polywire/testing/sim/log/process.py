@@ -1,4 +1,4 @@
-"""A process that has only the log open."""
+"""A simulated process that has only the log open."""
 
 from __future__ import annotations
 

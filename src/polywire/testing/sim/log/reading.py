@@ -1,6 +1,6 @@
-"""Checks of a start: the recovered state and all readable records.
+"""Check a start: the recovered state and all readable records.
 
-Each record is as it was appended, or its read reports the damage where damage is possible.
+Each record equals the appended one. If it may be damaged, the read may report the damage instead.
 """
 
 from __future__ import annotations

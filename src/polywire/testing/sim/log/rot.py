@@ -1,4 +1,4 @@
-"""Damage tests: a start on a damaged copy of a disk, compared with the model.
+"""Damage tests: start on a damaged copy of a disk, and compare the result with the model.
 
 The original disk stays unchanged.
 """

@@ -1,6 +1,6 @@
-"""The world of the log: a client of it, and checks of what its processes stored.
+"""The simulation of a log: a client, and checks of the data that its processes stored.
 
-After a clean stop, copies of the disk are damaged.
+After a clean stop, the damage tests run on copies of the disk.
 """
 
 from __future__ import annotations
