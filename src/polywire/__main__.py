@@ -1,4 +1,4 @@
-"""The command ``polywire`` and ``python -m polywire``."""
+"""The entry point of the command ``polywire`` and of ``python -m polywire``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Version of this installation, and which of its modules run compiled.
 
-Imports the standard library only and no other module of the package, because ``setup.py`` runs this file by itself.
+It imports only the standard library, because ``setup.py`` runs this file by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Names and words that a caller chooses from a known set: resolve them, or report which ones exist.
+"""Look up a name in a set of known names, or raise an error that lists them.
 
-Guarantees: a message lists at most ``NAMES_SHOWN`` names of at most ``NAME_CHARS_SHOWN`` characters, however many there
-are.
+An error lists at most ``NAMES_SHOWN`` names, each with at most ``NAME_CHARS_SHOWN`` characters.
 """
 
 from __future__ import annotations

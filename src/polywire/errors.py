@@ -1,4 +1,4 @@
-"""Exceptions by what the caller should do about them; a kind exists only if the caller would act differently.
+"""Exceptions, classified by how the caller should react. A kind exists only if callers react differently to it.
 
 Every failure that leaves the broker is one of these kinds and has one ``ErrorCode``. Each protocol maps the codes to
 its own errors in its ``errors.py``.

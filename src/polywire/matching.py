@@ -1,7 +1,7 @@
 """Match untrusted text against sets of characters and against patterns with ``*`` and ``?``.
 
-Time is bounded by the length of the text, or by text times pattern. Regular expressions can backtrack without such a
-bound, so packages that handle bytes from peers use these functions instead of ``re``.
+The time is at most proportional to the length of the text, or to text times pattern. Regular expressions can backtrack
+without such a bound. Packages that handle untrusted bytes therefore use these functions instead of ``re``.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 ``%XX`` is one byte of the name's UTF-8, as in URLs (RFC 3986, 2.1).
 
-Guarantees:
-* ``unescape(escape(name)) == name``, so different names have different spellings.
+* ``unescape(escape(name)) == name``, so different names have different encodings.
 * An escaped name has no reserved character. A name without reserved characters is unchanged, except for a ``%`` before
   two hexadecimal digits.
-* Decoding accepts an escape for any character, in either case. Check permissions on the decoded name, never on a
-  spelling.
+* Decoding accepts an escape for any character, in either case. Check permissions on the decoded name, never on an
+  encoded one.
 """
 
 from __future__ import annotations
