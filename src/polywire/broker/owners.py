@@ -1,7 +1,12 @@
 """Owners of broker state, and who may use the state (decision 0115).
 
-An owner is one number: a user's id, which is never reused, a negative number for the address of a client without a
-user, or UNOWNED.
+An owner is one number:
+
+* a user's id, which is never reused
+* a negative number for the address of a client without a user
+* UNOWNED
+
+Rules:
 
 * Only the state of users is protected, because a client without a user cannot prove its identity later.
 * Unowned state, such as state stored before owners existed, gets the first user that uses it as its owner.

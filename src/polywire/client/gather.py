@@ -1,7 +1,9 @@
 """Copy the rows of small stored batches into one set of Arrow buffers: the loops of ``client.arrow``.
 
-A *plan* selects rows. It is an i64 array with ``PLAN_WIDTH`` numbers per run of rows: position of the batch, first row,
-end row, base offset, append time, then position and size of each column as returned by ``records.batch.layout``.
+A *plan* selects rows. It is an i64 array with ``PLAN_WIDTH`` numbers per run of rows:
+
+* position of the batch, first row, end row, base offset, append time
+* position and size of each column as returned by ``records.batch.layout``
 
 A call copies one column of one record batch. Batches must be valid, and targets must have the size that the plan
 requires.

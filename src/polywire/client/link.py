@@ -2,8 +2,8 @@
 
 * All callers that need a connection wait for the same attempt.
 * A broker that is available again within ``reconnect_s`` is found.
-* Errors that a retry cannot fix are raised at once: rejected logins, TLS failures, and ports that close every
-  connection and have never sent a response.
+* Errors that a retry cannot fix are raised without a retry. Examples are rejected logins, TLS failures, and ports that
+  close every connection at once and have never sent a response.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Test whether concurrent creates, and concurrent replaces, of an object in a bucket have exactly one winner.
 
-The journal relies on this. A store is refused, with a description of the defect, if two writes win, if none wins, or if
-reads return other content than was written.
+The journal relies on this. A store is refused, with a description of the defect, in these cases:
+
+* Two concurrent writes win, or none does.
+* A read returns other content than was written.
 
 The test leaves no objects unless it fails. A rare defect may pass. The usual defect, to check first and write later,
 shows in nearly every round.

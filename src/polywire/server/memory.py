@@ -3,8 +3,8 @@
 * An unfinished request takes memory in proportion to the bytes received.
 * All unfinished requests together stay within a limit. One request at a time may exceed the limit, so that at least one
   can complete. Other requests that still receive bytes are delayed, not closed.
-* When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address
-  that uses most memory, the slowest first. Unread bytes in the socket count as received.
+* When memory is short, stalled requests are closed, first those of unauthenticated clients. Then those of the address
+  that uses most memory are closed, the slowest first. Unread bytes in the socket count as received.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ one pass would block timers and other clients for seconds.
 Once heavy requests have taken ``PASS_S`` in a pass, connections whose last request was heavy wait for a later pass.
 They are served in order, before the loop reads again.
 
-A connection with light requests can be delayed only by connections that were also light, were read earlier in the same
-pass, and turned out to be heavy.
+A connection with light requests is delayed only by heavy requests that were read earlier in the same pass and could not
+be predicted, because the last request of their connection was light.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each message is one ``BETWEEN_SHARDS`` request of a link. The bodies of request and response are MessagePack: one of
 ``Question``, and its answer.
 
-* The coordinator shard of a transactional id admits a producer to another shard only if it could stage in the
-  coordinator shard, and stores the admission.
+* A producer may stage in another shard only if it could stage in the coordinator shard of its transactional id. The
+  coordinator checks this, and stores which shards participate.
 * A request on behalf of a client is authorized as that client.
 """
 
