@@ -1,1 +1,1 @@
-"""The journal: additions become write batches, write batches become groups in slots, and a start recovers the groups."""
+"""The journal: additions become write batches, write batches become groups, and a start recovers the groups."""

@@ -1,4 +1,7 @@
-"""Name and settings of the FLUX protocol, and the broker operations it uses. Defaults are those of the original broker."""
+"""Name and settings of the FLUX protocol, and the broker operations it uses.
+
+Defaults are those of the original broker.
+"""
 
 from __future__ import annotations
 
