@@ -524,8 +524,9 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
-    """Outcome of a transaction whose participants in these shards may not have applied it yet. token: of its staged
-    data.
+    """Outcome of a transaction whose participants in these shards may not have applied it yet.
+
+    token: the token under which its data is staged.
     """
 
     token: bytes

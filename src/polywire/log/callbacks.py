@@ -22,7 +22,7 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 class FailStop:
     """Context in which the log's state changes.
 
-    After an exception the state cannot be trusted, so ``broken`` must end the log. The exception propagates to the
+    After an exception the state cannot be trusted, so ``broken`` must stop the log. The exception propagates to the
     caller.
     """
 

@@ -208,7 +208,7 @@ def publish(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
 
 
 def abandon(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Drop what was staged; where the broker cannot be reached it expires."""
+    """Drop the staged records. If the broker cannot be reached, they expire."""
     depart_quietly()
     tokens = [token for message in _written(messages) for token in message.tokens]
     try:

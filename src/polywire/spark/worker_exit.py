@@ -39,7 +39,7 @@ def is_worker() -> bool:
 
 
 def depart_quietly() -> None:
-    """Install the quiet ending in a worker; do nothing in any other process."""
+    """Make a Spark worker exit without a traceback; do nothing in any other process."""
     if is_worker():
         traceback.print_exc = print_unless_gone  # type: ignore[assignment]
 

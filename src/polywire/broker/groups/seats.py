@@ -1,8 +1,8 @@
-"""Memberships of Kafka groups in the coordinator's groups, one per topic (concepts: groups#handing-over).
+"""Enter the members of Kafka groups into the coordinator's groups, which have one topic each.
 
-A Kafka group has one membership per topic. Each is assigned partitions like a member of any protocol, and the
-coordinator knows which partitions it holds. Members that wait for released partitions learn of the release through a
-new generation, unless another notification arrives first.
+A member of a Kafka group has one membership for each of its topics (concepts: groups#handing-over). Each membership is
+assigned partitions like a member of any protocol, and the coordinator knows which partitions it holds. Members that
+wait for released partitions learn of the release through a new generation, unless another notification arrives first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replay the journal into the log's state: a snapshot, the segments it lists, then all later groups.
+"""Replay the journal into the log's state: load a snapshot and its segments, then apply all later groups.
 
 The result is the state before the stop. If that cannot be restored, replay raises Corrupt.
 """

@@ -371,7 +371,7 @@ def scan(
 def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
     """Return correlation id, topic and key of a run's first record."""
     if len(work) < 7 * 2048 + 2:
-        raise ValueError(f"run outside its buffers words={len(work)}")
+        raise ValueError(f"work array is too small words={len(work)}")
     for i in (4 * 2048, 7 * 2048, 0):
         at = work[i]
         if at < 0 or work[i + 1] < 0 or at + work[i + 1] > len(data):

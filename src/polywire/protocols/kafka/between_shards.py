@@ -113,7 +113,7 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """A shard has done it, or why not."""
+    """The result of a request to a shard: an error, or none."""
 
     error: int = 0
     message: str = ""

@@ -100,7 +100,7 @@ class _Reader:
         length = self.number(_I16)
         start, self._at = self._at, self._at + length
         if length < 0 or self._at > len(self._data):
-            raise ValueError("too short")
+            raise ValueError("subscription is truncated")
         return self._data[start : self._at].decode()
 
     def skip(self, length: int) -> None:

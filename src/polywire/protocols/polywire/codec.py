@@ -86,7 +86,7 @@ def decode_request(verb: int, head: Buffer) -> Head:
 
 
 def decode_answer(head: Buffer, kind: type[_H]) -> _H:
-    """Decode the head of an answer; raise PeerError(fatal=True), because the client cannot continue."""
+    """Decode the head of a response. Raises PeerError(fatal=True) if it is malformed: the client cannot continue."""
     try:
         return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

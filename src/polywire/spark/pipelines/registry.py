@@ -44,7 +44,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a pipeline. ``default`` is its text; None if it is required or unset by default."""
+    """A setting of a pipeline. ``default``: its default value as text, None if there is none."""
 
     name: str
     kind: Any
