@@ -26,7 +26,9 @@ KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
 APART: Final = ("POLYWIRE_SERVE_NODE", "POLYWIRE_SERVE_ADVERTISE", "POLYWIRE_SERVE_KAFKA_ADVERTISE")
 GIVEN: Final = {"POLYWIRE_BUCKET_SECRET": "secret"}
 """What a user sets for the compose files."""
-OPTIONS: Final = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
+OPTIONS: Final = "".join(
+    (ROOT / "docs" / "reference" / page).read_text("utf-8") for page in ("cli.md", "configuration.md")
+)
 
 
 def values(name: str) -> list[str]:

@@ -405,7 +405,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "SPLIT_BYTES": "a compiled constant under a name that tests read",
     "JOIN_BYTES": "see SPLIT_BYTES",
     "FaultyStore": _SHIPPED,
-    "MemoryObjects.deliver": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }
 """Accepted findings: the name within its module, and the reason."""

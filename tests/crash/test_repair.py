@@ -121,7 +121,7 @@ def test_a_hole_is_passed_by_giving_up_what_lies_behind_it(tmp_path: Path) -> No
     rig.append(partition, [b"behind", b"the hole"], Level.SYNCED)
     rig.settle()
     rig.kill()
-    with pytest.raises(Corrupt, match="hole"):
+    with pytest.raises(Corrupt, match="gap"):
         Rig(tmp_path, QUIET)
     diagnosis = look(tmp_path)
     assert diagnosis.loss.records == {PARTITION: (6, 8)}

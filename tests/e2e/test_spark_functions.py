@@ -157,7 +157,7 @@ def test_text_and_parsers_by_name(spark: SparkSession, served: Served, topic: st
     assert functions.parser("json:id int")(records).where(f.col("_corrupt").isNotNull()).count() == 2
     assert functions.parser("polywire.spark.functions:parse_text")(records).columns == texts[0].__fields__
     for text, reason in (
-        ("json:_a int", "taken"),
+        ("json:_a int", "reserved"),
         ("nothing:here", "cannot import"),
         ("avro:/no/such/file", "cannot read"),
         ("json:?", "schema"),

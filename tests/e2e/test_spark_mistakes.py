@@ -49,7 +49,7 @@ def test_a_write(spark: SparkSession, served: Served, topic: str) -> None:
 @pytest.mark.parametrize("header", ["named_struct('key', cast(null as string), 'value', cast('b' as binary))"])
 def test_a_header_without_a_key(spark: SparkSession, served: Served, topic: str, header: str) -> None:
     rows = spark.sql(f"select 'x' value, array({header}) headers")
-    with pytest.raises(PySparkException, match="a header has no key"):
+    with pytest.raises(PySparkException, match="header has no key"):
         rows.write.format("polywire").options(address=served.address, topic=topic).mode("append").save()
 
 

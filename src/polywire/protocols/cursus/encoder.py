@@ -204,10 +204,7 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write the records of one batch, beginning with the row in ``state``.
-
-    Return DONE, FULL, -1 for invalid data, or the size of the next record if it needs a larger buffer.
-    """
+    """Write records from row ``state[5]``; return DONE, FULL, -1 for invalid data, or the size that the next one needs."""
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
