@@ -70,7 +70,7 @@ type: dev ## Check types
 contract: dev ## Check who imports whom
 	$(BIN)/lint-imports --no-logo
 
-house: $(VENV)/.installed ## List what the house inspector finds: untrue headers, unused code, repeated functions, wide ports
+house: $(VENV)/.installed ## List import circles, unused code, unread fields, repeated functions and wide ports
 	@$(PYTHON) -m tools.inspector
 
 test: dev ## Check everything and run all tests, compiled

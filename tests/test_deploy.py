@@ -26,9 +26,7 @@ KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
 APART: Final = ("POLYWIRE_SERVE_NODE", "POLYWIRE_SERVE_ADVERTISE", "POLYWIRE_SERVE_KAFKA_ADVERTISE")
 GIVEN: Final = {"POLYWIRE_BUCKET_SECRET": "secret"}
 """What a user sets for the compose files."""
-OPTIONS: Final = "".join(
-    (ROOT / "docs" / "reference" / page).read_text("utf-8") for page in ("cli.md", "configuration.md")
-)
+OPTIONS: Final = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
 
 
 def values(name: str) -> list[str]:

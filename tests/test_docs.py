@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.test_house import anchors_of
+
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = sorted(
     [
@@ -27,16 +29,6 @@ LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 CODE_LINK: Final = re.compile(r"\[`([\w.]+)`\]\(([^)\s#]+\.py)\)")
-
-
-def words_of_heading(heading: str) -> str:
-    """Return the anchor that Markdown renderers give a heading."""
-    kept = re.sub(r"[^\w\s-]", "", heading.strip().lower())
-    return re.sub(r"\s", "-", kept)
-
-
-def anchors(page: Path) -> set[str]:
-    return {words_of_heading(match[1]) for match in re.finditer(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)}
 
 
 def links(page: Path) -> Iterator[tuple[int, str]]:
@@ -55,7 +47,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         path, _, anchor = unquote(link).partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
             broken.append(f"{page.relative_to(ROOT)}:{number} {link}")
     assert not broken
 

@@ -175,7 +175,7 @@ class GroupLedger:
         )
 
     def answered(self, move: Move) -> None:
-        """Check a position that was stored, whoever requested it."""
+        """Check a position that was stored by any caller."""
         move.answered_at = self.tick()
 
     def _later_readers(self, name: str, move: Move) -> list[str]:
