@@ -42,8 +42,10 @@ from tests.unit.http.test_guard import CHANGE
 MANY_HEADERS: Final = 300_000  # empty ones: a record of 3 MB
 API: Final = "/api/v1"
 IS_COMPILED: Final = all(compiled_modules().values())
-# Processor time between two turns of the loop. What a slice does takes 3 ms; one step of it, as the copy of a large batch, some more.
-HOLD_S_MAX: Final = 0.02 if IS_COMPILED else 1.0
+# Processor time between two turns of the loop. A slice takes 3 ms, and one step of it, such as copying a batch of 8 MB, up to 10 ms here.
+# A machine with busy neighbours needs three times as long. One page without slices took seconds.
+HOLD_S_MAX: Final = 0.1 if IS_COMPILED else 1.0
+MEASUREMENTS_MAX: Final = 3  # neighbours can only add to a measurement, so the smallest counts
 BROKER_GROWN_MAX: Final = 250_000_000  # four readers with a batch of 16 MiB each in two forms; one such page took 8 GB
 COMMAND_BYTES_MAX: Final = 350_000_000  # of a command that prints or copies these records
 ARROW_HEADERS: Final = 30_000  # traced memory takes its time
@@ -151,8 +153,18 @@ def site() -> Iterator[Site]:
     site.close()
 
 
+def assert_slices_are_short(site: Site, sent: bytes) -> None:
+    """Fail if a request keeps the loop from all others for longer than the limit in every measurement."""
+    holds: list[float] = []
+    while len(holds) < MEASUREMENTS_MAX:
+        holds.append(longest_hold(site, sent))
+        if holds[-1] < HOLD_S_MAX:
+            return
+    raise AssertionError(f"the request holds the loop holds_s={holds}")
+
+
 def longest_hold(site: Site, sent: bytes) -> float:
-    """Processor seconds for which a request keeps the loop from all others at most."""
+    """Return the processor seconds for which a request keeps the loop from all others at most."""
     peer, longest_s = Peer(), 0.0
 
     async def answered() -> None:
@@ -180,12 +192,12 @@ def longest_hold(site: Site, sent: bytes) -> float:
 @pytest.mark.parametrize("path", [*READS, f"{API}/topics/wide", f"{API}/topics/wide/groups/g"])
 def test_no_read_holds_the_loop(site: Site, path: str) -> None:
     longest_hold(site, request("GET", "/metrics"))  # what is loaded and made once does not count
-    assert longest_hold(site, request("GET", path)) < HOLD_S_MAX
+    assert_slices_are_short(site, request("GET", path))
 
 
 @pytest.mark.parametrize(("path", "body"), WRITES)
 def test_no_write_holds_the_loop(site: Site, path: str, body: bytes) -> None:
-    assert longest_hold(site, request("POST", path, CHANGE, body)) < HOLD_S_MAX
+    assert longest_hold(site, request("POST", path, CHANGE, body)) < HOLD_S_MAX  # a write cannot be measured twice
 
 
 # Memory
