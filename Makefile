@@ -100,7 +100,7 @@ fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30) and count the inputs
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m tests.fuzz
 
 sim: dev ## Run simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many, SIM_WORLD=broker runs only one
-	$(PYTHON) -m polywire.testing.sim $(if $(SIM_WORLD),--world $(SIM_WORLD)) $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
+	$(PYTHON) -m tests.sim $(if $(SIM_WORLD),--world $(SIM_WORLD)) $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
 
 histories: dev ## Mistreat real brokers while clients on five wires note what they are told; SECONDS=600 SEED=7 say how long and how
 	$(PYTHON) -m tests.histories --seconds $(SECONDS) --seed $(SEED_OF_HISTORIES)

@@ -32,10 +32,10 @@ from polywire.log.journal.snapshot import Snapshot, get_snapshot
 from polywire.log.segments.format import SegmentInfo, read_footer
 from polywire.records.checksum import xxh64
 from polywire.store.base import BlobMissing
-from polywire.store.memory import MemoryStore
 from polywire.store.system_files import SYSTEM_FILES
 from tests.fuzz.chance import fuzz
 from tests.fuzz.decoders import Decoder, one_of_each
+from tests.memory_store import MemoryStore
 
 HERE: Final = Path(__file__).parents[1] / "vectors" / "data"
 MARK_AT: Final = 44

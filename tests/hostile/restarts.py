@@ -33,16 +33,16 @@ from polywire.records.columns import HEADER_BYTES
 from polywire.records.compression import expand_body
 from polywire.records.rows import to_records
 from polywire.testing.clock import SimulatedClock
-from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.disk import SimulatedDisk
-from polywire.testing.sim.log.world import SETTINGS, small_compaction
-from polywire.testing.sim.story import Story
-from polywire.testing.sim.tokens import tokens_by
-from polywire.testing.sim.wires.process import WiresProcess
 from polywire.types import Level, TopicName
 from tests.fuzz.chance import damaged
 from tests.hostile.dialogues import DIALOGUES, Dialogue
 from tests.hostile.exchanges import STREAMS
+from tests.sim.chance import Chance
+from tests.sim.disk import SimulatedDisk
+from tests.sim.log.world import SETTINGS, small_compaction
+from tests.sim.story import Story
+from tests.sim.tokens import tokens_by
+from tests.sim.wires.process import WiresProcess
 from tests.unit.protocols.polywire.peer import batch_of
 
 PROTOCOLS: Final = [

@@ -8,11 +8,11 @@ from polywire.log.settings import LogSettings
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.clock import SimulatedClock
-from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.disk import SimulatedDisk
-from polywire.testing.sim.log.process import LogProcess
-from polywire.testing.sim.story import Story
 from polywire.types import Level
+from tests.sim.chance import Chance
+from tests.sim.disk import SimulatedDisk
+from tests.sim.log.process import LogProcess
+from tests.sim.story import Story
 
 SETTINGS = LogSettings(slot_bytes=48 * 1024, slot_count_max=2, disk_reserve_bytes=0, scrub_hours=0)
 

@@ -14,15 +14,15 @@ from typing import Final, NamedTuple
 import pytest
 import structlog
 
-from polywire.testing.sim.promises import BROKEN, Violation
-from polywire.testing.sim.worlds import WORLDS
 from tests.sim.broker_mutations import BROKER_MUTATIONS
 from tests.sim.classic_mutations import CLASSIC_MUTATIONS
 from tests.sim.mutation import Mutation
 from tests.sim.mutations import LOG_MUTATIONS
+from tests.sim.promises import BROKEN, Violation
 from tests.sim.readiness_mutations import READINESS_MUTATIONS
 from tests.sim.shards_mutations import SHARDS_MUTATIONS
 from tests.sim.wires_mutations import WIRES_MUTATIONS
+from tests.sim.worlds import WORLDS
 
 MUTATIONS: Final = (
     *LOG_MUTATIONS,

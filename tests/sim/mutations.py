@@ -31,9 +31,9 @@ from polywire.log.settings import LogSettings
 from polywire.log.state import LogState
 from polywire.log.waits import Waits
 from polywire.store.file import FileStore
-from polywire.testing.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
 from polywire.types import Level
 from tests.sim import test_failures, test_names, test_starts
+from tests.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
 from tests.unit.log.segments import test_sealer
 

@@ -18,8 +18,8 @@ import pytest
 
 from polywire import records, server
 from polywire.records import memory
-from polywire.testing.sim.wires import network
 from tests.sim.mutation import Mutation
+from tests.sim.wires import network
 
 
 def _uncompiled() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polywire.testing.sim.chance import Chance
+from tests.sim.chance import Chance
 
 COUNT = 20_000  # numbers of a run
 

@@ -16,10 +16,10 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.file import FileStore
 from polywire.store.file_objects import FileObjects
-from polywire.testing.sim.log.client import records_of
-from polywire.testing.sim.process import DIRECTORY
 from polywire.types import Level
+from tests.sim.log.client import records_of
 from tests.sim.machine import SETTINGS, Machine
+from tests.sim.process import DIRECTORY
 
 TOKEN = b"t" * 16
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.testing.sim.broker.history import History, Key
-from polywire.testing.sim.promises import Violation
 from polywire.types import Level
+from tests.sim.broker.history import History, Key
+from tests.sim.promises import Violation
 
 TOPIC: Key = ("topic", "a")
 POSITION: Key = ("position", "a", "group", 0)

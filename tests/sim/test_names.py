@@ -15,9 +15,9 @@ from polywire.log.log import FileLog
 from polywire.log.segments import sealer
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.sim.schedule import SimulatedWorker
 from polywire.types import Level
 from tests.sim.machine import SETTINGS, Machine
+from tests.sim.schedule import SimulatedWorker
 
 UNHURRIED = replace(SETTINGS, slot_count_max=4, sync_interval_ms=60_000)
 LONG = b"." * 4000

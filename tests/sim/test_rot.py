@@ -8,14 +8,14 @@ from polywire.errors import Corrupt
 from polywire.log.journal.recovery import FoundGroup, newest_groups
 from polywire.log.journal.seed import read_seed
 from polywire.log.journal.slots import Slot
-from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.disk import Inode, SimulatedDisk
-from polywire.testing.sim.files import SimulatedFiles
-from polywire.testing.sim.log.process import LogProcess
-from polywire.testing.sim.log.world import LogWorld
-from polywire.testing.sim.process import DIRECTORY
-from polywire.testing.sim.promises import require
-from polywire.testing.sim.story import Story
+from tests.sim.chance import Chance
+from tests.sim.disk import Inode, SimulatedDisk
+from tests.sim.files import SimulatedFiles
+from tests.sim.log.process import LogProcess
+from tests.sim.log.world import LogWorld
+from tests.sim.process import DIRECTORY
+from tests.sim.promises import require
+from tests.sim.story import Story
 
 AT = (4, 20, -1)
 """Bytes of a group that are changed, each alone: of its length, its number, and of what it holds."""

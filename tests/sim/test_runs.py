@@ -10,11 +10,11 @@ from collections import Counter
 import pytest
 
 from polywire.store.file import FileBlob
-from polywire.testing.sim.log.model import KeptPartition
-from polywire.testing.sim.promises import Violation
-from polywire.testing.sim.world import World
-from polywire.testing.sim.worlds import WORLDS
 from polywire.types import Buffer
+from tests.sim.log.model import KeptPartition
+from tests.sim.promises import Violation
+from tests.sim.world import World
+from tests.sim.worlds import WORLDS
 
 RUNS = int(os.environ.get("POLYWIRE_SIM_RUNS", "48"))
 STEPS = 800
@@ -125,7 +125,7 @@ def test_one_number_gives_one_story(kind: str) -> None:
 def test_the_story_is_the_same_compiled_and_not(kind: str) -> None:
     digests = set()
     for pure in ("", "1"):
-        command = [sys.executable, "-m", "polywire.testing.sim", "--world", kind, "--seed", "3", "--steps", str(STEPS)]
+        command = [sys.executable, "-m", "tests.sim", "--world", kind, "--seed", "3", "--steps", str(STEPS)]
         environment = {**os.environ, "POLYWIRE_PURE": pure, "PYTHONHASHSEED": pure or "0"}
         told = subprocess.run([*command, "--quiet"], env=environment, capture_output=True, text=True, check=True).stdout
         digests.add(told.rpartition("digest=")[2].strip())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.testing.sim.promises import Violation
-from polywire.testing.sim.shrink import Shape, shrink
 from tests.sim.mutations import LOG_MUTATIONS
+from tests.sim.promises import Violation
+from tests.sim.shrink import Shape, shrink
 
 
 def test_a_broken_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

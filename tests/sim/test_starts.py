@@ -8,9 +8,9 @@ from polywire.errors import BrokerError, Corrupt
 from polywire.log.journal.group import GROUP_MAGIC
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.files import Killed
 from polywire.types import Level
+from tests.sim.chance import Chance
+from tests.sim.files import Killed
 from tests.sim.machine import Machine
 
 AFTER = 12  # records of 4 KB: more than one slot holds

@@ -37,10 +37,10 @@ from polywire.server.hub import Hub
 from polywire.server.receive_buffer import ReceiveBuffer
 from polywire.server.run_queue import RunQueue
 from polywire.server.sending import SendingHalf
-from polywire.testing.sim.wires.network import SimulatedTransport
 from polywire.types import Level
 from tests.sim.broker_mutations import any_generation, any_partition
 from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+from tests.sim.wires.network import SimulatedTransport
 from tests.unit.broker import test_consumer_groups
 from tests.unit.protocols.kafka import test_auth
 from tests.unit.protocols.kafka.dialogue import World

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polywire.errors import Unavailable
-from polywire.store.memory import MemoryStore
 from polywire.testing.faulty_store import Fault, FaultyStore, Verb
+from tests.memory_store import MemoryStore
 
 
 def test_errors_strike_before_anything_happens() -> None:

@@ -11,8 +11,8 @@ import pytest
 from polywire.errors import ErrorCode, Invalid
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobExists, BlobMissing, Store, aligned_buffer
 from polywire.store.file import FileStore
-from polywire.store.memory import MemoryStore
 from polywire.testing.faulty_store import FaultyStore
+from tests.memory_store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "files", "faulty"])

@@ -18,7 +18,6 @@ from polywire.records.columns import Header, Record
 from polywire.types import Buffer
 
 TIME_APPEND: Final = 8  # batch attributes
-TRANSACTIONAL: Final = 16
 CONTROL: Final = 32
 
 _FRONT: Final = Struct(">qiibI")  # base offset, length, leader epoch, magic, CRC

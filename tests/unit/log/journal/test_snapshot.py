@@ -7,7 +7,7 @@ import pytest
 from polywire.errors import Corrupt
 from polywire.log.journal.snapshot import Snapshot, copies_sound, get_snapshot, put_snapshot
 from polywire.records.checksum import xxh64
-from polywire.store.memory import MemoryStore
+from tests.memory_store import MemoryStore
 
 GIVEN = Snapshot(
     sequence=7,

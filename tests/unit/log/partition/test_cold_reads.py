@@ -16,7 +16,7 @@ from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import RunSource, write_segment
 from polywire.log.worker import Worker, attempt
 from polywire.store.file import FileBlob, FileStore
-from polywire.store.memory import MemoryStore
+from tests.memory_store import MemoryStore
 from tests.unit.log.batches import Slot
 
 PARTITION = 7

@@ -16,8 +16,8 @@ from polywire.log.worker import ThreadWorker
 from polywire.store import file as file_store
 from polywire.store.base import BlobMissing
 from polywire.store.file import FileStore
-from polywire.store.memory import MemoryStore
 from polywire.testing.loop import Handle, ManualLoop
+from tests.memory_store import MemoryStore
 from tests.unit.log.rig import Rig, RigLoop
 from tests.unit.log.test_file_log import fill_slot
 

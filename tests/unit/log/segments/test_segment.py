@@ -12,7 +12,7 @@ from polywire.log.segments.segment import EntryCache, Segment
 from polywire.log.segments.writer import Part, RunSource, write_segment
 from polywire.records.batch import record_at_address
 from polywire.records.checksum import xxh64
-from polywire.store.memory import MemoryStore
+from tests.memory_store import MemoryStore
 from tests.unit.log.batches import Partition, Slot, make_batch
 
 NAME = "segments/one.pws"

@@ -12,9 +12,9 @@ from polywire.errors import Unavailable
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import OWN_BLOB_BYTES_MIN, Part, RunSource, plan_blobs, write_segment
 from polywire.store.base import BlobExists
-from polywire.store.memory import MemoryStore
 from polywire.testing.faulty_store import Fault, FaultyStore, Verb
 from polywire.types import Buffer
+from tests.memory_store import MemoryStore
 from tests.unit.log.batches import Slot
 
 

@@ -14,9 +14,9 @@ from polywire.log.base import Completion
 from polywire.log.worker import attempt
 from polywire.protocols.flux.exports import AGAIN_S, GROUPS, INTERVAL_S, OFFSETS, RETRY_S, Exports, group_json, remove
 from polywire.store.base import BlobMissing
-from polywire.store.memory import MemoryStore
 from polywire.testing.faulty_store import Fault, FaultyStore, Verb
 from polywire.types import Assignor, PositionKind, TopicName
+from tests.memory_store import MemoryStore
 from tests.unit.protocols.flux.dialogue import World
 
 SECOND = 1.0

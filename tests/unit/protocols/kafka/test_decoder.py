@@ -13,7 +13,7 @@ from functools import partial
 import cramjam
 import pytest
 
-from polywire.protocols.kafka.client_batches import CONTROL, TIME_APPEND, TRANSACTIONAL, decode_batches, encode_batch
+from polywire.protocols.kafka.client_batches import CONTROL, TIME_APPEND, decode_batches, encode_batch
 from polywire.protocols.kafka.compression import EXPANDED_BYTES_MAX, compress, decode_batch, expand
 from polywire.protocols.kafka.crc32c import crc32c, crc32c_by_tables
 from polywire.protocols.kafka.decoder import BATCH_BYTES_MAX, BATCH_HEAD_BYTES, build, check_batch
@@ -23,6 +23,7 @@ from polywire.records.columns import BATCH_BYTES_MAX as STORED_BYTES_MAX
 from polywire.records.columns import Column, Header, Record
 from polywire.records.rows import to_records
 from polywire.types import Buffer
+from tests.hostile.dialogues import TRANSACTIONAL
 
 TIME_US = 1_700_000_000_000_000
 RECORDS = [Record(value=b"one", origin_time_us=TIME_US), Record(value=b"two", key=b"k", origin_time_us=TIME_US)]

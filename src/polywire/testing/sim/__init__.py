@@ -1,4 +1,0 @@
-"""Deterministic simulation of brokers: one thread, virtual time, and one seed that determines everything.
-
-Its disk loses unsynced data. ``python -m polywire.testing.sim --seed 7`` runs the simulations and prints their events.
-"""

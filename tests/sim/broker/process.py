@@ -1,0 +1,52 @@
+"""A simulated process with a broker over the log."""
+
+from __future__ import annotations
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.log.base import Replay
+from polywire.log.log import FileLog
+from polywire.log.opening import open_log
+from polywire.log.settings import LogSettings
+from polywire.testing.clock import SimulatedClock
+from tests.sim.chance import Chance
+from tests.sim.disk import SimulatedDisk
+from tests.sim.process import DIRECTORY, Process
+from tests.sim.story import Story
+
+
+class BrokerProcess(Process):
+    """Guards: ``log`` and ``broker`` exist once ``open`` has returned."""
+
+    broker: Broker
+
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        log_settings: LogSettings,
+        settings: BrokerSettings,
+        clock: SimulatedClock,
+        chance: Chance,
+        story: Story,
+    ) -> None:
+        super().__init__(disk, clock, chance, story)
+        self._log_settings = log_settings
+        self._settings = settings
+
+    def open(self) -> None:
+        self.broker = Broker.over(self._recover, settings=self._settings, loop=self.loop, clock=self._clock)
+
+    def _recover(self, replay: Replay) -> FileLog:
+        self.log = open_log(
+            DIRECTORY,
+            settings=self._log_settings,
+            loop=self.loop,
+            clock=self._clock,
+            replay=replay,
+            files=self.files,
+            make_worker=self.loop.make_worker,
+        )
+        return self.log
+
+    def close(self) -> None:
+        self.broker.close()
