@@ -57,11 +57,13 @@ def site_links(text: str, source: PurePosixPath, page: PurePosixPath) -> str:
         to = page_of(target, source)
         return f"[{match['text']}]({relpath(to, page.parent)}{mark}{anchor})" if to is not None else match["text"]
 
-    lines, fenced = [], False
+    parts, fenced = [""], False  # prose and fenced blocks in turn: a link may span lines, but no fence
     for line in text.splitlines(keepends=True):
-        fenced ^= line.lstrip().startswith(FENCE)
-        lines.append(line if fenced else LINK.sub(link, line))
-    return "".join(lines)
+        if line.lstrip().startswith(FENCE):
+            fenced = not fenced
+            parts.append("")
+        parts[-1] += line
+    return "".join([part if at % 2 else LINK.sub(link, part) for at, part in enumerate(parts)])
 
 
 def sources() -> Iterator[tuple[PurePosixPath, PurePosixPath]]:

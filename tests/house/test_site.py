@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from posixpath import normpath
 
 import pytest
 
-from tools.site import Entry, configuration, navigation, site_links, sources
+from tools.site import LINK, ROOT, Entry, configuration, navigation, site_links, sources
 
 
 @pytest.mark.parametrize(
@@ -21,10 +22,27 @@ from tools.site import Entry, configuration, navigation, site_links, sources
         ("docs/index.md", "index.md", "[a](https://b.example)", "[a](https://b.example)"),
         ("docs/concepts/a.md", "concepts/a.md", "![a](../assets/a.svg)", "![a](../assets/a.svg)"),
         ("docs/index.md", "index.md", "```\n[a](../x.py)\n```\n", "```\n[a](../x.py)\n```\n"),
+        (
+            "docs/index.md",
+            "index.md",
+            "[a\nb](../x.py)\n```\n[c](d)\n```\n[e\nf](../x.py)",
+            "a\nb\n```\n[c](d)\n```\ne\nf",
+        ),
     ],
 )
 def test_links_on_the_site(source: str, page: str, text: str, expected: str) -> None:
     assert site_links(text, PurePosixPath(source), PurePosixPath(page)) == expected
+
+
+def test_links_on_the_site_lead_to_its_pages() -> None:
+    pages = {str(page) for _, page in sources()}
+    broken = []
+    for source, page in sources():
+        for match in LINK.finditer(site_links((ROOT / source).read_text("utf-8"), source, page)):
+            target = match["target"].partition("#")[0]
+            if target.endswith(".md") and "://" not in target and normpath(f"{page.parent}/{target}") not in pages:
+                broken.append(f"{source}: {match[0]}")
+    assert broken == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
