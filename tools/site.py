@@ -29,7 +29,8 @@ TITLE: Final = "Polywire"
 LINK: Final = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
 HEADING: Final = re.compile(r"^# (.+)$", re.M)
 INDEX: Final = "index.md"
-PICTURES: Final = ("*.png", "*.svg")
+COPIED: Final = ("*.png", "*.svg", "*.css")
+STYLE: Final = "assets/site.css"
 FENCE: Final = "```"
 
 Entry = dict[
@@ -112,7 +113,7 @@ def configuration(nav: list[Entry]) -> str:
     inline = ", ".join(_table(entry) for entry in nav)
     return (
         f"[project]\nsite_name = {json.dumps(TITLE)}\ndocs_dir = 'pages'\nsite_dir = 'html'\n"
-        f"use_directory_urls = false\nnav = [{inline}]\n"
+        f"use_directory_urls = false\nextra_css = [{json.dumps(STYLE)}]\nnav = [{inline}]\n"
         "[project.theme]\nfeatures = ['navigation.indexes', 'navigation.top', 'content.code.copy', 'search.highlight']\n"
         "font = false\n"
         "[[project.theme.palette]]\nmedia = '(prefers-color-scheme: light)'\nscheme = 'default'\n"
@@ -133,10 +134,10 @@ def build(place: Path) -> None:
         target = place / "pages" / page
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(site_links((ROOT / source).read_text("utf-8"), source, page), "utf-8")
-    for picture in (path for pattern in PICTURES for path in (ROOT / DOCS).rglob(pattern)):
-        target = place / "pages" / picture.relative_to(ROOT / DOCS)
+    for file in (path for pattern in COPIED for path in (ROOT / DOCS).rglob(pattern)):
+        target = place / "pages" / file.relative_to(ROOT / DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, target)
+        shutil.copyfile(file, target)
     (place / "zensical.toml").write_text(configuration(navigation()), "utf-8")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=place, check=True)
 
