@@ -107,12 +107,12 @@ def main() -> None:
     beside, used = processor_s_per_gb(given.gigabytes, given.rounds)
     more = statistics.median(used) - statistics.median(beside)
     console.print(
-        f"processor seconds of the broker per GB produced: {_told(used)} with the log in {kind}, {_told(beside)} in a directory, synced;"
+        f"processor seconds of the broker per GB produced: {_spread(used)} with the log in {kind}, {_spread(beside)} in a directory, synced;"
         f" {more:.2f} more"
     )
 
 
-def _told(values: list[float]) -> str:
+def _spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 

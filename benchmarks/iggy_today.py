@@ -171,5 +171,5 @@ def client_rates(host: str, port: int, sdk: Path, *, base: int, requests: int) -
     """Messages per second that an unmodified SDK for Python sends and polls, a thousand of 100 B per call, one call at a time."""
     environment = {"PYTHONPATH": str(sdk), "IGGY_BASE": str(base)}
     command = [sys.executable, "-c", _CLIENT, host, str(port), str(requests)]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
-    return float(told[0]), float(told[1])
+    reported = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    return float(reported[0]), float(reported[1])

@@ -82,8 +82,8 @@ def figure_of(
 ) -> Figure:
     """The figure of rounds that were run elsewhere."""
     found = Figure(name, unit, statistics.median(values), min(values), max(values), aim, more_is_better, remark)
-    told = f"{name}: {spell(found.median)} {unit}  ({spell(found.low)} to {spell(found.high)})"
-    console.print(f"{told}  {remark}" if remark else told, highlight=False)
+    reported = f"{name}: {spell(found.median)} {unit}  ({spell(found.low)} to {spell(found.high)})"
+    console.print(f"{reported}  {remark}" if remark else reported, highlight=False)
     return found
 
 

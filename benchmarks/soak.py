@@ -123,10 +123,10 @@ def start_driver(soak: Soak, broker: BrokerProcess, master: str) -> subprocess.P
     plan = Plan(master, address, soak.topics, str(soak.directory), most, STAGGER_S, soak.side_by_side, first)
     text = json.dumps({name: getattr(plan, name) for name in Plan.__slots__})
     soak.drivers += 1
-    with (soak.directory / "driver.log").open("ab") as log, (soak.directory / "progress.jsonl").open("ab") as told:
+    with (soak.directory / "driver.log").open("ab") as log, (soak.directory / "progress.jsonl").open("ab") as reported:
         command = [sys.executable, "-m", "benchmarks.soak_driver", text]
         return subprocess.Popen(
-            command, cwd=ROOT, env=child_environment(), stdout=told, stderr=log, start_new_session=True
+            command, cwd=ROOT, env=child_environment(), stdout=reported, stderr=log, start_new_session=True
         )
 
 
@@ -202,15 +202,15 @@ def reports(spark: SparkSession, soak: Soak, broker: BrokerProcess) -> dict[str,
     address = broker.url("polywire").removeprefix("polywire://")
     pages = soak.directory / "reports"
     pages.mkdir(exist_ok=True)
-    told: dict[str, Any] = {"sequence": "n", "producer": "w", "expected": soak.records}
+    reported: dict[str, Any] = {"sequence": "n", "producer": "w", "expected": soak.records}
     found = {}
     for topic in (REFINED, COPIED):
         found[topic] = quality(
-            spark, address=address, topic=topic, parse=FIELDS, report=pages / f"{topic}.html", **told
+            spark, address=address, topic=topic, parse=FIELDS, report=pages / f"{topic}.html", **reported
         )
-    found["table"] = quality(spark, path=soak.directory / "table", report=pages / "table.html", **told)
+    found["table"] = quality(spark, path=soak.directory / "table", report=pages / "table.html", **reported)
     for wire, count in soak.shares().items():
-        own = {**told, "expected": count}
+        own = {**reported, "expected": count}
         topic = soak.topic(wire)
         found[topic] = quality(spark, address=address, topic=topic, parse=FIELDS, report=pages / f"{topic}.html", **own)
     return found

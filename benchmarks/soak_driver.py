@@ -52,7 +52,7 @@ def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
     """The pipelines, each of which goes on where it was and ends when what is there is done."""
     place = Path(plan.directory)
 
-    def told(name: str) -> Callable[[BatchProgress], None]:
+    def reported(name: str) -> Callable[[BatchProgress], None]:
         def tell(batch: BatchProgress) -> None:
             sys.stdout.write(json.dumps({"job": name, **asdict(batch)}) + "\n")
             sys.stdout.flush()
@@ -63,18 +63,18 @@ def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
     return {
         "land": lambda: land(
             spark, plan.address, plan.topics, place / "table", place / "land", ["_topic"], parse=FIELDS, batch_records_max=most,
-            on_progress=told("land"),
+            on_progress=reported("land"),
         ),
         "refine": lambda: refine(
             spark, plan.address, plan.topics, REFINED, place / "refine", FIELDS, id="concat(w, '-', n)", delay=DELAY,
-            batch_records_max=most, on_progress=told("refine"),
+            batch_records_max=most, on_progress=reported("refine"),
         ),
         "windows": lambda: windows(
             spark, plan.address, plan.topics, place / "windows", FIELDS, length="10 seconds", delay=DELAY, group_by=["w"],
-            measures=["sum(n) as total"], output=COUNTED, batch_records_max=most, on_progress=told("windows"),
+            measures=["sum(n) as total"], output=COUNTED, batch_records_max=most, on_progress=reported("windows"),
         ),
         "bridge": lambda: bridge(
-            spark, plan.address, plan.topics, COPIED, place / "bridge", batch_records_max=most, on_progress=told("bridge")
+            spark, plan.address, plan.topics, COPIED, place / "bridge", batch_records_max=most, on_progress=reported("bridge")
         ),
     }  # fmt: skip
 

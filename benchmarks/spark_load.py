@@ -80,8 +80,8 @@ class Bench:
                 rates.append(rate)
                 for process, seconds in self._seconds().items():
                     shares.setdefault(process, []).append(seconds - before.get(process, 0.0))
-        told = ", ".join(f"{process} {statistics.median(share):.2g}" for process, share in shares.items())
-        remark = "; ".join(filter(None, (remark, f"processor s for {records / 1e6:.0f} million: {told}")))
+        reported = ", ".join(f"{process} {statistics.median(share):.2g}" for process, share in shares.items())
+        remark = "; ".join(filter(None, (remark, f"processor s for {records / 1e6:.0f} million: {reported}")))
         return figure_of(name, "rows/s", rates, aim=aim, remark=remark)
 
     def _seconds(self) -> dict[str, float]:

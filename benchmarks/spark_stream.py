@@ -84,13 +84,13 @@ def _stream(made: Bench, topic: str) -> DataFrame:
 def _land_rate(made: Bench, place: Path) -> float:
     ends: list[tuple[float, int]] = []
 
-    def told(batch: BatchProgress) -> None:
+    def reported(batch: BatchProgress) -> None:
         ends.append((time.perf_counter(), batch.records))
 
     begun = time.perf_counter()
     landed = land(
         made.spark, made.address, "land", place / "table", place / "checkpoint", [],
-        batch_records_max=LAND_BATCH_RECORDS, on_progress=told,
+        batch_records_max=LAND_BATCH_RECORDS, on_progress=reported,
     )  # fmt: skip
     if landed.records != LAND_RECORDS:
         raise AssertionError(

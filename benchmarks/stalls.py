@@ -176,7 +176,7 @@ class Watcher:
         self._socket.connect(path)
         self._file = self._socket.makefile("rb")
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """The longest holds since the last call."""
         self._socket.sendall(b"?")
         seen: dict[str, Any] = json.loads(self._file.readline())
@@ -226,7 +226,7 @@ def _drain(
             ready = selector.select(quiet_s)
             for key, _ in ready:
                 got += _read(selector, key.fileobj, said)
-            seen: dict[str, Any] = watcher.told() if watcher is not None else {"quiet_s": quiet_s}
+            seen: dict[str, Any] = watcher.reported() if watcher is not None else {"quiet_s": quiet_s}
             most = {name: max(value, seen.get(name, 0.0)) for name, value in most.items()}
             places.update(dict(seen.get("places", [])))
             if not ready and seen["quiet_s"] >= quiet_s and (got or not selector.get_map()):
@@ -260,7 +260,7 @@ def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int
         if asked.opening:
             _drain(peers, QUIET_S, said=said)
         data = asked.make() if asked.answering is None else asked.answering(bytes(said))
-        watcher.told()
+        watcher.reported()
         for peer in peers:
             with suppress(OSError):
                 peer.sendall(data + (ALSO if asked.wire == "kafka07" else b""))

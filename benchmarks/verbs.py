@@ -157,8 +157,8 @@ def cursus_verbs() -> Iterator[Asked]:
 
 def _batched(pairs: str, joined: bytes) -> bytes:
     """A commit of all partitions by the member whose joining was answered so."""
-    told = dict(word.split("=", 1) for word in joined.decode(errors="replace").split() if "=" in word)
-    member, generation = told.get("member", "m"), told.get("generation", "1")
+    reported = dict(word.split("=", 1) for word in joined.decode(errors="replace").split() if "=" in word)
+    member, generation = reported.get("member", "m"), reported.get("generation", "1")
     return frame(f"BATCH_COMMIT topic={WIDE} group=alone member={member} generation={generation} {pairs}".encode())
 
 

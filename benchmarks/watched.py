@@ -87,7 +87,7 @@ class Watch:
                 frame = frame.f_back
             self.places[" < ".join(names)] += 1
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """What was seen since the last call, the hold under way included; from another thread."""
         now = time.monotonic()
         held = time.clock_gettime(self._clock_id) - self._used
@@ -112,7 +112,7 @@ def _tell(watch: Watch, path: str) -> None:
         peer, _ = listener.accept()
         with peer:
             while peer.recv(1):
-                peer.sendall(json.dumps(watch.told()).encode() + b"\n")
+                peer.sendall(json.dumps(watch.reported()).encode() + b"\n")
 
 
 def watched(make: Callable[[], asyncio.AbstractEventLoop], path: str) -> Callable[[], asyncio.AbstractEventLoop]:

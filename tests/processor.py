@@ -39,5 +39,5 @@ def processor_used() -> Iterator[Used]:
 
 def loop_seconds(broker: BrokerProcess) -> float:
     """Processor time that the thread of a broker's loop has used (Linux; 0 elsewhere)."""
-    told = Path(f"/proc/{broker.pid}/task/{broker.pid}/schedstat")
-    return int(told.read_text().split()[0]) / 1e9 if told.exists() else 0.0
+    reported = Path(f"/proc/{broker.pid}/task/{broker.pid}/schedstat")
+    return int(reported.read_text().split()[0]) / 1e9 if reported.exists() else 0.0

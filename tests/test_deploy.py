@@ -108,8 +108,8 @@ def container(name: str = "cluster") -> dict[str, Any]:
 
 def secrets() -> dict[str, dict[str, str]]:
     """What a user is told to make, file by file: of the bucket."""
-    told = {path.stem: path.read_text("utf-8").replace("\\\n#", "") for path in KUBERNETES.glob("*.yaml")}
-    return {name: dict(re.findall(r"--from-literal=(\w+)=(\S+)", text)) for name, text in told.items()}
+    reported = {path.stem: path.read_text("utf-8").replace("\\\n#", "") for path in KUBERNETES.glob("*.yaml")}
+    return {name: dict(re.findall(r"--from-literal=(\w+)=(\S+)", text)) for name, text in reported.items()}
 
 
 def of_a_pod(name: str, bucket: str = "") -> dict[str, str]:
@@ -155,9 +155,9 @@ def test_a_broker_would_start_with_the_settings_of_the_containers(
         )
     monkeypatch.chdir(tmp_path)
     assert run(["config", "check"]) == EXIT_DONE
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     for wire in ("polywire on 0.0.0.0:9555", "kafka on 0.0.0.0:9094", "iggy on 0.0.0.0:8090", "cursus on 0.0.0.0:9000"):
-        assert wire in told
+        assert wire in reported
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def gateways() -> list[tuple[list[str], str, Mapping[str, str]]]:
 
 
 def test_the_bucket_is_where_the_brokers_look_for_it() -> None:
-    for words, disk, told in gateways():
-        url = told["AWS_ENDPOINT_URL"]
+    for words, disk, reported in gateways():
+        url = reported["AWS_ENDPOINT_URL"]
         assert url == f"http://objects{words[words.index('--port') + 1]}"
-        assert words[words.index("--region") + 1] == told["AWS_REGION"]
-        bucket = told["POLYWIRE_SERVE_BUCKET"].removeprefix("s3://").partition("/")[0]
+        assert words[words.index("--region") + 1] == reported["AWS_REGION"]
+        bucket = reported["POLYWIRE_SERVE_BUCKET"].removeprefix("s3://").partition("/")[0]
         assert words[-2:] == ["posix", disk.removesuffix(f"/{bucket}")]
         assert disk.endswith(f"/{bucket}"), "the disk is the bucket"
     found = kubernetes("versitygw")

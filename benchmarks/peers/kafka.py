@@ -59,9 +59,9 @@ class KafkaWire:
         made = request.Topics(name=topic, num_partitions=partitions, replication_factor=1)
         body = request(topics=[made], timeout_ms=int(ANSWER_S) * 1000)
         with closing(connect(address)) as peer:
-            told = ask(peer, Api.CREATE_TOPICS, _CREATE_VERSION, body)
-            if told.topics[0].error not in (0, _TOPIC_EXISTS):
-                raise AssertionError(f"no topic answer={told!r}")
+            reported = ask(peer, Api.CREATE_TOPICS, _CREATE_VERSION, body)
+            if reported.topics[0].error not in (0, _TOPIC_EXISTS):
+                raise AssertionError(f"no topic answer={reported!r}")
             while not _is_led(peer, topic, partitions):
                 time.sleep(0.1)
 
@@ -176,8 +176,8 @@ def _is_led(peer: socket.socket, topic: str, partitions: int) -> bool:
     request = schema.request(Api.LIST_OFFSETS)
     ends = [request.Topics.Partitions(index=index, timestamp=-1) for index in range(partitions)]
     body = request(replica_id=-1, topics=[request.Topics(name=topic, partitions=ends)])
-    (told,) = ask(peer, Api.LIST_OFFSETS, _LIST_VERSION, body).topics
-    return not any(one.error for one in told.partitions)
+    (reported,) = ask(peer, Api.LIST_OFFSETS, _LIST_VERSION, body).topics
+    return not any(one.error for one in reported.partitions)
 
 
 def ask(peer: socket.socket, api: Api, version: int, body: Any) -> Any:

@@ -43,7 +43,7 @@ async def test_a_name_of_any_characters(writers: WireClients, readers: WireClien
     found = await write_then_read(writers, readers, name, [Record(value=b"v", key=KEY)])
     assert [record.value for record in found] == [b"v"]
     if Ability.CREATE_TOPIC in readers.wire.abilities:
-        assert name in [told.name for told in await (await readers.open()).topics()]
+        assert name in [reported.name for reported in await (await readers.open()).topics()]
 
 
 @needs(Ability.EMPTY_VALUES)

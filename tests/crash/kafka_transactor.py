@@ -86,19 +86,19 @@ class Transactor:
     def coordinator(self, key: str, kind: int) -> tuple[str, int]:
         """Where a group or transactional id is at home."""
         if (kind, key) not in self._places:
-            told = self._ask(self._address, Api.FIND_COORDINATOR, 3, key=key, key_type=kind)
-            self._places[kind, key] = told.host, told.port
+            reported = self._ask(self._address, Api.FIND_COORDINATOR, 3, key=key, key_type=kind)
+            self._places[kind, key] = reported.host, reported.port
         return self._places[kind, key]
 
     def leader(self, topic: str) -> tuple[str, int]:
         """Where a topic is."""
         if topic not in self._leaders:
             asked = schema.request(Api.METADATA).Topics(name=topic)
-            told = self._ask(self._address, Api.METADATA, 9, topics=[asked], may_create=True)
-            if told.topics[0].error:
-                raise Failed(Api.METADATA, told.topics[0].error)
-            brokers = {one.node_id: (one.host, one.port) for one in told.brokers}
-            self._leaders[topic] = brokers[told.topics[0].partitions[0].leader_id]
+            reported = self._ask(self._address, Api.METADATA, 9, topics=[asked], may_create=True)
+            if reported.topics[0].error:
+                raise Failed(Api.METADATA, reported.topics[0].error)
+            brokers = {one.node_id: (one.host, one.port) for one in reported.brokers}
+            self._leaders[topic] = brokers[reported.topics[0].partitions[0].leader_id]
         return self._leaders[topic]
 
     @property
@@ -112,8 +112,10 @@ class Transactor:
 
     def init(self) -> None:
         """Hold the id anew."""
-        told = self._ask(self.home, Api.INIT_PRODUCER_ID, 4, transactional_id=self._id, transaction_timeout_ms=60_000)
-        self.number, self.epoch = told.producer_id, told.producer_epoch
+        reported = self._ask(
+            self.home, Api.INIT_PRODUCER_ID, 4, transactional_id=self._id, transaction_timeout_ms=60_000
+        )
+        self.number, self.epoch = reported.producer_id, reported.producer_epoch
         self._begin(anew=True)
 
     def _begin(self, *, anew: bool) -> None:
@@ -125,8 +127,8 @@ class Transactor:
         """A record to the first partition of a topic."""
         if self._dialect == 1 and topic not in self._added:
             added = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name=topic, partitions=[0])
-            told = self._ask(self.home, Api.ADD_PARTITIONS_TO_TXN, 3, **self.who(), topics=[added])
-            self._check(Api.ADD_PARTITIONS_TO_TXN, told.topics[0].partitions[0].error)
+            reported = self._ask(self.home, Api.ADD_PARTITIONS_TO_TXN, 3, **self.who(), topics=[added])
+            self._check(Api.ADD_PARTITIONS_TO_TXN, reported.topics[0].partitions[0].error)
             self._added.add(topic)
         at = self._sequences.get(topic, 0)
         batch = encode_batch(
@@ -139,8 +141,8 @@ class Transactor:
         made = schema.request(Api.PRODUCE).Topics
         one = made(name=topic, partitions=[made.Partitions(index=0, records=batch)])
         version = 9 if self._dialect == 1 else 12
-        told = self._ask(self.leader(topic), Api.PRODUCE, version, transactional_id=self._id, acks=-1, topics=[one])
-        self._check(Api.PRODUCE, told.responses[0].partitions[0].error)
+        reported = self._ask(self.leader(topic), Api.PRODUCE, version, transactional_id=self._id, acks=-1, topics=[one])
+        self._check(Api.PRODUCE, reported.responses[0].partitions[0].error)
         self._sequences[topic] = at + 1
 
     def move(self, group: str, topic: str, offset: int) -> None:
@@ -150,10 +152,10 @@ class Transactor:
         made = schema.request(Api.TXN_OFFSET_COMMIT).Topics
         one = made(name=topic, partitions=[made.Partitions(offset=offset)])
         version = 3 if self._dialect == 1 else 5
-        told = self._ask(
+        reported = self._ask(
             self.coordinator(group, GROUP), Api.TXN_OFFSET_COMMIT, version, **self.who(), group_id=group, topics=[one]
         )
-        self._check(Api.TXN_OFFSET_COMMIT, told.topics[0].partitions[0].error)
+        self._check(Api.TXN_OFFSET_COMMIT, reported.topics[0].partitions[0].error)
 
     @staticmethod
     def _check(api: Api, error: int) -> None:
@@ -166,18 +168,18 @@ class Transactor:
 
     def hear_end(self) -> None:
         """What is answered to that."""
-        told = self.hear(self.home, Api.END_TXN, 3 if self._dialect == 1 else 5)
+        reported = self.hear(self.home, Api.END_TXN, 3 if self._dialect == 1 else 5)
         if self._dialect == 2:
-            self.number, self.epoch = told.producer_id, told.producer_epoch
+            self.number, self.epoch = reported.producer_id, reported.producer_epoch
         self._begin(anew=self._dialect == 2)
 
     def position(self, group: str, topic: str) -> int:
         """The next offset of a group that nothing can change any more; 0 where it has none."""
         asked = schema.request(Api.OFFSET_FETCH).Topics(name=topic, indexes=[0])
-        told = self._ask(
+        reported = self._ask(
             self.coordinator(group, GROUP), Api.OFFSET_FETCH, 7, group_id=group, topics=[asked], require_stable=True
         )
-        entry = told.topics[0].partitions[0]
+        entry = reported.topics[0].partitions[0]
         self._check(Api.OFFSET_FETCH, entry.error)
         return max(int(entry.offset), 0)
 

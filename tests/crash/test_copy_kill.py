@@ -63,8 +63,8 @@ def test_nothing_is_lost_and_nothing_comes_twice(wire: str, tmp_path: Path) -> N
         copy.kill()
         copy.communicate()
         with start() as copy:
-            _, told = copy.communicate(timeout=SECONDS_MAX)
-        assert copy.returncode == 0, told.decode()
+            _, reported = copy.communicate(timeout=SECONDS_MAX)
+        assert copy.returncode == 0, reported.decode()
         assert asyncio.run(read(new.url())) == [list(range(RECORDS))] * 2
 
 

@@ -32,9 +32,9 @@ async def cut_and_read(broker: BrokerProcess) -> None:
     assert [record.value for record in await client.fetch("beside", 0, 0)] == [b"in the same file"], "it is open"
     os.truncate(path, 0)  # within its last page a mapping would read zeros
     for offset in (*range(COUNT), DAMAGED, 0):
-        with pytest.raises(BrokerError) as told:
+        with pytest.raises(BrokerError) as reported:
             await asyncio.wait_for(client.fetch("t", 0, offset), 120)
-        assert told.value.code is ErrorCode.CORRUPT
+        assert reported.value.code is ErrorCode.CORRUPT
     await client.produce("t", [Record(value=b"goes on")], partition=0)
     assert [record.value for record in await client.fetch("t", 0, COUNT)] == [b"goes on"]
     await client.close()

@@ -85,14 +85,14 @@ def test_a_flipped_bit_in_a_sealed_batch_is_named_and_the_rest_is_served(
     for path, at in [place_of(rig, partition, offset) for offset in damaged]:
         flip(path, at + byte)
     for _ in range(3):
-        found, told = read_all(rig, partition, bytes_max)
-        assert set(damaged) <= {offset for first, end in told for offset in range(first, end)}
-        lost = {offset for first, end in told for offset in range(first, end)}
+        found, reported = read_all(rig, partition, bytes_max)
+        assert set(damaged) <= {offset for first, end in reported for offset in range(first, end)}
+        lost = {offset for first, end in reported for offset in range(first, end)}
         assert found == [offset for offset in range(partition.next_offset) if offset not in lost]
         if byte not in (5, 75):  # the length is damaged, so what follows is found by the index
             assert lost == set(damaged)
     logged = capsys.readouterr().out.count("stored records are damaged")
-    assert logged == len(told), "each is logged once"
+    assert logged == len(reported), "each is logged once"
     rig.log.close()
 
 
@@ -104,10 +104,10 @@ def test_a_segment_cut_short_is_corrupt_behind_its_end_and_nowhere_else(tmp_path
     os.truncate(path, at + 10)
     rig.log._state.reader.forget(partition)
     for bytes_max in (1, 5_000, 1 << 20):
-        found, told = read_all(rig, partition, bytes_max)
+        found, reported = read_all(rig, partition, bytes_max)
         assert found == [*range(20), *range(end, partition.next_offset)]
-        assert told[0][0] == 20
-        assert told[-1][1] == end
+        assert reported[0][0] == 20
+        assert reported[-1][1] == end
     rig.append(partition, [b"%05d" % partition.next_offset], Level.SYNCED)
     rig.settle()
     rig.log.close()
@@ -150,8 +150,8 @@ def test_a_bad_place_of_the_disk_costs_what_lies_there(tmp_path: Path, monkeypat
         return preadv(descriptor, buffers, position, flags)
 
     monkeypatch.setattr(os, "preadv", broken)
-    found, told = read_all(rig, partition, 1 << 20)
-    lost = {offset for first, end in told for offset in range(first, end)}
+    found, reported = read_all(rig, partition, 1 << 20)
+    lost = {offset for first, end in reported for offset in range(first, end)}
     assert 20 in lost
     assert found == [offset for offset in range(partition.next_offset) if offset not in lost]
     rig.log.close()
@@ -203,8 +203,8 @@ def test_what_is_damaged_before_it_is_sealed_gets_no_new_checksum(
         rig.log.commit()
     rig.settle()
     assert partition.runs.entry(0)[0] == 0
-    found, told = read_all(rig, partition, 1 << 20)
-    assert told == [(10, 11)]
+    found, reported = read_all(rig, partition, 1 << 20)
+    assert reported == [(10, 11)]
     assert found == [offset for offset in range(partition.next_offset) if offset != 10]
     rig.kill()
     rig.open()

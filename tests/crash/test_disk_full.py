@@ -50,18 +50,20 @@ def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, mon
     with structlog.testing.capture_logs() as logged:
         refused = _fill(broker, loop, "full")
     assert refused.code is ErrorCode.DISK_FULL
-    [told_of] = [line for line in logged if line["event"].startswith("the disk is full: the broker rejects records")]
-    assert told_of["free_bytes"] < told_of["kept_free_bytes"] == SETTINGS.disk_reserve_bytes
+    [reported_of] = [
+        line for line in logged if line["event"].startswith("the disk is full: the broker rejects records")
+    ]
+    assert reported_of["free_bytes"] < reported_of["kept_free_bytes"] == SETTINGS.disk_reserve_bytes
     found: list[Read | BrokerError] = []
     read = broker.fetch(topic.partitions[0], 0, bytes_max=1000, then=found.append)
     loop.run_until(lambda: isinstance(read, Read) or found)
     broker.commit_position("full", 0, PositionKind.GROUP, "g", 1)
     with pytest.raises(Busy):
         broker.create_topic(TopicName("default", "more"))
-    told: list[int | BrokerError] = []
-    broker.delete_topic(topic, done=told.append)
-    loop.run_until(lambda: told)
-    assert told == [NO_OFFSET]
+    reported: list[int | BrokerError] = []
+    broker.delete_topic(topic, done=reported.append)
+    loop.run_until(lambda: reported)
+    assert reported == [NO_OFFSET]
     with structlog.testing.capture_logs() as logged:
         loop.run_until(lambda: _has_room(broker))
     assert [line["log_level"] for line in logged if line["event"].startswith("the disk has free space again")] == [
@@ -103,17 +105,17 @@ def test_removals_find_room_where_positions_have_used_up_theirs(tmp_path: Path) 
     assert isinstance(log, FileLog)
     log._sealer._stopped = True  # as when no segment finds space on the disk
     _commit_until_refused(broker)
-    told: list[int | BrokerError] = []
-    broker.delete_topic(broker.topic("deleted"), done=told.append)
-    broker.purge_topic(broker.topic("purged"), done=told.append)
+    reported: list[int | BrokerError] = []
+    broker.delete_topic(broker.topic("deleted"), done=reported.append)
+    broker.purge_topic(broker.topic("purged"), done=reported.append)
     partition = broker.topic("trimmed").partitions[0]
     log.trim(partition.incarnation, 1)
     broker.commit()
     assert partition.log.first_offset == 1
     with pytest.raises(Busy):
         broker.commit_position("purged", 0, PositionKind.GROUP, "g", 1)
-    loop.run_until(lambda: len(told) == 2)
-    assert told == [NO_OFFSET, NO_OFFSET]
+    loop.run_until(lambda: len(reported) == 2)
+    assert reported == [NO_OFFSET, NO_OFFSET]
     assert log.has_capacity(1), "and the sealer has its own"
     broker.close()
 

@@ -52,20 +52,20 @@ def write_history(directory: Path, *, clean: bool) -> tuple[list[bytes], list[by
 
 def read_what_is_sound(rig: Rig, partition: FilePartition) -> tuple[dict[int, bytes], set[int]]:
     """Values by offset, and the offsets that are told to be damaged."""
-    offset, found, told = 0, dict[int, bytes](), set[int]()
+    offset, found, reported = 0, dict[int, bytes](), set[int]()
     while offset < partition.next_offset:
         try:
             read = rig.read_once(partition, offset)
         except Corrupt as error:
             facts = dict(fact.split("=") for fact in error.message.split() if "=" in fact)
-            told.update(range(int(facts["first_offset"]), int(facts["next_offset"])))
+            reported.update(range(int(facts["first_offset"]), int(facts["next_offset"])))
             assert "segments/" in facts["segment"]
             offset = int(facts["next_offset"])
             continue
         found.update((record.offset, cast(bytes, record.value)) for record in records_of(read))
         offset = read.next_offset
         read.pin.release()
-    return found, told
+    return found, reported
 
 
 def examined(directory: Path) -> list[Finding]:
@@ -105,13 +105,13 @@ def test_a_flipped_byte_is_harmless_or_told(tmp_path: Path, stop: str, kind: str
             named = any(name in error.message for name in ("slot-", "segments/", "journal"))
         else:
             named = True
-            found, told = read_what_is_sound(rig, rig.log.partition(1))
-            expected = {offset: value for offset, value in enumerate(values) if offset not in told}
+            found, reported = read_what_is_sound(rig, rig.log.partition(1))
+            expected = {offset: value for offset, value in enumerate(values) if offset not in reported}
             assert found == expected, (path.name, at)
             assert rig.memory.changes == changes, (path.name, at)
-            damaged += bool(told)
+            damaged += bool(reported)
             assert Severity.BROKEN not in worst
-            assert (Severity.DAMAGED in worst) >= bool(told), "the doctor finds it, too"
+            assert (Severity.DAMAGED in worst) >= bool(reported), "the doctor finds it, too"
             rig.log.close()
         assert named, "what is damaged has a name"
         shutil.rmtree(copy)

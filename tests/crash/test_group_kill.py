@@ -66,16 +66,16 @@ def ids_of(broker: BrokerProcess) -> dict[str, tuple[str, int]]:
     ids = dict.fromkeys(MEMBERS, "")
     for name in MEMBERS[:2]:
         join(peers[name], name)
-        told = peers[name].heard(Api.JOIN_GROUP, 9)
-        assert told.error == WireError.MEMBER_ID_REQUIRED
-        ids[name] = told.member_id
+        reported = peers[name].heard(Api.JOIN_GROUP, 9)
+        assert reported.error == WireError.MEMBER_ID_REQUIRED
+        ids[name] = reported.member_id
     for name in reversed(MEMBERS):  # who has an id and is not there yet is waited for
         join(peers[name], name, ids[name])
     joined = {name: peers[name].heard(Api.JOIN_GROUP, 9) for name in MEMBERS}
-    [lead] = [name for name, told in joined.items() if told.members]
+    [lead] = [name for name, reported in joined.items() if reported.members]
     one = schema.request(Api.SYNC_GROUP).Assignments
-    dealt = [one(member_id=told.member_id, assignment=name.encode()) for name, told in joined.items()]
-    found = {name: (told.member_id, told.generation_id) for name, told in joined.items()}
+    dealt = [one(member_id=reported.member_id, assignment=name.encode()) for name, reported in joined.items()]
+    found = {name: (reported.member_id, reported.generation_id) for name, reported in joined.items()}
     for name in sorted(MEMBERS, key=lambda name: name != lead):
         assert sync(peers[name], found, name, dealt if name == lead else []) == (WireError.NONE, name.encode())
     for peer in peers.values():
@@ -86,7 +86,7 @@ def ids_of(broker: BrokerProcess) -> dict[str, tuple[str, int]]:
 def sync(peer: Peer, ids: dict[str, tuple[str, int]], name: str, dealt: list[Any]) -> tuple[int, bytes]:
     member_id, generation = ids[name]
     instance = name if name == "static" else None
-    told = peer.ask(
+    reported = peer.ask(
         Api.SYNC_GROUP,
         5,
         group_id="g",
@@ -97,7 +97,7 @@ def sync(peer: Peer, ids: dict[str, tuple[str, int]], name: str, dealt: list[Any
         protocol_name="range",
         assignments=dealt,
     )
-    return told.error, bytes(told.assignment)
+    return reported.error, bytes(reported.assignment)
 
 
 def beat(peer: Peer, ids: dict[str, tuple[str, int]], name: str) -> int:
@@ -120,9 +120,9 @@ def test_members_keep_their_generation_over_kills(tmp_path: Path) -> None:
                 assert [beat(peer, ids, name) for name in MEMBERS] == [WireError.NONE] * len(MEMBERS)
                 assert [sync(peer, ids, name, [])[1] for name in MEMBERS] == [name.encode() for name in MEMBERS]
                 join(peer, "static")
-                told = peer.heard(Api.JOIN_GROUP, 9)
-                assert (told.error, told.generation_id) == (WireError.NONE, ids["static"][1])
-                was, ids["static"] = ids, (told.member_id, told.generation_id)
+                reported = peer.heard(Api.JOIN_GROUP, 9)
+                assert (reported.error, reported.generation_id) == (WireError.NONE, ids["static"][1])
+                was, ids["static"] = ids, (reported.member_id, reported.generation_id)
                 assert beat(peer, ids, "static") == WireError.NONE
                 assert was["first"] == ids["first"]
         with Peer(broker) as peer:

@@ -75,14 +75,14 @@ class Reader(Consumer):
             owned = [OWNED(topic_id=id_, partitions=held) for id_, held in self.reading.items()]
             said = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": self.topics, "topic_partitions": owned}
             fields = said | {"subscribed_topic_regex": self.pattern} | fields
-        told = self.ask(HEARTBEAT, 1, **self.fields(**fields))
-        self.says_all = told is None or is_lost
+        reported = self.ask(HEARTBEAT, 1, **self.fields(**fields))
+        self.says_all = reported is None or is_lost
         if self.says_all:
             return True
-        self.told(told)
+        self.reported(reported)
         kept = {(id_, one) for id_, held in self.reading.items() for one in held}
         self.next_offsets = {place: offset for place, offset in self.next_offsets.items() if place in kept}
-        return (self.epoch, self.reading) != before or told.heartbeat_interval_ms < 3000
+        return (self.epoch, self.reading) != before or reported.heartbeat_interval_ms < 3000
 
     def read_on(self) -> None:
         """Read a record of each partition, and store that."""
@@ -102,10 +102,10 @@ class Reader(Consumer):
             member_epoch=self.epoch,
             topics=[asked.Topics(name=name, indexes=held)],
         )
-        told = self.ask(Api.OFFSET_FETCH, 9, groups=[group])
-        if told is None or told.groups[0].error:
+        reported = self.ask(Api.OFFSET_FETCH, 9, groups=[group])
+        if reported is None or reported.groups[0].error:
             return False
-        for one in told.groups[0].topics[0].partitions:
+        for one in reported.groups[0].topics[0].partitions:
             self.next_offsets.setdefault((id_, one.index), max(one.offset, 0))
         return True
 

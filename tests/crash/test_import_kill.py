@@ -34,13 +34,13 @@ def run_import(source: Path, bucket: str, seconds: float) -> int | None:
     command = [sys.executable, "-m", "polywire", "cluster", "import", str(source), bucket]
     process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.PIPE)
     try:
-        _, told = process.communicate(timeout=seconds)
+        _, reported = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return None
-    assert process.returncode == 0, told.decode()
-    assert b"next: polywire serve --bucket" in told
+    assert process.returncode == 0, reported.decode()
+    assert b"next: polywire serve --bucket" in reported
     return process.returncode
 
 

@@ -83,9 +83,9 @@ def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path, disk: Journal
         synced: list[list[int]] = []
         for number in range(chosen.randrange(50, 1500)):
             level = Level.SYNCED if chosen.random() < 0.02 else Level.WRITTEN
-            told = rig.append(partition, [b"%d" % number + b"." * chosen.choice((0, 300))], level)
+            reported = rig.append(partition, [b"%d" % number + b"." * chosen.choice((0, 300))], level)
             if level is Level.SYNCED:
-                synced.append(told)
+                synced.append(reported)
             rig.loop.run_pass()
             if rig.log.congested:
                 rig.loop.run_until(partial(_is_relieved, rig))
@@ -96,8 +96,8 @@ def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path, disk: Journal
         partition = rig.log.partition(1)
         values = numbered(rig.read(partition))
         assert values == list(range(len(values)))
-        for told in synced:
-            assert not told or told[0] < len(values), "what was acknowledged as synced survives"
+        for reported in synced:
+            assert not reported or reported[0] < len(values), "what was acknowledged as synced survives"
         assert partition.epoch_end(epoch) == len(values)
         rig.append(partition, [b"of the next epoch"] * (seen - len(values) + 2), Level.SYNCED)
         rig.settle()

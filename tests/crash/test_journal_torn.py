@@ -141,9 +141,9 @@ def test_torn_tail_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         file.write(bytes(60))
     rig = Rig(tmp_path, QUIET)
     rig.log.close()
-    told = capsys.readouterr()
-    assert "truncated an incomplete write" in told.out + told.err
-    assert group.slot.path.name in told.out + told.err
+    reported = capsys.readouterr()
+    assert "truncated an incomplete write" in reported.out + reported.err
+    assert group.slot.path.name in reported.out + reported.err
 
 
 def test_damage_of_synced_groups_is_corrupt(tmp_path: Path) -> None:
@@ -275,10 +275,10 @@ def test_damage_of_the_last_group_before_a_clean_stop_is_corrupt(tmp_path: Path)
     content = last.slot.path.read_bytes()
     for at in range(last.position, last.position + last.length):
         last.slot.path.write_bytes(flipped(content, at))
-        told = refusal(tmp_path)
-        if told:
-            assert f"sequence={last.sequence} " in told
-            assert "slot-0000.pwj" in told
+        reported = refusal(tmp_path)
+        if reported:
+            assert f"sequence={last.sequence} " in reported
+            assert "slot-0000.pwj" in reported
         else:
             assert content[at] == 0, "only what fills a batch up is not covered"
             assert chain_of(tmp_path).sequence == closing.sequence, "it is cut"

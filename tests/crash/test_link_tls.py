@@ -139,17 +139,17 @@ def test_machines_with_and_without_tls_do_not_talk(tmp_path: Path, certificates:
                         await client.bounds(topic)
                     await client.close()
 
-        def have_told() -> bool:
-            return all(words in broker.log_text() for broker, words in told.items())
+        def have_reported() -> bool:
+            return all(words in broker.log_text() for broker, words in reported.items())
 
         async def run() -> None:
             await until(lambda: leaders(url) == ["one-0000", "two-0001"], "nothing was handed over")
-            while not have_told():
+            while not have_reported():
                 await asyncio.wait_for(asyncio.gather(*(ask(broker) for broker in (one, two))), 60)
 
-        told = {one: "accepts connections without TLS only", two: "accepts connections with TLS only"}
+        reported = {one: "accepts connections without TLS only", two: "accepts connections with TLS only"}
         asyncio.run(asyncio.wait_for(run(), 120))
-        for broker, words in told.items():
+        for broker, words in reported.items():
             (line,) = [line for line in broker.log_text().splitlines() if words in line]
             assert "--tls-machine-authority" in line
             assert broker.stop() == 0, broker.log_text()

@@ -50,10 +50,10 @@ def lose_power(directory: Path, synced: dict[int, int], keep: random.Random | No
 def synced_floor(chain: Chain, synced: dict[int, int]) -> int:
     """The highest sequence that somebody was told is on the disk: by an answer, by the start, or by a later group."""
     floor = max(group.synced for group in chain.groups)
-    return max([floor, *(group.sequence for group in chain.groups if was_told(group, synced))])
+    return max([floor, *(group.sequence for group in chain.groups if was_reported(group, synced))])
 
 
-def was_told(group: FoundGroup, synced: dict[int, int]) -> bool:
+def was_reported(group: FoundGroup, synced: dict[int, int]) -> bool:
     if group.kinds & 1 << EntryKind.START:
         return True
     for entry in read_directory(group.slot.view, group.position):
@@ -139,6 +139,6 @@ def test_synced_survives_and_readers_are_told(tmp_path: Path, seed: int | None) 
 
 def told_that_the_epoch_ended(client: BulkConnection, found: PartitionRange, seen: int) -> None:
     """A reader at ``seen`` of an old epoch gets an error, whatever lies there now."""
-    with pytest.raises((Conflict, Missing)) as told:
+    with pytest.raises((Conflict, Missing)) as reported:
         values_of(client, found, seen, seen + 1, found.epoch)
-    assert told.value.code is ErrorCode.EPOCH_ENDED
+    assert reported.value.code is ErrorCode.EPOCH_ENDED

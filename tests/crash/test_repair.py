@@ -79,8 +79,8 @@ def test_a_damaged_body_costs_its_batch_alone(tmp_path: Path) -> None:
     assert (diagnosis.loss.groups, diagnosis.loss.damaged) == (0, {PARTITION: [(3, 4)]})
     cure(tmp_path)
     rig = Rig(tmp_path, QUIET)
-    found, told = read_what_is_sound(rig, rig.log.partition(PARTITION))
-    assert told == {3}
+    found, reported = read_what_is_sound(rig, rig.log.partition(PARTITION))
+    assert reported == {3}
     assert found == {number: b"value-%d" % number for number in range(6) if number != 3}
     assert rig.memory.changes == [b"change-%d" % number for number in range(6)]
     rig.log.close()

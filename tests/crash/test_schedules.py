@@ -69,7 +69,7 @@ class Run:
         self.log.open_partition(incarnation)
         self.partitions[incarnation] = Kept()
 
-    def told(self, kept: Kept, count: int, level: Level) -> Completion[object]:
+    def reported(self, kept: Kept, count: int, level: Level) -> Completion[object]:
         """Acknowledges; now and then whoever is told asks for more, and writes it."""
 
         def done(result: object | BrokerError) -> None:
@@ -88,14 +88,14 @@ class Run:
     def append(self) -> None:
         which, kept = self.chance.choice(list(self.partitions.items()))
         level, value = self.chance.choice((Level.WRITTEN, Level.WRITTEN, Level.SYNCED)), self.value()
-        done = self.told(kept, len(kept.values) + 1, level)
+        done = self.reported(kept, len(kept.values) + 1, level)
         self.log.append(self.log.partition(which), batch_of([value]), level=level, done=done)
         kept.values.append(value)
 
     def change(self) -> None:
         value, kept = b"%d" % self.count, self.changes
         level = self.chance.choice((Level.WRITTEN, Level.SYNCED))
-        self.log.change(value, level=level, done=self.told(kept, len(kept.values) + 1, level))
+        self.log.change(value, level=level, done=self.reported(kept, len(kept.values) + 1, level))
         kept.values.append(value)
         self.rig.memory.apply(value)
 
@@ -111,7 +111,7 @@ class Run:
         token = self.chance.choice(list(self.tokens))
         which, value = self.tokens[token]
         kept, change = self.partitions[which], b"p%d" % self.count
-        done = self.told(kept, len(kept.values) + 1, Level.SYNCED)
+        done = self.reported(kept, len(kept.values) + 1, Level.SYNCED)
         self.log.publish([token], change, level=Level.SYNCED, done=done)
         del self.tokens[token]
         kept.values.append(value)

@@ -139,9 +139,9 @@ def test_who_was_stopped_for_long_stands_by_afterwards(tmp_path: Path) -> None:
         assert ask(one, "/livez") == ask(two, "/livez") == (200, b"alive\n")
         assert ask(two, "/readyz") == (200, b"ready\n")
         for broker, leading in ((one, 0), (two, 1)):
-            status, told = ask(broker, "/metrics")
+            status, reported = ask(broker, "/metrics")
             assert status == 200
-            assert b'polywire_bucket_leads{shard="0000"} %d' % leading in told
+            assert b'polywire_bucket_leads{shard="0000"} %d' % leading in reported
         assert ask(one, "/api/v1/overview")[0] == 503
         asyncio.run(_produce(two, b"after"))
         assert asyncio.run(_values(one)) == [b"before", b"after"]

@@ -129,30 +129,30 @@ def opens(directory: Path) -> bool:
 def test_writing_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     for step in range(0, 200, 7):
         directory = tmp_path / f"step-{step}"
-        told: list[tuple[int, bytes]] = []
+        reported: list[tuple[int, bytes]] = []
         with monkeypatch.context() as patch:
             faults = Faults(patch, code)
             rig = Rig(directory, SMALL)
             rig.log.open_partition(1)
             rig.settle()
             faults.at = faults.calls + step
-            write_until_refused(rig, told)
+            write_until_refused(rig, reported)
             rig.kill()
         rig = Rig(directory, SMALL)
         values = rig.read(rig.log.partition(1))
-        for offset, value in told:
+        for offset, value in reported:
             assert values[offset] == value
         rig.log.close()
         shutil.rmtree(directory)
 
 
-def write_until_refused(rig: Rig, told: list[tuple[int, bytes]]) -> None:
+def write_until_refused(rig: Rig, reported: list[tuple[int, bytes]]) -> None:
     """Append numbered values, unless the log has failed for good; ``told`` gets what was acknowledged."""
     for number in range(120):
         value = b"%d" % number + b"." * 1500
         level = Level.SYNCED if number % 9 == 0 else Level.WRITTEN
         try:
-            rig.log.append(rig.log.partition(1), batch_of([value]), level=level, done=partial(note, told, value))
+            rig.log.append(rig.log.partition(1), batch_of([value]), level=level, done=partial(note, reported, value))
         except Busy:
             rig.loop.run_pass(0.002)
         except BrokerError:
@@ -160,6 +160,6 @@ def write_until_refused(rig: Rig, told: list[tuple[int, bytes]]) -> None:
         rig.loop.run_pass(0.001 if rig.log.congested else 0.0)
 
 
-def note(told: list[tuple[int, bytes]], value: bytes, offset: int | BrokerError) -> None:
+def note(reported: list[tuple[int, bytes]], value: bytes, offset: int | BrokerError) -> None:
     if not isinstance(offset, BrokerError):
-        told.append((offset, value))
+        reported.append((offset, value))

@@ -45,7 +45,7 @@ class Started:
         self.broker = Broker.open(directory, BrokerSettings(), self.loop, CountingClock(), log_settings=SIZES)
 
     def until(self, done: Answers) -> None:
-        self.loop.run_until(lambda: done.told)
+        self.loop.run_until(lambda: done.reported)
         done.check()
 
     def make(self, partitions: int = COUNT) -> None:
@@ -84,7 +84,7 @@ def killed_everywhere(
     done = Answers()
     found: list[tuple[int, int]] = []
     ask(living.broker, done)
-    while not done.told:
+    while not done.reported:
         living.loop.run_pass(0.001)
         copy = tmp_path / f"killed-{len(found)}"
         shutil.copytree(living.directory, copy)

@@ -49,11 +49,11 @@ class Page:
             asked["sessionId"] = self._session
         os.write(self._asking, json.dumps(asked).encode() + b"\0")
         while True:
-            told = self._read()
-            if told.get("id") == number:
-                assert "error" not in told, told
-                return told["result"]
-            self._note(told)
+            reported = self._read()
+            if reported.get("id") == number:
+                assert "error" not in reported, reported
+                return reported["result"]
+            self._note(reported)
 
     def _read(self) -> Any:
         while b"\0" not in self._rest:
@@ -63,11 +63,11 @@ class Page:
         line, _, self._rest = self._rest.partition(b"\0")
         return json.loads(line)
 
-    def _note(self, told: Any) -> None:
-        if told["method"] == "Runtime.exceptionThrown" or (
-            told["method"] == "Log.entryAdded" and told["params"]["entry"]["level"] == "error"
+    def _note(self, reported: Any) -> None:
+        if reported["method"] == "Runtime.exceptionThrown" or (
+            reported["method"] == "Log.entryAdded" and reported["params"]["entry"]["level"] == "error"
         ):
-            self.errors.append(json.dumps(told["params"]))
+            self.errors.append(json.dumps(reported["params"]))
 
     def look(self, *, width: int, height: int, dark: bool = False) -> None:
         """Be a window of this size and scheme."""

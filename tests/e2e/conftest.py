@@ -151,7 +151,7 @@ def fill(connection: bulk.BulkConnection, topic: str, counts: list[int], *, head
     """Append ``counts[n]`` records to partition n: key ``k<n>``, value ``<partition>-<offset>``; makes the topic where it is missing."""
     if topic not in {known.name for known in connection.topics()}:
         connection.create_topic(topic, len(counts))
-    bounds = {told.partition: told.next_offset for told in connection.bounds([topic])}
+    bounds = {reported.partition: reported.next_offset for reported in connection.bounds([topic])}
     for partition, count in enumerate(counts):
         offsets = range(bounds[partition], bounds[partition] + count)
         columns: dict[str, pa.Array[Any]] = {

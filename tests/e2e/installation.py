@@ -27,12 +27,12 @@ def made_once(made: str, factory: pytest.TempPathFactory, make: Callable[[Path],
     """What the first worker of a test run that asks for it makes in a new directory; the others wait, and take the same."""
     own = factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    with (shared / f"{made}.path").open("a+") as told:
-        fcntl.flock(told, fcntl.LOCK_EX)
-        told.seek(0)
-        if not (path := told.read()):
+    with (shared / f"{made}.path").open("a+") as reported:
+        fcntl.flock(reported, fcntl.LOCK_EX)
+        reported.seek(0)
+        if not (path := reported.read()):
             path = str(make(Path(tempfile.mkdtemp(prefix=f"{made}-", dir=shared))))
-            told.write(path)
+            reported.write(path)
     return Path(path)
 
 

@@ -135,8 +135,8 @@ def test_settings_of_a_topic_are_given_and_told(broker: BrokerProcess, command: 
     kept = "compaction=1 compression=lz4 retention_age_us=5400000000 retention_bytes=2097152"
     made = command("topic", "create", topic, *given, "--key-hash", "xxh32").stderr
     assert made == f"created topic={topic} partitions=3 {kept} key_hash=xxh32\n"
-    told = command("topic", "describe", topic).stderr.split()
-    assert {f"topic={topic}", *kept.split(), "key_hash=xxh32"} <= set(told)
+    reported = command("topic", "describe", topic).stderr.split()
+    assert {f"topic={topic}", *kept.split(), "key_hash=xxh32"} <= set(reported)
     plain = command("topic", "create", f"{topic}-b", "-a", broker.url("flux")).stderr
     assert plain == f"created topic={topic}-b partitions=3\n"
     refused = command("topic", "create", f"{topic}-c", "--compaction", "-a", broker.url("flux"), code=1).stderr

@@ -33,11 +33,11 @@ pytestmark = [
 def run(project: Path) -> str:
     """Run it as its README says, without any setting of ours; returns what it said."""
     quiet = {name: value for name, value in environment().items() if name not in ("SPARK_CONF_DIR", "PYSPARK_PYTHON")}
-    told = {**quiet, "JAVA_HOME": str(find_java().home), "SPARK_CONF_DIR": "conf", "PYSPARK_PYTHON": sys.executable}
-    told[EVERY_JAVA] = SHORT_LIVED
+    reported = {**quiet, "JAVA_HOME": str(find_java().home), "SPARK_CONF_DIR": "conf", "PYSPARK_PYTHON": sys.executable}
+    reported[EVERY_JAVA] = SHORT_LIVED
     path = os.pathsep.join([str(COMMAND.parent), os.environ.get("PATH", "")])
     done = subprocess.run(
-        [COMMAND, "run"], cwd=project, env={**told, "PATH": path}, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        [COMMAND, "run"], cwd=project, env={**reported, "PATH": path}, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr

@@ -47,10 +47,10 @@ def test_all_wires_and_a_topic_with_records(tmp_path: Path) -> None:
             assert sample["records_per_s"] > 0
         finally:
             running.send_signal(signal.SIGINT)
-            _, told = running.communicate(timeout=SECONDS_MAX)
-    assert running.returncode == 0, told
-    assert "ready topic=sample records=100; try: polywire record tail sample" in told
-    assert "Traceback" not in told
+            _, reported = running.communicate(timeout=SECONDS_MAX)
+    assert running.returncode == 0, reported
+    assert "ready topic=sample records=100; try: polywire record tail sample" in reported
+    assert "Traceback" not in reported
     assert not list(tmp_path.iterdir()), "nothing is left"
 
 

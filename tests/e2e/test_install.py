@@ -74,9 +74,9 @@ def test_cython_comes_along_where_modules_are_not_compiled(
 
 
 def test_an_index_of_packages_is_given_no_link_that_leads_nowhere(wheel: Path) -> None:
-    told = metadata(wheel)
-    text = str(told.get_payload())
-    assert told["Description-Content-Type"] == "text/markdown"
+    reported = metadata(wheel)
+    text = str(reported.get_payload())
+    assert reported["Description-Content-Type"] == "text/markdown"
     assert text.startswith("# Polywire\n")
     assert set(re.findall(r"\]\(([^:)]*)[:)]", text)) <= {"https", "http"}
 
@@ -153,8 +153,8 @@ def test_every_module_is_the_installed_one(python: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(("environment", "kind"), [("python", "--pure"), ("compiled_python", "--compiled")])
 def test_what_is_installed_serves(environment: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     installed: Path = request.getfixturevalue(environment)
-    told = run(str(installed), "-I", str(TRIAL), kind, cwd=tmp_path)
-    assert "wrote and read over cursus, flux, iggy, kafka, kafka07, polywire" in told
+    reported = run(str(installed), "-I", str(TRIAL), kind, cwd=tmp_path)
+    assert "wrote and read over cursus, flux, iggy, kafka, kafka07, polywire" in reported
 
 
 def test_the_trial_refuses_a_checkout(tmp_path: Path) -> None:

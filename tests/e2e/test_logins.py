@@ -192,10 +192,10 @@ def test_a_stream_ends_with_the_right_to_read(broker: BrokerProcess) -> None:
         assert alice.ask(UPDATE_PERMISSIONS, named("reader") + b"\0")[0] == 0
         publish = b"PUBLISH topic=orders acks=1 producerId=p message=secret"
         assert not cursus(owner, publish).startswith(b"ERROR")
-        told = b""
-        while not told:
-            told = received(stream, int.from_bytes(received(stream, 4), "big"))
-        assert told.startswith(b"STREAM_CONTROL type=CLOSE reason=not_authorized"), told
+        reported = b""
+        while not reported:
+            reported = received(stream, int.from_bytes(received(stream, 4), "big"))
+        assert reported.startswith(b"STREAM_CONTROL type=CLOSE reason=not_authorized"), reported
         owner.close()
         stream.close()
 

@@ -93,13 +93,13 @@ def test_windows_count_each_record_once_and_tell_of_late_ones(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     def run() -> tuple[int, list[BatchProgress]]:
-        told: list[BatchProgress] = []
+        reported: list[BatchProgress] = []
         ran = windows(
             spark, served.address, topic, tmp_path / "checkpoint", "json:at timestamp, kind string, n int",
             length="10 minutes", time="at", delay="30 minutes", group_by=["kind"], measures=["sum(n) as total"],
-            path=tmp_path / "table", on_progress=told.append,
+            path=tmp_path / "table", on_progress=reported.append,
         )  # fmt: skip
-        return ran.left_out, told
+        return ran.left_out, reported
 
     events = [
         {"at": f"2026-01-01T10:{minute:02}:00Z", "kind": "a" if minute % 2 else "b", "n": minute}
@@ -110,9 +110,9 @@ def test_windows_count_each_record_once_and_tell_of_late_ones(
     put(served, topic, [{"at": "2026-01-01T14:00:00Z", "kind": "a", "n": 1}])
     run()
     put(served, topic, [{"at": "2026-01-01T10:00:00Z", "kind": "a", "n": 1}])
-    late, told = run()
+    late, reported = run()
     assert late == 1
-    assert told[-1].watermark is not None
+    assert reported[-1].watermark is not None
     rows = spark.read.parquet(str(tmp_path / "table")).orderBy("window_start", "kind").collect()
     assert [(row["kind"], row["records"]) for row in rows] == [("a", 5), ("b", 5)] * 6
     assert sum(row["total"] for row in rows) == sum(range(60))
@@ -196,9 +196,9 @@ def test_the_command_runs_a_pipeline(
     places = [f"path={tmp_path / 'table'}", f"checkpoint={tmp_path / 'checkpoint'}", "parse=json:id int"]
     settings = [f"--set={setting}" for setting in (f"address={served.address}", f"topic={topic}", *places)]
     assert main.run(["pipeline", "run", "land", *settings]) == EXIT_FAILED, "the page says 1"
-    told = capsys.readouterr().err
-    assert "ran pipeline=land records=2 batches=1 corrupt=1" in told
-    assert "warning: 1 values could not be read" in told
+    reported = capsys.readouterr().err
+    assert "ran pipeline=land records=2 batches=1 corrupt=1" in reported
+    assert "warning: 1 values could not be read" in reported
     assert main.run(["pipeline", "run", "land", *settings]) == EXIT_DONE, "nothing is left to read"
     asked = [f"--set=path={tmp_path / 'table'}", "--set=expected=3"]
     assert main.run(["pipeline", "run", "quality", *asked]) == EXIT_FAILED

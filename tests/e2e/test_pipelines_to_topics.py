@@ -75,8 +75,8 @@ def test_refine_splits_a_topic_and_drops_what_came_twice(
     assert (first.key, headers(first)) == (b"k", {"from": "test"})
     dead = contents(served, f"{topic}.good.dead")
     assert [record.value for record in dead] == [b"broken", b"broken"]
-    told = next(headers(record) for record in dead if record.key == b"b")
-    assert (told["from"], told["dead.reason"], told["dead.topic"]) == ("test", "not a JSON object", topic)
+    reported = next(headers(record) for record in dead if record.key == b"b")
+    assert (reported["from"], reported["dead.reason"], reported["dead.topic"]) == ("test", "not a JSON object", topic)
 
 
 def test_windows_into_a_topic_tell_the_last_count(
@@ -95,8 +95,8 @@ def test_windows_into_a_topic_tell_the_last_count(
 
 
 def event(key: bytes, version: int, **fields: Any) -> Record:
-    told = (Header(b"event.type", b"Set"), Header(b"event.aggregate_version", str(version).encode()))
-    return Record(key=key, value=json.dumps(fields).encode(), headers=told)
+    reported = (Header(b"event.type", b"Set"), Header(b"event.aggregate_version", str(version).encode()))
+    return Record(key=key, value=json.dumps(fields).encode(), headers=reported)
 
 
 def total(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
@@ -123,9 +123,9 @@ def test_state_folds_events_and_begins_from_snapshots(
     )
     assert run("first") == {b"a": ({"sum": 12, "last": "Set"}, "2"), b"b": ({"sum": 1, "last": "Set"}, "1")}
     produce(served, topic, [event(b"a", 3, n=1), event(b"b", 3, n=100)])
-    told = run("first")
-    assert told[b"a"] == ({"sum": 13, "last": "Set"}, "3")
-    assert told[b"b"][1] == "1"
+    reported = run("first")
+    assert reported[b"a"] == ({"sum": 13, "last": "Set"}, "3")
+    assert reported[b"b"][1] == "1"
     produce(served, topic, [event(b"a", 4, n=1)])
     assert run("second")[b"a"] == ({"sum": 14, "last": "Set"}, "4")
     reasons = sorted(headers(record)["dead.reason"] for record in contents(served, f"{topic}.s.dead"))
@@ -180,10 +180,10 @@ class Killed(Exception):
 def test_replay_keeps_order_and_goes_on(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     spark.range(30).selectExpr("id", "timestamp_seconds(1700000000 + id) as at").write.parquet(str(tmp_path / "table"))
 
-    def run(told: Any = None, slice_seconds: float = 10.0) -> Ran:
+    def run(reported: Any = None, slice_seconds: float = 10.0) -> Ran:
         return replay(
             spark, tmp_path / "table", served.address, topic, tmp_path / "checkpoint", time_column="at",
-            key="cast(id % 2 as string)", speed=20.0, slice_seconds=slice_seconds, on_progress=told,
+            key="cast(id % 2 as string)", speed=20.0, slice_seconds=slice_seconds, on_progress=reported,
         )  # fmt: skip
 
     def kill(batch: BatchProgress) -> None:

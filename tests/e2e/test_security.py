@@ -71,7 +71,7 @@ def test_who_did_what_is_kept(tmp_path: Path) -> None:
             assert alice.ask(DELETE_USER, named("bob"))[0] == 0
         assert broker.stop() == 0
         lines = [json.loads(line) for line in audit.read_text().splitlines()]
-        told = [(line["action"], line["outcome"], line.get("user"), line.get("resource")) for line in lines]
+        reported = [(line["action"], line["outcome"], line.get("user"), line.get("resource")) for line in lines]
         for expected in (
             ("user.configure", "allowed", None, "alice"),
             ("login", "allowed", "alice", None),
@@ -81,7 +81,7 @@ def test_who_did_what_is_kept(tmp_path: Path) -> None:
             ("token.create", "allowed", "bob", "bob/token"),
             ("user.delete", "allowed", "alice", "bob"),
         ):
-            assert expected in told, told
+            assert expected in reported, reported
         assert [line for line in lines if line["outcome"] == "refused" and line.get("user") == "bob"], lines
         assert all(line["peer"].startswith("127.0.0.1:") for line in lines if line["action"] == "login")
         assert stat.S_IMODE(audit.stat().st_mode) == 0o600

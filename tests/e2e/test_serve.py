@@ -115,8 +115,8 @@ def test_a_start_waits_for_the_process_before_it_to_end(tmp_path: Path) -> None:
 
 def test_log_lines_as_json(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--log-format", "json") as broker:
-        told = [json.loads(line) for line in broker.log_text().splitlines()]
-    assert {line["listener"] for line in told if line["event"] == "listening"} == set(WIRES)
+        reported = [json.loads(line) for line in broker.log_text().splitlines()]
+    assert {line["listener"] for line in reported if line["event"] == "listening"} == set(WIRES)
 
 
 def test_half_closed_connections_get_their_answers(broker: BrokerProcess) -> None:
@@ -182,10 +182,10 @@ def test_bad_connections_are_counted_in_the_log(broker: BrokerProcess) -> None:
             peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert peer.recv(100) == b""
     broker.stop()
-    told = [line for line in broker.log_text().splitlines() if "connection dropped" in line]
-    left_out = sum(int(line.partition(" more=")[2].partition(" ")[0]) for line in told if " more=" in line)
-    assert left_out + sum(" more=" not in line for line in told) == 100
-    assert len(told) <= 2 * (LINES_MAX + 1), "a machine so slow that it took two windows"
+    reported = [line for line in broker.log_text().splitlines() if "connection dropped" in line]
+    left_out = sum(int(line.partition(" more=")[2].partition(" ")[0]) for line in reported if " more=" in line)
+    assert left_out + sum(" more=" not in line for line in reported) == 100
+    assert len(reported) <= 2 * (LINES_MAX + 1), "a machine so slow that it took two windows"
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def test_the_bucket_is_read_and_the_broker_is_not(spark: SparkSession, in_bucket
     finally:
         spark.conf.unset(LOGGING)
     assert in_bucket.sent_bytes() - before < 100_000, "only where records lie is told"
-    told = [re.search(r"file_bytes=0 wire_bytes=0 bucket_bytes=(\d+)", line) for line in lines]
-    assert sum(int(match[1]) for match in told if match) > 10_000_000
+    reported = [re.search(r"file_bytes=0 wire_bytes=0 bucket_bytes=(\d+)", line) for line in lines]
+    assert sum(int(match[1]) for match in reported if match) > 10_000_000
     # Once a read is planned, the broker may go.
     planned = in_bucket.read(spark, **sealed, localSegments="required").rdd
     assert planned.getNumPartitions() > 1

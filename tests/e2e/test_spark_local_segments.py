@@ -87,15 +87,15 @@ def bytes_read(spark: SparkSession, frame: DataFrame) -> tuple[int, int]:
     """Bytes of files and of the wire that the tasks of one read have told of."""
     spark.conf.set(LOGGING, "true")
     try:
-        before = _told(spark)
+        before = _reported(spark)
         frame.write.format("noop").mode("overwrite").save()
-        after = _told(spark)
+        after = _reported(spark)
     finally:
         spark.conf.unset(LOGGING)
     return after[0] - before[0], after[1] - before[1]
 
 
-def _told(spark: SparkSession) -> tuple[int, int]:
+def _reported(spark: SparkSession) -> tuple[int, int]:
     lines = [row["msg"] for row in spark.tvf.python_worker_logs().collect()]
     found = [re.search(r"file_bytes=(\d+) wire_bytes=(\d+)", line) for line in lines]
     pairs = [(int(match[1]), int(match[2])) for match in found if match]

@@ -56,11 +56,11 @@ def read(spark: SparkSession, place: str, **more: str) -> DataFrame:
 
 
 def explained(frame: DataFrame) -> str:
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    reported = io.StringIO()
+    with contextlib.redirect_stdout(reported):
         frame.explain(mode="extended")
         frame.explain(mode="formatted")
-    return told.getvalue()
+    return reported.getvalue()
 
 
 def test_source_sink_and_pipelines_log_in(
@@ -102,9 +102,9 @@ def test_a_password_is_never_shown(
         .start()
     )
     query.processAllAvailable()
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as reported:
         query.explain(extended=True)
-    shown += [told.getvalue(), str(query.lastProgress and query.lastProgress.json), query.status]
+    shown += [reported.getvalue(), str(query.lastProgress and query.lastProgress.json), query.status]
     query.stop()
     with pytest.raises(Exception, match="wrong user or password") as wrong:
         read(spark, place, password=PASSWORD + "!").count()

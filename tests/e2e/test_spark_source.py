@@ -88,8 +88,10 @@ def test_a_schema_chooses_columns(spark: SparkSession, served: Served, topic: st
     assert sorted(bytes(row["value"]) for row in frame.collect()) == sorted(f"0-{at}".encode() for at in range(30))
     with_headers = read(spark, served, subscribe=topic, includeHeaders="true")
     assert with_headers.columns[-1] == "headers"
-    told = with_headers.selectExpr("offset", "headers[0].key as k", "cast(headers[0].value as string) as v").collect()
-    assert sorted(told) == [(at, "n", str(at)) for at in range(30)]
+    reported = with_headers.selectExpr(
+        "offset", "headers[0].key as k", "cast(headers[0].value as string) as v"
+    ).collect()
+    assert sorted(reported) == [(at, "n", str(at)) for at in range(30)]
 
 
 def test_typed_headers_tell_what_they_are(spark: SparkSession, served: Served, topic: str) -> None:
@@ -98,8 +100,8 @@ def test_typed_headers_tell_what_they_are(spark: SparkSession, served: Served, t
     served.connection.create_topic(topic, 1)
     served.connection.produce(topic, 0, [from_records([Record(b"v", headers=headers), Record(b"w")])])
     rows = read(spark, served, subscribe=topic, includeHeaders="typed").orderBy("offset").collect()
-    told = [(header["key"], header["type"], header["value"]) for header in rows[0]["typedHeaders"]]
-    assert told == [("h0", "int32", b"\x07\0\0\0"), ("h1", "string", b"s"), ("h2", "null", None)]
+    reported = [(header["key"], header["type"], header["value"]) for header in rows[0]["typedHeaders"]]
+    assert reported == [("h0", "int32", b"\x07\0\0\0"), ("h1", "string", b"s"), ("h2", "null", None)]
     assert rows[1]["typedHeaders"] is None
     copied = read(spark, served, subscribe=topic, includeHeaders="typed")
     options = {"address": served.address, "topic": f"{topic}-copy"}
@@ -158,23 +160,23 @@ def test_errors_reach_the_user(spark: SparkSession, served: Served, topic: str) 
 def landing(
     spark: SparkSession, served: Served, topic: str, directory: Path, most: int
 ) -> tuple[Ran, list[BatchProgress]]:
-    told: list[BatchProgress] = []
+    reported: list[BatchProgress] = []
     landed = land(
         spark, served.address, topic, directory / "table", directory / "checkpoint", ["partition"],
         parse=lambda records: records.selectExpr("partition", "offset", "cast(value as string) as value"),
-        batch_records_max=most, on_progress=told.append,
+        batch_records_max=most, on_progress=reported.append,
     )  # fmt: skip
-    return landed, told
+    return landed, reported
 
 
 def test_a_stream_lands_everything_once_in_limited_batches(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     fill(served.connection, topic, [400, 100, 0])
-    landed, told = landing(spark, served, topic, tmp_path, most=200)
+    landed, reported = landing(spark, served, topic, tmp_path, most=200)
     assert (landed.records, landed.batches) == (500, 3)
-    assert [batch.records for batch in told] == [200, 200, 100]
-    assert [batch.lag for batch in told] == [300, 100, 0]
+    assert [batch.records for batch in reported] == [200, 200, 100]
+    assert [batch.lag for batch in reported] == [300, 100, 0]
     fill(served.connection, topic, [50, 0, 50])
     again, _ = landing(spark, served, topic, tmp_path, most=200)
     assert again.records == 100
@@ -212,17 +214,17 @@ def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Serve
     fill(served.connection, topic, [30])
     stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)
     frame = stream.options(startingOffsets="earliest", commitGroup="shown", maxOffsetsPerTrigger="10").load()
-    told: list[QueryProgress] = []
-    listener = watch(spark, told.append)
+    reported: list[QueryProgress] = []
+    listener = watch(spark, reported.append)
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer.queryName("watched").trigger(availableNow=True).start().awaitTermination()
     deadline = time.monotonic() + 60
-    while not (told and told[-1].ended) and time.monotonic() < deadline:
+    while not (reported and reported[-1].ended) and time.monotonic() < deadline:
         time.sleep(0.05)  # Spark tells listeners on a thread of its own
     spark.streams.removeListener(listener)
-    batches = [progress.batch for progress in told if progress.batch is not None and not progress.ended]
+    batches = [progress.batch for progress in reported if progress.batch is not None and not progress.ended]
     assert [(batch.records, batch.lag) for batch in batches] == [(10, 20), (10, 10), (10, 0)]
-    assert (told[-1].name, told[-1].records, told[-1].error) == ("watched", 30, None)
+    assert (reported[-1].name, reported[-1].records, reported[-1].error) == ("watched", 30, None)
     assert listener.queries == {}
     with sync.connect(f"polywire://{served.address}") as client:
         assert client.position("shown", topic, 0) == 20

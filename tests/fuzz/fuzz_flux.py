@@ -86,12 +86,12 @@ def check(stream: bytes, chance: random.Random, whole: World, cut: World) -> Non
     lines = lines[:-1] if not lines[-1] else lines
     assert all(len(line) < LINE_BYTES_MAX for line in lines)
     answers = converse(whole, stream, [])
-    told = answers.split(b"\n")
-    assert told.pop() == b"", "an answer without its line ending"
-    assert len(told) == len(lines), f"{len(lines)} lines, {len(told)} answers lines={lines} answers={told}"
+    reported = answers.split(b"\n")
+    assert reported.pop() == b"", "an answer without its line ending"
+    assert len(reported) == len(lines), f"{len(lines)} lines, {len(reported)} answers lines={lines} answers={reported}"
     cuts = cuts_of(stream, chance)
     assert converse(cut, stream, cuts) == answers, f"cut at {cuts} the answers differ"
-    for answer in told:
+    for answer in reported:
         reply = parse_reply(answer)
         if reply.payload.startswith(b"messages="):
             read_records(*split_consumed(reply.payload, 0))

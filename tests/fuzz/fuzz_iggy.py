@@ -122,16 +122,16 @@ def converse(frames: list[bytes], cuts: list[int]) -> bytes:
     return peer.take()
 
 
-def answers_of(told: bytes, *, framed: bool) -> int:
+def answers_of(reported: bytes, *, framed: bool) -> int:
     """Number of answers, each whole."""
     count = at = 0
-    while at < len(told):
+    while at < len(reported):
         if framed:
-            at += int.from_bytes(told[at + 48 : at + 52], "little")
+            at += int.from_bytes(reported[at + 48 : at + 52], "little")
         else:
-            at += 8 + int.from_bytes(told[at + 4 : at + 8], "little")
+            at += 8 + int.from_bytes(reported[at + 4 : at + 8], "little")
         count += 1
-    assert at == len(told), "an answer is not whole"
+    assert at == len(reported), "an answer is not whole"
     return count
 
 
@@ -143,11 +143,11 @@ def check_session(chance: random.Random) -> None:
         frames = [headered(1, d3.REGISTER), *(headered_frame(chance) for _ in range(count))]
     else:
         frames = [frame for frame in (chance.choice(LOGINS), *(classic_frame(chance) for _ in range(count))) if frame]
-    told = converse(frames, [])
-    evicted = framed and told[-256 + 60] == 13
-    assert answers_of(told, framed=framed) == len(frames) or evicted
+    reported = converse(frames, [])
+    evicted = framed and reported[-256 + 60] == 13
+    assert answers_of(reported, framed=framed) == len(frames) or evicted
     again = converse(frames, cuts_of(b"".join(frames), chance))
-    assert answers_of(again, framed=framed) == answers_of(told, framed=framed)
+    assert answers_of(again, framed=framed) == answers_of(reported, framed=framed)
     converse([chance.randbytes(chance.randrange(600))], [])
 
 
@@ -208,9 +208,9 @@ def check_codec(chance: random.Random) -> None:
         assert encoder.put_chunk(batch, 0, out, state, form) == encoder.DONE
         assert state[encoder.LAST] == 10
         if form == encoder.D3:
-            told = decoder.from_frames(out, 0, state[encoder.AT])
-            assert not isinstance(told, int)
-            assert [record.value for record in to_records(told)] == [record.value for record in to_records(batch)]
+            reported = decoder.from_frames(out, 0, state[encoder.AT])
+            assert not isinstance(reported, int)
+            assert [record.value for record in to_records(reported)] == [record.value for record in to_records(batch)]
 
 
 def check_all(chance: random.Random) -> None:

@@ -36,14 +36,14 @@ def read_proof(token: bytes) -> None:
 
 def read_subscription(data: bytes) -> None:
     """A member's own text: whatever it is, it names some topics or none."""
-    told: list[subscription.Subscription] = []
+    reported: list[subscription.Subscription] = []
 
     def reading() -> Iterator[None]:
-        told.append((yield from subscription.read_subscriptions([("range", data), ("cooperative-sticky", data)])))
+        reported.append((yield from subscription.read_subscriptions([("range", data), ("cooperative-sticky", data)])))
 
     for _ in reading():
         pass
-    assert len(told[0].topics) <= subscription.TOPICS_MAX
+    assert len(reported[0].topics) <= subscription.TOPICS_MAX
     kept = subscription.WRITING.decode(data)
     again = subscription.WRITING.encode(kept)
     assert {name: tuple(part) for name, part in subscription.WRITING.decode(again).items()} == {

@@ -95,9 +95,9 @@ def read_flux_fields(payload: bytes) -> None:
 
 def read_cursus(body: bytes) -> None:
     """Fields, numbers and lists."""
-    told = cursus_replies.fields(body)
-    cursus_replies.number(told, "offset")
-    cursus_replies.numbers(told, "assignments")
+    reported = cursus_replies.fields(body)
+    cursus_replies.number(reported, "offset")
+    cursus_replies.numbers(reported, "assignments")
 
 
 def read_polywire(frame: bytes) -> None:

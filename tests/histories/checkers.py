@@ -83,10 +83,10 @@ def partitions_are_ordered(history: History) -> Iterator[str]:
 
 def offsets_are_given_once(history: History) -> Iterator[str]:
     """An offset has one record, whoever is told of it and when; in the end none is missing."""
-    told: dict[Place, bytes] = {}
-    for place, value in _told(history):
-        if told.setdefault(place, value) != value:
-            yield f"{place} was {told[place]!r} and {value!r}"
+    reported: dict[Place, bytes] = {}
+    for place, value in _reported(history):
+        if reported.setdefault(place, value) != value:
+            yield f"{place} was {reported[place]!r} and {value!r}"
     for (topic, partition), records in history.stored.items():
         if [offset for offset, _ in records] != list(range(len(records))):
             yield f"{topic}/{partition} has holes"
@@ -107,37 +107,40 @@ def what_was_shown_stays(history: History) -> Iterator[str]:
 def partitions_have_one_owner(history: History) -> Iterator[str]:
     """In a generation a partition belongs to one member."""
     owners: dict[tuple[Shared, int], str] = {}
-    for told in history.of(Assignment):
-        for partition in told.partitions:
-            shared = Shared(told.group, told.topic, partition)
-            owner = owners.setdefault((shared, told.generation), told.who)
-            if owner != told.who:
-                yield f"{shared} is {owner}'s and {told.who}'s in generation {told.generation}"
+    for reported in history.of(Assignment):
+        for partition in reported.partitions:
+            shared = Shared(reported.group, reported.topic, partition)
+            owner = owners.setdefault((shared, reported.generation), reported.who)
+            if owner != reported.who:
+                yield f"{shared} is {owner}'s and {reported.who}'s in generation {reported.generation}"
 
 
 def generations_go_on(history: History) -> Iterator[str]:
     """No generation is told after a later one was."""
     by_group = defaultdict(list)
-    for told in history.of(Assignment):
-        by_group[told.group, told.topic].append((told.begun, told.ended, told.generation))
-    for group, told_all in by_group.items():
-        yield from (f"{group}: generation {text}" for text in _backwards(told_all, told_all))
+    for reported in history.of(Assignment):
+        by_group[reported.group, reported.topic].append((reported.begun, reported.ended, reported.generation))
+    for group, reported_all in by_group.items():
+        yield from (f"{group}: generation {text}" for text in _backwards(reported_all, reported_all))
 
 
 def stale_commits_are_refused(history: History) -> Iterator[str]:
     """Nobody stores a position under a generation when a later one was told before, or of a partition that is another's in it."""
     begun_at: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     owners: dict[tuple[Shared, int], str] = {}
-    for told in history.of(Assignment):
-        begun_at[told.group, told.topic].append((told.ended, told.generation))
-        owners |= {(Shared(told.group, told.topic, number), told.generation): told.who for number in told.partitions}
+    for reported in history.of(Assignment):
+        begun_at[reported.group, reported.topic].append((reported.ended, reported.generation))
+        owners |= {
+            (Shared(reported.group, reported.topic, number), reported.generation): reported.who
+            for number in reported.partitions
+        }
     commits = sorted((commit for commit in history.of(Commit)), key=lambda commit: commit.begun)
-    for key, told_at in begun_at.items():
-        told_at.sort()
+    for key, reported_at in begun_at.items():
+        reported_at.sort()
         at, newest = 0, 0
         for commit in (one for one in commits if one.shared[:2] == key and one.outcome is Outcome.DONE):
-            while at < len(told_at) and told_at[at][0] < commit.begun:
-                newest = max(newest, told_at[at][1])
+            while at < len(reported_at) and reported_at[at][0] < commit.begun:
+                newest = max(newest, reported_at[at][1])
                 at += 1
             if commit.generation < newest:
                 yield f"{commit.who}: a commit of {commit.shared} under {commit.generation} was taken after {newest} was told"
@@ -160,8 +163,8 @@ def positions_never_go_back(history: History) -> Iterator[str]:
             wanted[shared].add(offset)
             if transaction.outcome is Outcome.DONE:
                 known[shared].append((transaction.begun, transaction.ended, offset))
-    for told in history.of(Position):
-        asked[told.shared].append((told.begun, told.ended, told.offset or 0))
+    for reported in history.of(Position):
+        asked[reported.shared].append((reported.begun, reported.ended, reported.offset or 0))
     last = max((event.ended for event in history.events), default=0) + 1
     for shared, at in history.positions.items():
         asked[shared].append((last, last, at or 0))
@@ -178,9 +181,9 @@ def refused_positions_stay_out(history: History) -> Iterator[str]:
     refused: dict[Shared, set[int]] = defaultdict(set)
     for commit in history.of(Commit):
         (refused if commit.outcome is Outcome.REFUSED else taken)[commit.shared].add(commit.offset)
-    told = [(position.shared, position.offset or 0) for position in history.of(Position)]
-    told += [(shared, offset or 0) for shared, offset in history.positions.items()]
-    for shared, at in told:
+    reported = [(position.shared, position.offset or 0) for position in history.of(Position)]
+    reported += [(shared, offset or 0) for shared, offset in history.positions.items()]
+    for shared, at in reported:
         if at in refused[shared] - taken[shared]:
             yield f"{shared}: stands at {at}, which was refused"
 
@@ -286,7 +289,7 @@ def _places_by_value(history: History) -> dict[tuple[str, bytes], list[Place]]:
     return found
 
 
-def _told(history: History) -> Iterator[tuple[Place, bytes]]:
+def _reported(history: History) -> Iterator[tuple[Place, bytes]]:
     """Every record that somebody was told the place of, and what was there in the end."""
     for produce in history.of(Produce):
         yield from zip(produce.places, produce.values, strict=False)

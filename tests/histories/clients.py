@@ -99,9 +99,9 @@ class Producer(Client):
         places: tuple[Place, ...] = ()
         try:
             records = [Record(value, key=self.name.encode()) for value in values]
-            told = await client.produce(self._topic, records, level=self._level)
+            reported = await client.produce(self._topic, records, level=self._level)
             outcome = Outcome.DONE
-            places = tuple(Place(self._topic, one.partition, one.offset) for one in told)
+            places = tuple(Place(self._topic, one.partition, one.offset) for one in reported)
         except self.vague:
             outcome = Outcome.REFUSED if self.wire == "polywire" else Outcome.UNKNOWN
             await asyncio.sleep(PAUSE_S)
@@ -133,8 +133,8 @@ class IdempotentProducer(Client):
         batch = from_records(records, producer_id=self.name.encode(), producer_epoch=0, base_sequence=numbers.start)
         self._begun = self._begun or now()
         with suppress(*self.vague):
-            told = await client.produce_batch(self._topic, self._partition, batch)
-            places = tuple(Place(self._topic, one.partition, one.offset) for one in told)
+            reported = await client.produce_batch(self._topic, self._partition, batch)
+            places = tuple(Place(self._topic, one.partition, one.offset) for one in reported)
             self.history.events.append(
                 Produce(self.name, self._begun, now(), self._topic, values, Outcome.DONE, places)
             )
@@ -208,16 +208,16 @@ class GroupMember(Client):
     async def _be_member(self, client: WireClient) -> None:
         """Join, and work until the group changes."""
         begun = now()
-        mine = self._told(begun, await client.join(self._group, self._topic, self.name))
+        mine = self._reported(begun, await client.join(self._group, self._topic, self.name))
         while self.running:
             for partition in mine.partitions:
                 async with asyncio.timeout(ANSWER_S):
                     await self._read_and_commit(client, partition, mine.generation)
             begun = now()
-            mine = self._told(begun, await client.heartbeat(self._group, self._topic, self.name, mine.generation))
+            mine = self._reported(begun, await client.heartbeat(self._group, self._topic, self.name, mine.generation))
             await asyncio.sleep(PAUSE_S)
 
-    def _told(self, begun: int, mine: Membership) -> Membership:
+    def _reported(self, begun: int, mine: Membership) -> Membership:
         self.history.events.append(
             Assignment(self.name, begun, now(), self._group, self._topic, mine.generation, mine.partitions)
         )

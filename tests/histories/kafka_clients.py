@@ -117,9 +117,9 @@ class IdempotentKafkaProducer(KafkaClient):
     async def use(self, connection: Connection) -> None:
         """Send one batch after the other."""
         if self._who is None:
-            told = await connection.ask(Api.INIT_PRODUCER_ID, transaction_timeout_ms=TIMEOUT_MS)
-            _check(told.error)
-            self._who = told.producer_id, told.producer_epoch
+            reported = await connection.ask(Api.INIT_PRODUCER_ID, transaction_timeout_ms=TIMEOUT_MS)
+            _check(reported.error)
+            self._who = reported.producer_id, reported.producer_epoch
         while self.running:
             self._begun = self._begun or now()
             batch = encode_batch(
@@ -140,8 +140,8 @@ class IdempotentKafkaProducer(KafkaClient):
 
     def _note(self, outcome: Outcome, offset: int = -1) -> None:
         places = tuple(Place(self._topic, self._partition, offset + row) for row in range(self._size))
-        told = places if offset >= 0 else ()
-        event = Produce(self.name, self._begun, now(), self._topic, self._values, outcome, told)
+        reported = places if offset >= 0 else ()
+        event = Produce(self.name, self._begun, now(), self._topic, self._values, outcome, reported)
         self.history.events.append(event)
         self._begun, self._next = 0, self._next + self._size
 
@@ -166,12 +166,14 @@ class Transformer(KafkaClient):
 
     async def use(self, connection: Connection) -> None:
         """Hold the id, and make one transaction after the other."""
-        told = await connection.ask(Api.INIT_PRODUCER_ID, transactional_id=self.name, transaction_timeout_ms=TIMEOUT_MS)
-        _check(told.error)
+        reported = await connection.ask(
+            Api.INIT_PRODUCER_ID, transactional_id=self.name, transaction_timeout_ms=TIMEOUT_MS
+        )
+        _check(reported.error)
         who = {
             "transactional_id": self.name,
-            "producer_id": told.producer_id,
-            "producer_epoch": told.producer_epoch,
+            "producer_id": reported.producer_id,
+            "producer_epoch": reported.producer_epoch,
         }
         sequences: Counter[int] = Counter()
         while self.running:
@@ -185,9 +187,9 @@ class Transformer(KafkaClient):
     async def _positions(self, connection: Connection) -> dict[int, int]:
         begun = now()
         topic = schema.request(Api.OFFSET_FETCH).Topics(name=self._source, indexes=list(range(self._partitions)))
-        told = await connection.ask(Api.OFFSET_FETCH, group_id=self.name, topics=[topic])
-        _check(told.error)
-        found = {entry.index: max(entry.offset, 0) for entry in told.topics[0].partitions}
+        reported = await connection.ask(Api.OFFSET_FETCH, group_id=self.name, topics=[topic])
+        _check(reported.error)
+        found = {entry.index: max(entry.offset, 0) for entry in reported.topics[0].partitions}
         for number, offset in found.items():
             shared = Shared(self.name, self._source, number)
             self.history.events.append(Position(self.name, begun, now(), shared, offset))
@@ -198,8 +200,8 @@ class Transformer(KafkaClient):
         topics = schema.request(Api.FETCH).Topics
         entries = [topics.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 16)]
         asked = [topics(topic=self._source, partitions=entries)]
-        told = await connection.ask(Api.FETCH, max_bytes=1 << 16, isolation_level=READ_COMMITTED, topics=asked)
-        entry = told.responses[0].partitions[0]
+        reported = await connection.ask(Api.FETCH, max_bytes=1 << 16, isolation_level=READ_COMMITTED, topics=asked)
+        entry = reported.responses[0].partitions[0]
         _check(entry.error)
         return [record.offset for record in decode_batches(entry.records or b"", offset=offset)[:TAKEN_MAX]]
 
@@ -241,8 +243,8 @@ class Transformer(KafkaClient):
             parts.setdefault((write.source.partition + 1) % self._partitions, []).append(Record(write.value))
         topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
         asked = [topics(name=self._target, partitions=list(parts))]
-        told = await connection.ask(Api.ADD_PARTITIONS_TO_TXN, **who, topics=asked)
-        for entry in told.topics[0].partitions:
+        reported = await connection.ask(Api.ADD_PARTITIONS_TO_TXN, **who, topics=asked)
+        for entry in reported.topics[0].partitions:
             _check(entry.error)
         for number, records in parts.items():
             batch = encode_batch(
@@ -261,8 +263,8 @@ class Transformer(KafkaClient):
         topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
         entries = [topics.Partitions(index=number, offset=offset) for number, offset in after.items()]
         asked = [topics(name=self._source, partitions=entries)]
-        told = await connection.ask(Api.TXN_OFFSET_COMMIT, **who, group_id=self.name, topics=asked)
-        for entry in told.topics[0].partitions:
+        reported = await connection.ask(Api.TXN_OFFSET_COMMIT, **who, group_id=self.name, topics=asked)
+        for entry in reported.topics[0].partitions:
             _check(entry.error)
 
 
@@ -270,8 +272,8 @@ async def _produce(connection: Connection, topic: str, partition: int, batch: by
     """Error and offset of one batch."""
     topics = schema.request(Api.PRODUCE).Topics
     asked = [topics(name=topic, partitions=[topics.Partitions(index=partition, records=batch)])]
-    told = await connection.ask(Api.PRODUCE, acks=ALL, timeout_ms=TIMEOUT_MS, topics=asked, **fields)
-    entry = told.responses[0].partitions[0]
+    reported = await connection.ask(Api.PRODUCE, acks=ALL, timeout_ms=TIMEOUT_MS, topics=asked, **fields)
+    entry = reported.responses[0].partitions[0]
     return entry.error, entry.base_offset
 
 

@@ -26,5 +26,5 @@ def test_no_promise_is_broken_by_a_takeover(tmp_path: Path) -> None:
     assert history.counts()["takeover"] >= TAKEOVERS
     acknowledged = {produce.who for produce in history.of(Produce) if produce.outcome is Outcome.DONE}
     assert acknowledged >= {f"p-{wire}" for wire in WIRES}
-    members = {told.who.partition(".")[0] for told in history.of(Assignment)}
+    members = {reported.who.partition(".")[0] for reported in history.of(Assignment)}
     assert members == {f"g-{wire}" for wire in GROUP_WIRES}

@@ -173,5 +173,5 @@ def test_two_consumers_settle_and_share_a_group(java: Any, broker: Brokers) -> N
 def status(broker: Brokers, group: str) -> dict[str, Any]:
     with socket.create_connection(broker.addresses["cursus"], timeout=10) as peer:
         peer.sendall(frame(f"GROUP_STATUS group={group}".encode()))
-        told: dict[str, Any] = json.loads(peer.recv(65_536)[4:])
-    return told
+        reported: dict[str, Any] = json.loads(peer.recv(65_536)[4:])
+    return reported

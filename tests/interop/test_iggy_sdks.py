@@ -243,9 +243,9 @@ def test_it_goes_on_while_another_broker_takes_over(tmp_path: Path, sdk: str) ->
                 assert json.loads(process.stdout.readline()) == {"begun": True}
                 brokers.kill()
                 brokers.start()
-                told, _ = process.communicate(timeout=PEER_S_MAX)
+                reported, _ = process.communicate(timeout=PEER_S_MAX)
             finally:
                 process.kill()
-        *lines, done = told.splitlines()
+        *lines, done = reported.splitlines()
         assert done == "done", brokers.log_text()
         assert [json.loads(line) for line in lines] == [{"stream": stream_of(sdk), "read": 2_000, "errors": True}]

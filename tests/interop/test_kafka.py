@@ -63,8 +63,8 @@ def expected(peer: Peer) -> list[list[object]]:
     for number in range(RECORDS):
         value = b"x" * 100_000 if number % 50 == 49 else [None, b"", b"v%d" % number * 20, every][number % 4]
         headers = [["h", b"1".hex()], ["h", empty], [f"n{number}", "00"]]
-        told = empty if value == b"" else value and value.hex()
-        found.append([0, number, (b"k%d" % number).hex(), told, headers, 1_700_000_000_000 + number])
+        reported = empty if value == b"" else value and value.hex()
+        found.append([0, number, (b"k%d" % number).hex(), reported, headers, 1_700_000_000_000 + number])
     return found
 
 
@@ -74,12 +74,12 @@ def test_it_reads_what_all_have_written_before_a_kill(
 ) -> None:
     toolbox.command(peer)
     group, total = f"all-{peer.name}", str(RECORDS * len(written))
-    told = expected(peer)
+    reported = expected(peer)
     said = drive(toolbox, peer, "read", address(broker), ",".join(written), group, total)
     read: dict[str, list[list[object]]] = {topic: [] for topic in written}
     for _, topic, *record in said:
         read[topic].append(record)
-    assert not {topic: records for topic, records in read.items() if records != told}
+    assert not {topic: records for topic, records in read.items() if records != reported}
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: 
             assert all(
                 had == other.assigned for had in other.assignments[before:]
             )  # cooperative ones say again what they keep
-            told = [len(one.assignments) for one in (other, back)]
+            reported = [len(one.assignments) for one in (other, back)]
             broker.kill()
             broker.start()
             produce(broker, topic, 1)
@@ -287,7 +287,7 @@ def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: 
             assert (
                 not peer.keeps_generation
                 or through() is not None
-                or [len(one.assignments) for one in (other, back)] == told
+                or [len(one.assignments) for one in (other, back)] == reported
             )
 
 
@@ -301,10 +301,10 @@ def test_it_makes_changes_and_deletes_topics(toolbox: Toolbox, broker: Brokers, 
             said = [process.stdout.readline() for _ in range(2)]
             broker.kill()
             broker.start()
-            told, _ = process.communicate("go on\n", timeout=SECONDS_MAX)
+            reported, _ = process.communicate("go on\n", timeout=SECONDS_MAX)
         finally:
             process.kill()
-    assert list(map(json.loads, [*said, *told.splitlines()])) == [
+    assert list(map(json.loads, [*said, *reported.splitlines()])) == [
         ["created", 3, "7200000"],
         ["grown", 5],
         ["listed", True],

@@ -73,8 +73,8 @@ def test_broker_and_topics_are_registered(place: str, keeper: Any, tmp_path: Pat
         until(lambda: keeper.exists("/brokers/ids/0") is not None, "the broker is registered")
         host, port = broker.addresses["kafka07"]
         data, stat = keeper.get("/brokers/ids/0")
-        creator, told_host, told_port = data.decode().split(":")
-        assert (told_host, int(told_port)) == (host, port)
+        creator, advertised_host, advertised_port = data.decode().split(":")
+        assert (advertised_host, int(advertised_port)) == (host, port)
         assert creator.startswith(f"{host}-")
         assert stat.ephemeralOwner != 0
         with connect(broker.url("polywire")) as client:

@@ -70,8 +70,8 @@ class Login:
         command = [self._interpreter, str(DRIVER), *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
-        outcome, *told = json.loads(done.stdout.splitlines()[-1])
-        return outcome, told[0] if outcome == "in" else " ".join([*told, done.stderr])
+        outcome, *reported = json.loads(done.stdout.splitlines()[-1])
+        return outcome, reported[0] if outcome == "in" else " ".join([*reported, done.stderr])
 
 
 @pytest.fixture

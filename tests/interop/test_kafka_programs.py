@@ -97,10 +97,12 @@ def test_kcat_writes_and_reads(kcat: str, broker: Brokers) -> None:
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         words = ("-P", "-t", "orders", "-K", ":", "-H", f"codec={codec}", "-z", codec, "-Z")
         run(kcat, "-b", address(broker), *words, given=f"{codec}:one\n{codec}:two\n{codec}:\n")
-    told = run(kcat, "-b", address(broker), "-C", "-t", "orders", "-e", "-q", "-f", "%o %k %S %s %h\\n").splitlines()
-    assert told[:3] == ["0 none 3 one codec=none", "1 none 3 two codec=none", "2 none -1  codec=none"]
-    assert [line.split()[1] for line in told[::3]] == ["none", "gzip", "snappy", "lz4", "zstd"]
-    assert len(told) == 15
+    reported = run(
+        kcat, "-b", address(broker), "-C", "-t", "orders", "-e", "-q", "-f", "%o %k %S %s %h\\n"
+    ).splitlines()
+    assert reported[:3] == ["0 none 3 one codec=none", "1 none 3 two codec=none", "2 none -1  codec=none"]
+    assert [line.split()[1] for line in reported[::3]] == ["none", "gzip", "snappy", "lz4", "zstd"]
+    assert len(reported) == 15
     assert '"orders" with 1 partitions' in run(kcat, "-b", address(broker), "-L").replace("topic ", "")
     assert "offset 15" in run(kcat, "-b", address(broker), "-Q", "-t", "orders:0:-1")
 
@@ -111,8 +113,8 @@ def test_kcat_reads_as_a_group(kcat: str, broker: Brokers) -> None:
             client.create_topic(topic, 2)
             client.produce(topic, [Record(value=b"v%d" % number) for number in range(10)], partition=1)
     read = ("-b", address(broker), "-G", "g", "-X", "auto.offset.reset=earliest", "-q", "-f", "%t %s\\n")
-    told = run(kcat, *read, "-c", "20", "one", "two").splitlines()
-    assert sorted(told) == sorted(f"{topic} v{number}" for topic in ("one", "two") for number in range(10))
+    reported = run(kcat, *read, "-c", "20", "one", "two").splitlines()
+    assert sorted(reported) == sorted(f"{topic} v{number}" for topic in ("one", "two") for number in range(10))
     with connect(broker.url("kafka")) as client:
         assert [client.position("g", topic, 1) for topic in ("one", "two")] == [10, 10]
 
@@ -126,7 +128,7 @@ def test_kcat_reads_as_a_group_over_a_kill(kcat: str, broker: Brokers, tmp_path:
                 numbers = range(first + partition, first + 20, 2)
                 client.produce("orders", [Record(value=b"v%d" % number) for number in numbers], partition=partition)
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return said.read_text().split()
 
     with connect(broker.url()) as client:
@@ -136,14 +138,14 @@ def test_kcat_reads_as_a_group_over_a_kill(kcat: str, broker: Brokers, tmp_path:
     words = ("-E", "-G", "g", "-X", "auto.offset.reset=earliest", "-q", "-u", "-f", "%s\\n", "-c", "40", "orders")
     with said.open("wb") as output, subprocess.Popen([kcat, "-b", address(broker), *words], stdout=output) as process:
         try:
-            until(lambda: len(told()) == 20, told)
+            until(lambda: len(reported()) == 20, reported)
             broker.kill()
             broker.start()
             produce(20)
             assert process.wait(SECONDS_MAX) == 0
         finally:
             process.kill()
-    assert sorted(told()) == sorted(f"v{number}" for number in range(40))
+    assert sorted(reported()) == sorted(f"v{number}" for number in range(40))
 
 
 # Kafka's own tools
@@ -160,28 +162,28 @@ def test_tools(tools: str, broker: Brokers, tmp_path: Path) -> None:
     described = tool(topics, "--describe", "--topic", "orders")
     assert "PartitionCount: 3" in described
     assert "retention.ms=1000000000" in described
-    told = tool(
+    reported = tool(
         "org.apache.kafka.tools.VerifiableProducer", "--topic", "orders", "--max-messages", "300", "--acks", "-1"
     )
-    assert told.count('"name":"producer_send_success"') == 300
+    assert reported.count('"name":"producer_send_success"') == 300
     offsets = tool("org.apache.kafka.tools.GetOffsetShell", "--topic", "orders").split()
     assert sum(int(line.split(":")[2]) for line in offsets) == 300
-    told = tool(
+    reported = tool(
         "org.apache.kafka.tools.TransactionsCommand", "describe-producers", "--topic", "orders", "--partition", "0"
     )
     written = int(offsets[0].split(":")[2])
-    (producer,) = told.splitlines()[1:] or [""]
+    (producer,) = reported.splitlines()[1:] or [""]
     assert producer.split()[3:4] == ([str(written - 1)] if written else []), "its sequences count records from 0"
-    told = tool(
+    reported = tool(
         "org.apache.kafka.tools.VerifiableConsumer", "--topic", "orders", "--group-id", "g", "--max-messages", "300"
     )
-    assert '"name":"offsets_committed"' in told
+    assert '"name":"offsets_committed"' in reported
     described = tool(groups, "--describe", "--group", "g")
     lags = [line.split() for line in described.splitlines() if line.startswith("g ")]
     assert sum(int(line[3]) for line in lags) == 300
     assert {line[5] for line in lags} == {"0"}, "who has read everything has no lag"
     newer = ("--command-property", "group.protocol=consumer", "--timeout-ms", "60000")
-    told = tool(
+    reported = tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         "--include",
         "ord.+",
@@ -192,7 +194,7 @@ def test_tools(tools: str, broker: Brokers, tmp_path: Path) -> None:
         "300",
         *newer,
     )
-    assert len(told.split()) == 300
+    assert len(reported.split()) == 300
     tool(groups, "--reset-offsets", "--to-earliest", "--group", "g", "--topic", "orders", "--execute")
     with connect(broker.url("kafka")) as client:
         assert [client.position("g", "orders", number) for number in range(3)] == [0, 0, 0]

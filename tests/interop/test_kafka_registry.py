@@ -65,8 +65,8 @@ class Registry:
 
     def latest(self) -> tuple[int, str]:
         """Id and schema."""
-        told = self.ask(f"{VERSIONS}/latest")
-        return told["id"], told["schema"]
+        reported = self.ask(f"{VERSIONS}/latest")
+        return reported["id"], reported["schema"]
 
 
 @contextmanager

@@ -65,22 +65,22 @@ class ClassicGroupMachine(RuleBasedStateMachine):
             key = (answer.member_id, answer.asked)
             assert key in self.waiting, "nobody is answered who did not ask"
             self.waiting.discard(key)
-            told = answer.answer
-            if isinstance(told, Joined):
-                assert told.member_id == answer.member_id
-                self.check_joined(answer.member_id, told)
-            elif isinstance(told, Synced):
-                assert told.assignment in (b"", self.assignment(answer.member_id))
-                assert told.protocol == self.protocol_of[self.group.generation]
+            reported = answer.answer
+            if isinstance(reported, Joined):
+                assert reported.member_id == answer.member_id
+                self.check_joined(answer.member_id, reported)
+            elif isinstance(reported, Synced):
+                assert reported.assignment in (b"", self.assignment(answer.member_id))
+                assert reported.protocol == self.protocol_of[self.group.generation]
             else:
-                assert isinstance(told, IdGiven | BrokerError)
+                assert isinstance(reported, IdGiven | BrokerError)
 
-    def check_joined(self, member: str, told: Joined) -> None:
-        assert told.generation == self.group.generation
-        leader = self.leaders.setdefault(told.generation, self.who(told.leader))
-        assert leader == self.who(told.leader), "one generation has one leader"
-        assert self.protocol_of.setdefault(told.generation, told.protocol) == told.protocol
-        assert bool(told.members) == (member == told.leader), "only the leader is shown the members"
+    def check_joined(self, member: str, reported: Joined) -> None:
+        assert reported.generation == self.group.generation
+        leader = self.leaders.setdefault(reported.generation, self.who(reported.leader))
+        assert leader == self.who(reported.leader), "one generation has one leader"
+        assert self.protocol_of.setdefault(reported.generation, reported.protocol) == reported.protocol
+        assert bool(reported.members) == (member == reported.leader), "only the leader is shown the members"
 
     @rule(
         known=st.integers(0, 30),

@@ -46,20 +46,20 @@ class Consumer:
                 owned=self.reading,
             )
         try:
-            told = memory.broker.consumers.beat("g", beat)
+            reported = memory.broker.consumers.beat("g", beat)
         except BrokerError:
             self.begin_anew()
             return True
         self.says_all = is_lost
         if is_lost:
             return True
-        changed = told.epoch != self.epoch
-        self.epoch = told.epoch
-        if told.assignment is not None:
-            reading = {id_: frozenset(partitions) for id_, partitions in told.assignment.items()}
+        changed = reported.epoch != self.epoch
+        self.epoch = reported.epoch
+        if reported.assignment is not None:
+            reading = {id_: frozenset(partitions) for id_, partitions in reported.assignment.items()}
             changed |= reading != self.reading
             self.reading, self.says_all = reading, reading != self.reading
-        return changed or not told.is_settled
+        return changed or not reported.is_settled
 
     def begin_anew(self) -> None:
         """It is no member any more, and reads nothing."""

@@ -45,7 +45,7 @@ class LogMachine(RuleBasedStateMachine):
         self.producers: list[tuple[bytes, int]] = []
         self.count = 0
         self.incarnation = 0
-        self.told: list[tuple[int, list[int]]] = []
+        self.reported: list[tuple[int, list[int]]] = []
 
     @initialize(synced=st.booleans())
     def begin(self, synced: bool) -> None:
@@ -86,10 +86,10 @@ class LogMachine(RuleBasedStateMachine):
         for _ in range(times):
             values = [self.value(size) for size in sizes]
             try:
-                told = self.rig.append(self.rig.log.partition(which), values, level)
+                reported = self.rig.append(self.rig.log.partition(which), values, level)
             except Busy:
                 return
-            self.told.append((len(self.kept[which].values), told))
+            self.reported.append((len(self.kept[which].values), reported))
             self.kept[which].values += values
 
     @rule(data=st.data(), count=st.integers(1, 3))
@@ -201,7 +201,7 @@ class LogMachine(RuleBasedStateMachine):
             self.rig.log.close()
         else:
             self.rig.kill()
-        self.told.clear()
+        self.reported.clear()
         self.rig.open()
         assert self.rig.memory.changes == self.changes
         assert set(self.rig.log._state.partitions) == set(self.kept)
@@ -215,8 +215,8 @@ class LogMachine(RuleBasedStateMachine):
             assert partition.first_offset == kept.first
             assert partition.next_offset == partition.readable_offset == len(kept.values)
             assert self.rig.read(partition, kept.first, 3000) == kept.values[kept.first :]
-        for expected, told in self.told:
-            assert told == [expected], "an acknowledgement tells the place"
+        for expected, reported in self.reported:
+            assert reported == [expected], "an acknowledgement tells the place"
 
     @rule(data=st.data(), share=st.floats(0, 1), bytes_max=st.sampled_from((1, 500, 5000)))
     def look_up(self, data: st.DataObject, share: float, bytes_max: int) -> None:

@@ -96,10 +96,12 @@ class SharingMachine(ConsumerGroupMachine):
                 memory.broker.groups.join("g", topic, other, wire="flux")
             memory.advance(3.0)
         self.nobody_reads_what_another_reads()
-        told = {topic for one in self.consumers for topic in one.topics} | {topic for topic, _ in self.others}
+        reported = {topic for one in self.consumers for topic in one.topics} | {topic for topic, _ in self.others}
         shared = {topic for member in self.classic for topic in member.topics}
         read = {(topic, partition) for topic, partition, _ in self.read_now()}
-        for topic in (told | shared if told & shared else told) & set(TOPICS):  # alone, members see to it themselves
+        for topic in (reported | shared if reported & shared else reported) & set(
+            TOPICS
+        ):  # alone, members see to it themselves
             found = memory.broker.topic(topic)
             assert {(found.id, number) for number in range(len(found.partitions))} <= read, topic
 

@@ -38,9 +38,9 @@ class Machine:
 
     def append(self, log: FileLog, value: bytes) -> None:
         """Append a record, and see it acknowledged as synced."""
-        told: list[int | BrokerError] = []
+        reported: list[int | BrokerError] = []
         batch = from_records([Record(value)])
         self.process.until(lambda: not log.congested)
-        log.append(log.partition(1), batch, level=Level.SYNCED, done=told.append)
-        self.process.until(lambda: told)
-        assert not isinstance(told[0], BrokerError)
+        log.append(log.partition(1), batch, level=Level.SYNCED, done=reported.append)
+        self.process.until(lambda: reported)
+        assert not isinstance(reported[0], BrokerError)

@@ -33,7 +33,7 @@ def _unknown_branch(branches: Branches, transaction: Transaction, shards: Collec
     branches._log.barrier(Level.SYNCED, done)
 
 
-def _told_early(branches: Branches) -> None:
+def _reported_early(branches: Branches) -> None:
     """A decision is told before it is synced."""
     for token, decided in branches._state.transactions.decisions.items():
         if token not in branches._in_flight:
@@ -88,7 +88,7 @@ def _entered_as_new(old: Callable[..., Transaction], branches: Branches, joined:
     return old(branches, joined)
 
 
-def _told_once(branches: Branches, decided: TransactionDecided, shard: int, again_s: float) -> None:
+def _reported_once(branches: Branches, decided: TransactionDecided, shard: int, again_s: float) -> None:
     """A shard is told how a transaction has ended, and not again."""
     if branches._shards is not None and not branches._is_stopped and again_s == AGAIN_S:
         branches._shards.end_branch(shard, decided, partial(branches._followed, decided, shard, again_s))
@@ -109,7 +109,7 @@ SHARDS_MUTATIONS: Final = (
         test=prepared(test_transaction_shards.test_a_shard_begins_no_branch_by_itself, processes=_processes),
     ),
     ShardsMutation(
-        "decision-synced", "a decision is synced before it is told", replaced(Branches, "_tell_all", _told_early)
+        "decision-synced", "a decision is synced before it is told", replaced(Branches, "_tell_all", _reported_early)
     ),
     ShardsMutation(
         "decision-snapshot", "decisions are in snapshots", wrapped(TransactionTable, "restore", _without_decisions)
@@ -155,7 +155,7 @@ SHARDS_MUTATIONS: Final = (
         "the next transaction waits until all have followed",
         replaced(Branches, "is_deciding", lambda *_: False),
     ),
-    ShardsMutation("told-again", "who did not follow is told again", replaced(Branches, "_tell", _told_once)),
+    ShardsMutation("told-again", "who did not follow is told again", replaced(Branches, "_tell", _reported_once)),
     ShardsMutation(
         "ended-tokens",
         "a permission later than the end opens nothing",

@@ -24,12 +24,12 @@ from tests.sim.process import DIRECTORY
 TOKEN = b"t" * 16
 
 
-def _append(log: FileLog, told: list[int | BrokerError | Ranges]) -> None:
-    log.append(log.partition(1), from_records([Record(b"lost")]), level=Level.WRITTEN, done=told.append)
+def _append(log: FileLog, reported: list[int | BrokerError | Ranges]) -> None:
+    log.append(log.partition(1), from_records([Record(b"lost")]), level=Level.WRITTEN, done=reported.append)
 
 
-def _publish(log: FileLog, told: list[int | BrokerError | Ranges]) -> None:
-    log.publish([TOKEN], b"change", level=Level.WRITTEN, done=told.append)
+def _publish(log: FileLog, reported: list[int | BrokerError | Ranges]) -> None:
+    log.publish([TOKEN], b"change", level=Level.WRITTEN, done=reported.append)
 
 
 def test_who_reads_behind_a_failed_append_finds_the_end() -> None:
@@ -48,11 +48,11 @@ def _read_behind_a_failed(ask: Callable[[FileLog, list[int | BrokerError | Range
     staged = partial(log.stage, TOKEN, log.partition(1), from_records([Record(b"lost")]), expires_at_us=2**62)
     staged(level=Level.WRITTEN, done=None)
     log.commit()
-    told: list[int | BrokerError | Ranges] = []
+    reported: list[int | BrokerError | Ranges] = []
     machine.process.files.faults.rates["write"] = 1.0
-    ask(log, told)
-    machine.process.until(lambda: told)
-    assert isinstance(told[0], BrokerError)
+    ask(log, reported)
+    machine.process.until(lambda: reported)
+    assert isinstance(reported[0], BrokerError)
     partition = log.partition(1)
     assert partition.next_offset == 1
     found = partition.read(1, bytes_max=1000, then=lambda _: None)
@@ -130,9 +130,9 @@ def test_removals_on_a_full_disk_leave_space_to_seal() -> None:
     with suppress(Busy):
         while True:
             log.trim(1, 1)
-            told: list[int | BrokerError] = []
-            log.barrier(Level.SYNCED, told.append)
-            machine.process.until(lambda told=told: told)  # type: ignore[misc]
+            reported: list[int | BrokerError] = []
+            log.barrier(Level.SYNCED, reported.append)
+            machine.process.until(lambda reported=reported: reported)  # type: ignore[misc]
     machine.disk.capacity_bytes = 1 << 24
     machine.process.until(lambda: not log.sealing)
     machine.append(log, b"kept")
@@ -148,12 +148,12 @@ def test_a_read_that_cannot_open_its_segment_at_once_is_answered_by_the_reader()
     for offset in ends:  # what there is to know of both segments is in memory then; one of them is open
         assert isinstance(machine.process.read(1, offset), Read)
     machine.process.log._state.reader.forget(log.partition(1))
-    files, told = machine.process.files, list[Read | BrokerError]()
+    files, reported = machine.process.files, list[Read | BrokerError]()
     files.faults.rates["open"] = 1.0
-    assert not isinstance(log.partition(1).read(ends[0], bytes_max=1, then=told.append), Read)
+    assert not isinstance(log.partition(1).read(ends[0], bytes_max=1, then=reported.append), Read)
     files.faults.rates.clear()
-    machine.process.until(lambda: told)
-    assert isinstance(told[0], Read)
+    machine.process.until(lambda: reported)
+    assert isinstance(reported[0], Read)
 
 
 def test_a_directory_of_blobs_whose_sync_failed_is_synced_before_anything_in_it_counts() -> None:

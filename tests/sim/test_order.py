@@ -17,16 +17,16 @@ def test_who_waits_for_a_sync_is_not_overtaken_by_who_asks_when_it_is_over() -> 
     log.open_partition(1)
     log.append(log.partition(1), from_records([Record(b"value")]), level=Level.WRITTEN, done=None)
     log.commit()
-    flusher, told = log._flusher, list[str]()
+    flusher, reported = log._flusher, list[str]()
 
     def first(_: BrokerError | None) -> None:
-        told.append("first")
-        flusher.wait(flusher.synced, lambda _: told.append("late"))
+        reported.append("first")
+        flusher.wait(flusher.synced, lambda _: reported.append("late"))
 
-    for waiting in (first, lambda _: told.append("second")):
+    for waiting in (first, lambda _: reported.append("second")):
         flusher.wait(flusher.written, waiting)
-    machine.process.until(lambda: len(told) == 3)
-    assert told == ["first", "second", "late"]
+    machine.process.until(lambda: len(reported) == 3)
+    assert reported == ["first", "second", "late"]
 
 
 def test_a_log_that_is_congested_by_what_is_not_synced_syncs_it_at_once() -> None:

@@ -127,8 +127,10 @@ def test_the_story_is_the_same_compiled_and_not(kind: str) -> None:
     for pure in ("", "1"):
         command = [sys.executable, "-m", "tests.sim", "--world", kind, "--seed", "3", "--steps", str(STEPS)]
         environment = {**os.environ, "POLYWIRE_PURE": pure, "PYTHONHASHSEED": pure or "0"}
-        told = subprocess.run([*command, "--quiet"], env=environment, capture_output=True, text=True, check=True).stdout
-        digests.add(told.rpartition("digest=")[2].strip())
+        reported = subprocess.run(
+            [*command, "--quiet"], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        digests.add(reported.rpartition("digest=")[2].strip())
     assert digests == {run(kind, 3).story.digest()}
 
 

@@ -76,9 +76,9 @@ def test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged
     )  # nothing is sealed: the slots of each start are needed by the next
     log = machine.open()
     assert machine.process.state.changes == []
-    told: list[int | BrokerError] = []
-    log.change(b"has the number of what was cut", level=Level.SYNCED, done=told.append)
-    machine.process.until(lambda: told)
+    reported: list[int | BrokerError] = []
+    log.change(b"has the number of what was cut", level=Level.SYNCED, done=reported.append)
+    machine.process.until(lambda: reported)
     machine.open()
     _spoil(machine, b"has the number")
     with pytest.raises(Corrupt):

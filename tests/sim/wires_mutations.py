@@ -97,7 +97,7 @@ def _stored_at_once(
     session.broker.produce(partition, batch, by=session.caller, level=Level.SYNCED, done=done)
 
 
-def _told_at_once(session: KafkaSession, then: Callable[[], None]) -> None:
+def _reported_at_once(session: KafkaSession, then: Callable[[], None]) -> None:
     """An answer behind sets is given before they are stored."""
     session._dirty = False
     session.broker.commit()
@@ -150,7 +150,7 @@ def _in_part(old: Callable[..., Any], staging: Any, writer: str, number: int, to
     return old(staging, writer, number, tokens[:-1] or tokens, **named)
 
 
-def _told_before(old: Callable[..., None], access: Access, user: User, done: Any, **named: Any) -> None:
+def _reported_before(old: Callable[..., None], access: Access, user: User, done: Any, **named: Any) -> None:
     """Who has changed a user is told before that is stored."""
     old(access, user, None, **named)
     if done is not None:
@@ -228,7 +228,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "ended-passwords", "whose password was replaced is nobody", replaced(Identification, "_end_logins", nothing)
     ),
-    WiresMutation("rights-synced", "rights are synced before that is told", wrapped(Access, "_keep", _told_before)),
+    WiresMutation("rights-synced", "rights are synced before that is told", wrapped(Access, "_keep", _reported_before)),
     WiresMutation("acks", "acks=all waits for the disk", _all_is_one),
     WiresMutation(
         "wire-generation",
@@ -256,7 +256,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "stored-first",
         "over Kafka 0.7 an answer waits for the sets before it",
-        replaced(KafkaSession, "_settle", _told_at_once),
+        replaced(KafkaSession, "_settle", _reported_at_once),
         test=test_stored.test_what_is_asked_behind_sets_waits_until_they_are_as_durable_as_the_broker_is_set,
     ),
     WiresMutation(

@@ -150,8 +150,8 @@ class Client:
         return self.exchange(command.encode()).decode()
 
     def produce(self, batch: Batch) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.exchange(batch.encode()))
-        return told
+        reported: dict[str, Any] = json.loads(self.exchange(batch.encode()))
+        return reported
 
     def consume(self, topic: str, partition: int, offset: int) -> Batch:
         return Batch.decode(self.exchange(f"CONSUME {topic} {partition} {offset}".encode()))

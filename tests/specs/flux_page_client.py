@@ -76,13 +76,13 @@ class Client:
 
     def produce(self, topic: str, key: str, value: str, acks: str = "1") -> tuple[int, int]:
         """Partition and offset of a record that is acknowledged."""
-        told = self.ask("PRODUCE", topic, f"{key}:{value}", f"acks={acks}")
-        return int(told["partition"]), int(told["offset"])
+        reported = self.ask("PRODUCE", topic, f"{key}:{value}", f"acks={acks}")
+        return int(reported["partition"]), int(reported["offset"])
 
     def consume(self, topic: str, partition: int, offset: int) -> list[tuple[int, str]]:
         """Committed records from an offset on."""
-        told = self.ask("CONSUME", topic, partition, offset)["messages"]
-        records = [record.partition(":") for record in told.split(",") if record]
+        reported = self.ask("CONSUME", topic, partition, offset)["messages"]
+        records = [record.partition(":") for record in reported.split(",") if record]
         return [(int(number), value) for number, _, value in records]
 
 
@@ -107,9 +107,9 @@ class Consumer:
 
     def join(self) -> None:
         """Become a member, or learn what changed."""
-        told = self._client.ask("JOIN", *self._who, f"assignor={self._assignor}")
-        self.generation = int(told["generation"])
-        self.partitions = [int(number) for number in told["assigned"].strip("[]").split()]
+        reported = self._client.ask("JOIN", *self._who, f"assignor={self._assignor}")
+        self.generation = int(reported["generation"])
+        self.partitions = [int(number) for number in reported["assigned"].strip("[]").split()]
 
     def leave(self) -> None:
         self._client.ask("LEAVE", *self._who, self.generation)

@@ -211,7 +211,7 @@ def test_a_command_is_answered_with_its_sentence(peer: Peer, lines: tuple[str, .
 def test_a_read_that_is_wrong_is_told_how(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     peer.ask("PUBLISH $ x")
-    for text, told in (
+    for text, reported in (
         ("CONSUME", "ERROR: invalid CONSUME syntax"),
         ("CONSUME $", "ERROR: invalid CONSUME syntax"),
         ("CONSUME $ 0", "ERROR: invalid CONSUME syntax"),
@@ -222,7 +222,7 @@ def test_a_read_that_is_wrong_is_told_how(peer: Peer) -> None:
         ("CONSUME $ 7 0", "ERROR: failed to get disk handler"),
         ("CONSUME nonexistent 0 0", "ERROR: "),
     ):
-        assert peer.ask(text).startswith(told), text
+        assert peer.ask(text).startswith(reported), text
 
 
 @CURSUS_API.says(95, "HELP shows these lines in this order")
@@ -431,7 +431,7 @@ def test_messages_may_be_gzipped(broker: BrokerProcess, port: str) -> None:
     with socket.create_connection(broker.addresses[port], timeout=20) as plain:
         stream = plain.makefile("rb")
 
-        def told() -> str:
+        def reported() -> str:
             return gzip.decompress(stream.read(int.from_bytes(stream.read(4), "big"))).decode()
 
         for text, answer in (
@@ -443,8 +443,8 @@ def test_messages_may_be_gzipped(broker: BrokerProcess, port: str) -> None:
         ):
             body = gzip.compress(b"\x00\x06orders" + text.encode())
             plain.sendall(len(body).to_bytes(4, "big") + body)
-            assert told() == answer
-        assert told() == "second"
+            assert reported() == answer
+        assert reported() == "second"
 
 
 @CURSUS_API.says(

@@ -185,8 +185,8 @@ def test_the_longest_frames_in_company(client: Client, topic: str) -> None:
     for other in others:
         other.begin(100_000, b"CREATE ")
     with ThreadPoolExecutor(len(senders)) as pool:
-        told = list(pool.map(lambda sender: sender.exchange(body), senders))
-    assert [json.loads(answer)["error"] for answer in told] == [""] * 3
+        reported = list(pool.map(lambda sender: sender.exchange(body), senders))
+    assert [json.loads(answer)["error"] for answer in reported] == [""] * 3
     assert len(client.consume(topic, 0, 3 * 61 - 1).messages) == 1
     for one in (*senders, *others):
         one.close()
@@ -211,10 +211,10 @@ def test_the_longest_payload(client: Client, topic: str) -> None:
     longest = Message(payload="x" * (LONGEST_PAYLOAD - 100))
     assert client.produce(Batch(topic, 0, [longest]))["status"] == "OK"
     assert client.consume(topic, 0, 0).messages == [longest]
-    told = client.produce(Batch(topic, 0, [Message(), Message(payload="x" * 20_000_000)]))
-    assert (told["status"], told["last_offset"], "too large" in told["error"]) == ("PARTIAL", 1, True)
-    told = client.produce(Batch(topic, 0, [Message(payload="x" * (LONGEST_PAYLOAD + 1))]))
-    assert (told["status"], "too large" in told["error"]) == ("ERROR", True)
+    reported = client.produce(Batch(topic, 0, [Message(), Message(payload="x" * 20_000_000)]))
+    assert (reported["status"], reported["last_offset"], "too large" in reported["error"]) == ("PARTIAL", 1, True)
+    reported = client.produce(Batch(topic, 0, [Message(payload="x" * (LONGEST_PAYLOAD + 1))]))
+    assert (reported["status"], "too large" in reported["error"]) == ("ERROR", True)
 
 
 # The acknowledgement
@@ -224,11 +224,11 @@ def test_the_longest_payload(client: Client, topic: str) -> None:
 @PAGE.says(138, "status is a string")
 @PAGE.says(145, "error is an empty string when status is OK")
 def test_an_acknowledgement_has_all_members(client: Client, topic: str) -> None:
-    told = client.produce(Batch(topic, 0, run(1, 1)))
-    assert tuple(told) == KEYS
-    assert (told["status"], told["error"]) == ("OK", "")
+    reported = client.produce(Batch(topic, 0, run(1, 1)))
+    assert tuple(reported) == KEYS
+    assert (reported["status"], reported["error"]) == ("OK", "")
     for key in KEYS:
-        assert isinstance(told[key], int if key in NUMBERS else str)
+        assert isinstance(reported[key], int if key in NUMBERS else str)
 
 
 @PAGE.rows(
@@ -241,8 +241,8 @@ def test_an_acknowledgement_has_all_members(client: Client, topic: str) -> None:
 )
 def test_an_acknowledgement_tells(client: Client, topic: str, key: str, value: object) -> None:
     for messages in (run(1, 3, "abc-def-123", 7), run(4, 13, "abc-def-123", 7)):
-        told = client.produce(Batch(topic, 0, messages, idempotent=True))
-    assert told[key] == value
+        reported = client.produce(Batch(topic, 0, messages, idempotent=True))
+    assert reported[key] == value
 
 
 @PAGE.says(144, "leader is where the client should go: the address it came to")
@@ -255,20 +255,25 @@ def test_the_leader(client: Client, topic: str) -> None:
 @PAGE.says(138, "status is ERROR on failure")
 @PAGE.says(145, "error says why")
 def test_a_refused_batch(client: Client, topic: str) -> None:
-    told = client.produce(Batch(topic, 0, run(5, 6), idempotent=True))
-    assert tuple(told) == KEYS
-    assert (told["status"], bool(told["error"])) == ("ERROR", True)
+    reported = client.produce(Batch(topic, 0, run(5, 6), idempotent=True))
+    assert tuple(reported) == KEYS
+    assert (reported["status"], bool(reported["error"])) == ("ERROR", True)
     assert client.consume(topic, 0, 0).messages == []
 
 
 @PAGE.says(138, "status is PARTIAL when only some messages were stored: those up to seq_end")
 @PAGE.says(139, "last_offset is that of the last message that was stored")
 def test_a_batch_of_which_some_is_stored(client: Client, topic: str) -> None:
-    told = client.produce(Batch(topic, 0, run(1, 3) + run(7, 8), idempotent=True))
-    assert tuple(told) == KEYS
-    assert (told["status"], told["last_offset"], told["seq_start"], told["seq_end"]) == ("PARTIAL", 2, 1, 3)
-    assert "expected 4, got 7" in told["error"]
-    assert client.produce(Batch(topic, 0, run(told["seq_end"] + 1, 8), idempotent=True))["status"] == "OK"
+    reported = client.produce(Batch(topic, 0, run(1, 3) + run(7, 8), idempotent=True))
+    assert tuple(reported) == KEYS
+    assert (reported["status"], reported["last_offset"], reported["seq_start"], reported["seq_end"]) == (
+        "PARTIAL",
+        2,
+        1,
+        3,
+    )
+    assert "expected 4, got 7" in reported["error"]
+    assert client.produce(Batch(topic, 0, run(reported["seq_end"] + 1, 8), idempotent=True))["status"] == "OK"
     assert payloads(client.consume(topic, 0, 0)) == [f"v{n}" for n in range(1, 9)]
 
 
@@ -295,8 +300,8 @@ def test_a_producer_with_the_longest_id(client: Client, topic: str) -> None:
 @PAGE.says(140, "producer_epoch is the one that the broker keeps, for a producer that is behind")
 def test_the_epoch_of_a_producer_that_is_behind(client: Client, topic: str) -> None:
     client.produce(Batch(topic, 0, run(1, 1, epoch=3), idempotent=True))
-    told = client.produce(Batch(topic, 0, run(2, 2, epoch=2), idempotent=True))
-    assert (told["status"], told["producer_epoch"]) == ("ERROR", 3)
+    reported = client.produce(Batch(topic, 0, run(2, 2, epoch=2), idempotent=True))
+    assert (reported["status"], reported["producer_epoch"]) == ("ERROR", 3)
 
 
 # Compression
@@ -309,6 +314,6 @@ def test_the_epoch_of_a_producer_that_is_behind(client: Client, topic: str) -> N
 @pytest.mark.parametrize("compress", [gzip.compress, cramjam.zstd.compress], ids=["gzip", "zstd"])
 def test_a_compressed_batch(client: Client, topic: str, compress: Callable[[bytes], Buffer]) -> None:
     for first in (1, 1001):
-        told = client.exchange(bytes(compress(Batch(topic, 0, run(first, first + 999)).encode())))
-        assert b'"status":"OK"' in told
+        reported = client.exchange(bytes(compress(Batch(topic, 0, run(first, first + 999)).encode())))
+        assert b'"status":"OK"' in reported
     assert [message.sequence for message in client.consume(topic, 0, 0).messages] == list(range(1, 2001))

@@ -254,9 +254,9 @@ def test_commands(client: Client, topic: str, steps: tuple[tuple[str, str], ...]
             text = text.replace(f"@{name}", member)
         return text.replace("$", topic).replace("%", f"g{topic}")
 
-    for ask, told in steps:
+    for ask, reported in steps:
         answer = client.ask(full(ask))
-        assert full(told) in answer, f"{ask} was answered with {answer}"
+        assert full(reported) in answer, f"{ask} was answered with {answer}"
         member = answer.partition(" member=")[2].partition(" ")[0]
         if member:
             ids[member.rpartition("-")[0]] = member
@@ -304,8 +304,8 @@ def test_consume_in_pieces(client: Client, topic: str) -> None:
 )
 def test_a_commit_that_goes_back(client: Client, topic: str) -> None:
     filled(client, topic)
-    for offset, told in ((5, "OK"), (5, "OK"), (4, "ERROR: offset_regression "), (6, "OK")):
-        assert client.ask(f"COMMIT {topic} g{topic} 0 {offset}").startswith(told)
+    for offset, reported in ((5, "OK"), (5, "OK"), (4, "ERROR: offset_regression "), (6, "OK")):
+        assert client.ask(f"COMMIT {topic} g{topic} 0 {offset}").startswith(reported)
 
 
 @PAGE.says(54, "STREAM pushes batches as messages arrive, on a connection that stays")

@@ -41,8 +41,8 @@ def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> 
 def produce(client: Client, number: int) -> None:
     """Have the message of this number stored, which is the next."""
     message = Message(sequence=number, producer="p", epoch=1, payload=f"v{number}")
-    told = client.produce(Batch("orders", 0, [message], acks="-1", idempotent=True))
-    assert (told["status"], told["last_offset"]) == ("OK", number - 1), told
+    reported = client.produce(Batch("orders", 0, [message], acks="-1", idempotent=True))
+    assert (reported["status"], reported["last_offset"]) == ("OK", number - 1), reported
 
 
 class Reader:
@@ -63,8 +63,8 @@ class Reader:
     @staticmethod
     def _place(answer: str) -> tuple[str, int]:
         assert answer.startswith("OK "), answer
-        told = dict(word.partition("=")[::2] for word in answer.split())
-        return told["member"], int(told["generation"])
+        reported = dict(word.partition("=")[::2] for word in answer.split())
+        return reported["member"], int(reported["generation"])
 
     def live(self) -> None:
         """A sign of life; who is not known any more joins again."""
@@ -80,8 +80,8 @@ class Reader:
             self.received += [message.payload for message in messages]
         assert self.client.ask(f"COMMIT orders workers 0 {len(self.received)}") == "OK"
         pairs = f"P0:{len(self.received)}"
-        told = self.client.ask(f"BATCH_COMMIT orders workers {self.member} {self.generation} {pairs}")
-        if "REBALANCE_REQUIRED" in told:
+        reported = self.client.ask(f"BATCH_COMMIT orders workers {self.member} {self.generation} {pairs}")
+        if "REBALANCE_REQUIRED" in reported:
             self.live()
         else:
-            assert told == "OK batched=1"
+            assert reported == "OK batched=1"

@@ -46,7 +46,7 @@ class Peer:
         """A raw command; ``$`` stands for the topic."""
         return self.say(text.replace("$", self.topic).encode())
 
-    def told(self, text: str, envelope: str = "admin") -> str:
+    def reported(self, text: str, envelope: str = "admin") -> str:
         """A text in an envelope."""
         return self.say(enveloped(envelope, text.replace("$", self.topic).encode()))
 
@@ -119,6 +119,6 @@ def test_the_leader_of_an_acknowledgement_is_the_one_of_metadata(peer: Peer) -> 
 
 def test_other_peers_get_codes_for_it(peer: Peer) -> None:
     assert peer.ask("CREATE topic=$ partitions=1").startswith("OK")
-    assert peer.told("FOO", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
+    assert peer.reported("FOO", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
     assert peer.ask("FOO") == 'ERROR: decode_failed reason="invalid topic length"'
     assert peer.say(b"") == 'ERROR: decode_failed reason="data too short"'

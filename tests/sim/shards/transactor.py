@@ -146,7 +146,7 @@ class ShardsTransactor(Transactor):
             mouth.put(pending)
 
     def _ask(self, api: Api, then: Then, /, **fields: Any) -> None:
-        def told(body: Any) -> None:
+        def reported(body: Any) -> None:
             self._pending = None
             if error_of(body) in AGAIN and self._chance.happens(REPEATS):
                 self._ask(api, then, **fields)
@@ -156,7 +156,7 @@ class ShardsTransactor(Transactor):
         self._count += 1  # its values are told apart by that
         if api is Api.OFFSET_FETCH:
             fields["require_stable"] = True
-        self._pending = Asked(api, told, fields, self._shard_of(api, fields))
+        self._pending = Asked(api, reported, fields, self._shard_of(api, fields))
 
     def _shard_of(self, api: Api, fields: Mapping[str, Any]) -> int:
         if api is Api.PRODUCE:

@@ -355,10 +355,10 @@ class ShardsWorld(World):
                 require(not node.is_made, "an acknowledged topic is there", topic=name)
                 broker.create_topic(TopicName.parse(name), TOPICS[name])
         ends = {place: self._partition(node, place).log.readable_offset for place in self._has(node)}
-        told: list[int | BrokerError] = []
-        broker.settle(Level.SYNCED, told.append)
-        node.process.until(lambda: told)  # and branches may end meanwhile
-        node.is_made = node.is_made or not isinstance(told[0], BrokerError)
+        reported: list[int | BrokerError] = []
+        broker.settle(Level.SYNCED, reported.append)
+        node.process.until(lambda: reported)  # and branches may end meanwhile
+        node.is_made = node.is_made or not isinstance(reported[0], BrokerError)
         for place, end in ends.items():
             self._ledger.settle(place, self._content(node, place, end), powerless=powerless)
         for owner, place in self._ledger.spots:

@@ -54,7 +54,7 @@ class Generation:
     visitors: set[str]
     is_disturbed: bool
     ids: frozenset[str] | None = None
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     synced: set[str] = field(default_factory=set)
     moving: set[str] = field(default_factory=set)
     until_s: dict[str, float] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class ClassicLedger:
         self._may_lack = False
         self._behind_s = -KEPT_S
         self._generations: dict[int, Generation] = {}
-        self._first_told: list[tuple[int, int]] = []
+        self._first_reported: list[tuple[int, int]] = []
         """When each generation was first seen; both ascend."""
         self._stored = -1
         """The last generation in which a position was stored."""
@@ -108,9 +108,9 @@ class ClassicLedger:
         """Note a request to join or leave; return its moment. comes_back: an unchanged static member rejoins."""
         self._asking.add(name)
         for generation in self._generations.values():
-            if comes_back and generation.is_settled and name in generation.told and name not in generation.moving:
+            if comes_back and generation.is_settled and name in generation.reported and name not in generation.moving:
                 generation.moving.add(name)
-            elif name in generation.told:
+            elif name in generation.reported:
                 generation.is_disturbed = True
             else:
                 generation.visitors.add(name)
@@ -133,16 +133,16 @@ class ClassicLedger:
     def joined(self, name: str, place: Place, leader: str, members: Collection[str], asked: int) -> None:
         """Check the answer to a join. members: the list for a leader."""
         number, now_s = place.generation, self._time_s()
-        later = [told for at, told in self._first_told if at < asked and told > number]
-        require(not later, "generations go on", member=name, told=number, later=later[:1])
+        later = [reported for at, reported in self._first_reported if at < asked and reported > number]
+        require(not later, "generations go on", member=name, reported=number, later=later[:1])
         led = self._leaders.setdefault(number, _seat(leader))
         require(led == _seat(leader), "a generation has one leader", generation=number, leaders=(led, leader))
         before = self._settled(name)
         if before is not None and name in before.moving:
             kept = number == before.number
-            require(kept, "who comes back keeps its place", member=name, had=before.number, told=number)
-        if not self._first_told or self._first_told[-1][1] < number:
-            self._first_told.append((self.positions.tick(), number))
+            require(kept, "who comes back keeps its place", member=name, had=before.number, reported=number)
+        if not self._first_reported or self._first_reported[-1][1] < number:
+            self._first_reported.append((self.positions.tick(), number))
         self._ghosts = [link for link in self._ghosts if not link.transport.lost]
         known = self._generations.get(number)
         if known is None:
@@ -166,7 +166,7 @@ class ClassicLedger:
             known.ids = (known.ids or frozenset()) - was | {member_id}
             known.synced = known.synced - was | {member_id}  # its assignment stays
             known.has_stored = False
-        known.told.add(name)
+        known.reported.add(name)
         before, self._ids[name] = self._ids.get(name, member_id), member_id
         if before != member_id and name.startswith(STATIC):  # a static member has a new id now
             self.left(before)
@@ -181,7 +181,7 @@ class ClassicLedger:
         seat = _seat(place.member_id)
         allowed = self._assigned.get((place.generation, seat), set())
         fine = partitions in allowed
-        require(fine, "a member has what its leader assigned", member=name, told=partitions, assigned=allowed)
+        require(fine, "a member has what its leader assigned", member=name, reported=partitions, assigned=allowed)
         for partition in partitions:
             owner = self._owners.setdefault((place.generation, partition), seat)
             facts = {"generation": place.generation, "partition": partition, "owners": (owner, seat)}
@@ -221,7 +221,9 @@ class ClassicLedger:
     def moved(self, name: str, place: Place, move: Move) -> None:
         """Check a stored position."""
         facts = {"member": name, "generation": place.generation}
-        later = [told for at, told in self._first_told if at < move.asked_at and told > place.generation]
+        later = [
+            reported for at, reported in self._first_reported if at < move.asked_at and reported > place.generation
+        ]
         require(not later, "no position is stored under an old generation", **facts, later=later[:1])
         gone_at = self._gone.get(place.member_id, move.asked_at)
         require(gone_at >= move.asked_at, "who is no member stores no position", **facts)
@@ -258,7 +260,7 @@ class ClassicLedger:
         self._generations.clear()
         self._leaders.clear()
         self._owners.clear()
-        self._first_told.clear()
+        self._first_reported.clear()
         self._asking.clear()
         self._ghosts.clear()
         self._may_lack = False
@@ -269,4 +271,4 @@ class ClassicLedger:
         else:
             self._gone.clear()
             self._ids.clear()
-        self._first_told.append((self.positions.tick(), known.number if goes_on else self._stored))
+        self._first_reported.append((self.positions.tick(), known.number if goes_on else self._stored))

@@ -297,13 +297,13 @@ class ClassicMember(LoneKafkaPeer):
     def _look(self, _: float) -> None:
         partition, asked_at = self._chance.below(TOPICS[TOPIC]), self._group.positions.tick()
 
-        def told(body: Any) -> None:
+        def reported(body: Any) -> None:
             entry = body.topics[0].partitions[0]
             if not entry.error:
                 self._group.positions.finds(partition, None if entry.offset < 0 else entry.offset, asked_at)
 
         one = schema.request(Api.OFFSET_FETCH).Topics(name=TOPIC, indexes=[partition])
-        self._ask(Api.OFFSET_FETCH, told, group_id=GROUP[1], topics=[one])
+        self._ask(Api.OFFSET_FETCH, reported, group_id=GROUP[1], topics=[one])
 
     # Answers
 

@@ -125,9 +125,9 @@ class CursusSpeech(OrderedSpeech):
             records = [(record.offset, record.value) for record in decode_batch(body)]
             return Answer(own, offset=records[-1][0] + 1 if records else request.offset, records=records)
         if request.act == "join":
-            told = fields(body)
-            partitions = numbers(told, "assignments")
-            return Answer(own, place=Membership(told["member"], number(told, "generation"), partitions))
+            reported = fields(body)
+            partitions = numbers(reported, "assignments")
+            return Answer(own, place=Membership(reported["member"], number(reported, "generation"), partitions))
         if request.act == "position":
             return Answer(own, offset=number(fields(body), "offset") or None)
         return Answer(own)

@@ -107,8 +107,8 @@ class CursusTransactor(LonePeer):
             self._publish()
 
     def _has_epoch(self, body: bytes) -> None:
-        told = fields(body)
-        self._producer, self._epoch = told["producerId"], number(told, "epoch")
+        reported = fields(body)
+        self._producer, self._epoch = reported["producerId"], number(reported, "epoch")
 
     def _has_begun(self, _: bytes) -> None:
         self._is_begun = True
@@ -138,17 +138,17 @@ class CursusTransactor(LonePeer):
         self._as_producer("SEND_OFFSETS_TO_TXN", f"{at} P{SOURCE[1]}:{offset}", was_moved)
 
     def _is_member(self, body: bytes) -> None:
-        told = fields(body)
-        self._member = Membership(told["member"], number(told, "generation"), numbers(told, "assignments"))
+        reported = fields(body)
+        self._member = Membership(reported["member"], number(reported, "generation"), numbers(reported, "assignments"))
 
     def _look(self) -> None:
         """Fetch the position: uncommitted ones must not be visible."""
         since = self._ledger.last_answered(COPIERS, SOURCE)
 
-        def told(body: bytes) -> None:
+        def reported(body: bytes) -> None:
             self._ledger.finds(COPIERS, SOURCE, number(fields(body), "offset") or None, since)
 
-        self._ask(f"FETCH_OFFSET topic={SOURCE[0]} partition={SOURCE[1]} group={COPIERS[1]}", told)
+        self._ask(f"FETCH_OFFSET topic={SOURCE[0]} partition={SOURCE[1]} group={COPIERS[1]}", reported)
 
     def _end(self) -> None:
         """Request the end, perhaps again."""

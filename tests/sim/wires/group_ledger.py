@@ -52,7 +52,7 @@ class Reader:
     """When a member asked for its assignment, when it got a partition, and until when it counts as alive, in seconds."""
 
     asked_at: int
-    told_at: int
+    reported_at: int
     until_s: float
 
 
@@ -61,7 +61,7 @@ class Holder:
     """The holder of a partition, when it got it, and until when it holds it without another heartbeat, in seconds."""
 
     name: str
-    told_at: int
+    reported_at: int
     until_s: float
 
 
@@ -83,7 +83,7 @@ class GroupLedger:
         """Whether a power loss may have lost generations, so that earlier assignments are valid."""
         self._now = 0
         self._owners: dict[tuple[int, int], str] = {}
-        self._told: list[tuple[int, int]] = []
+        self._reported: list[tuple[int, int]] = []
         """When each generation was first seen; both ascend."""
         self._moves: list[Move] = []
         self._begun: dict[int, int | None] = dict.fromkeys(range(TOPICS[TOPIC]))
@@ -109,7 +109,7 @@ class GroupLedger:
         partitions = [one for one in place.partitions if all(one in kept for kept in later)]
         for partition in partitions:
             holder = self._holders.get(partition)
-            if holder is not None and holder.name != place.name and holder.told_at < asked.tick:
+            if holder is not None and holder.name != place.name and holder.reported_at < asked.tick:
                 gone = holder.until_s <= self._time_s()
                 facts = {"partition": partition, "holder": holder.name, "told": place.name}
                 require(gone, "a partition is told when nobody holds it", **facts)
@@ -139,8 +139,8 @@ class GroupLedger:
                 partition=partition,
                 owners=(owner, place.name),
             )
-        if not self._told or self._told[-1][1] < place.generation:
-            self._told.append((self.tick(), place.generation))
+        if not self._reported or self._reported[-1][1] < place.generation:
+            self._reported.append((self.tick(), place.generation))
 
     def asks(self, partition: int, offset: int) -> Move:
         """Note a request to store a position."""
@@ -155,7 +155,9 @@ class GroupLedger:
             others = self._later_readers(place.name, move)
             require(not others, "only the owner stores a position", member=place.name, owners=others)
             return
-        later = [generation for at, generation in self._told if at < move.asked_at and generation > place.generation]
+        later = [
+            generation for at, generation in self._reported if at < move.asked_at and generation > place.generation
+        ]
         require(
             not later,
             "no position is stored under an old generation",
@@ -164,8 +166,8 @@ class GroupLedger:
             later=later[:1],
         )
         key = place.generation, move.partition
-        may_be_untold = self._was_lost or self.has_holders
-        owner = self._owners.setdefault(key, place.name) if may_be_untold else self._owners.get(key)
+        may_be_unreported = self._was_lost or self.has_holders
+        owner = self._owners.setdefault(key, place.name) if may_be_unreported else self._owners.get(key)
         require(
             owner == place.name,
             "only the owner stores a position",
@@ -183,11 +185,11 @@ class GroupLedger:
         long.
         """
         readers, now_s = self._readers.get(move.partition, {}), self._time_s()
-        told_at = readers[name].told_at if name in readers else 0
+        reported_at = readers[name].reported_at if name in readers else 0
         return [
             other
             for other, reader in readers.items()
-            if told_at < reader.asked_at and reader.told_at < move.asked_at and reader.until_s > now_s
+            if reported_at < reader.asked_at and reader.reported_at < move.asked_at and reader.until_s > now_s
         ]
 
     def refused(self, move: Move) -> None:
@@ -238,5 +240,5 @@ class GroupLedger:
         if self.is_lost(powerless=powerless):
             self._was_lost = True
             self._owners.clear()
-            self._told.clear()
+            self._reported.clear()
         self._is_synced = self._durability is Level.SYNCED

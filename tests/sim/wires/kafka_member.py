@@ -67,8 +67,8 @@ class KafkaMemberSpeech(KafkaSpeech):
             return Answer(number, error=error.name, later=error in LATER, is_fenced=error in FENCED)
         partitions = (self._last or said).partitions
         if body.assignment is not None:
-            told = {one.topic_id: tuple(one.partitions) for one in body.assignment.topic_partitions}
-            self._identity.topic_id = next(iter(told), self._identity.topic_id)
-            partitions = told.get(self._identity.topic_id, ())
+            reported = {one.topic_id: tuple(one.partitions) for one in body.assignment.topic_partitions}
+            self._identity.topic_id = next(iter(reported), self._identity.topic_id)
+            partitions = reported.get(self._identity.topic_id, ())
         self._last = Membership(said.name, body.member_epoch, partitions, holds=True)
         return Answer(number, place=self._last)

@@ -170,7 +170,7 @@ class SimulatedTransport:
             return self._reset
         if self.reading and link.up:
             return self._arrive
-        return self._end if self.reading and link.finished and not link.was_told else None
+        return self._end if self.reading and link.finished and not link.was_reported else None
 
     def _arrive(self, chance: Chance) -> None:
         link = self._link
@@ -184,7 +184,7 @@ class SimulatedTransport:
         link.check_held()
 
     def _end(self, chance: Chance) -> None:
-        self._link.was_told = True
+        self._link.was_reported = True
         self._link.story.tell("eof", f"c{self._link.number}")
         if not self._link.connection.eof_received():
             self.close()
@@ -286,7 +286,7 @@ class Link:
         self.down = bytearray()
         self.finished = False
         """Whether the client sends nothing more."""
-        self.was_told = False
+        self.was_reported = False
         """Whether the connection knows that."""
         self.is_cut = False
         """Whether the client has reset it, or is gone."""

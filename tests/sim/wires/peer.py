@@ -204,8 +204,8 @@ class Peer:
         if starts != self._ledger.starts(sending.place) and sending.level is not Level.SYNCED:
             return  # it was stored; the fact came later
         words = self._speech.words
-        is_told = answer.offset is not None or sending.tries > 1 or not words.tells_offsets
-        require(is_told, "what is sent once is no repeat", place=sending.place)
+        is_reported = answer.offset is not None or sending.tries > 1 or not words.tells_offsets
+        require(is_reported, "what is sent once is no repeat", place=sending.place)
         self._ledger.stored(sending, answer.offset if sending.tries == 1 or words.tells_repeats else None)
         self._own_ends[sending.place] = 0 if answer.offset is None else answer.offset + len(sending.values)
         self._numbered = [other for other in self._numbered if other is not sending]

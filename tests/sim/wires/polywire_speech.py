@@ -109,8 +109,8 @@ def _answer(verb: int, flags: int, number: int, head: bytes, payload: bytes, nam
         is_denied = failure.kind == KINDS_OF_ERRORS[Denied]
         return Answer(number, error=failure.message, later=later, is_fenced=is_fenced, is_denied=is_denied)
     if verb in (Verb.JOIN, Verb.SYNC, Verb.HEARTBEAT):
-        told = decode_answer(head, messages.Membership)
-        return Answer(number, place=Membership(name, told.generation, tuple(told.partitions)))
+        reported = decode_answer(head, messages.Membership)
+        return Answer(number, place=Membership(name, reported.generation, tuple(reported.partitions)))
     if verb == Verb.PRODUCE:
         return Answer(number, offset=decode_answer(head, messages.Produced).appended[0].base_offset)
     if verb == Verb.FETCH:

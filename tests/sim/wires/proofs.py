@@ -63,11 +63,11 @@ class PasswordRights(Rights):
                 self._counts(password)
 
         def ask(done: Completion[User]) -> None:
-            def told(found: User | BrokerError) -> None:
+            def reported(found: User | BrokerError) -> None:
                 done(found)
                 finished(found)
 
-            access.reset_password(user, password, done=told)
+            access.reset_password(user, password, done=reported)
 
         self._note(state | {(LOGIN, password)}, ask)
         self.is_changing = True

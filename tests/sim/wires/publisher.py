@@ -118,8 +118,8 @@ class Publisher(LonePeer):
             if is_refused:
                 self._refused(decode_answer(head, Failure), transaction, is_first=is_first)
                 return
-            told = decode_answer(head, messages.Published)
-            require(not (is_first and told.duplicate), "a number is published once", number=self._number)
+            reported = decode_answer(head, messages.Published)
+            require(not (is_first and reported.duplicate), "a number is published once", number=self._number)
             self._story.tell("published", f"u {self._number} batches={len(transaction.staged)}")
             self._ledger.committed(transaction)
             again = messages.Publish(WRITER, self._number, self._tokens)

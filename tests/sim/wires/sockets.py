@@ -114,7 +114,7 @@ class SimulatedSocket:
         """Whether the client's end has arrived."""
         self.is_reset = False
         """Whether a reset has arrived."""
-        self._was_told = False
+        self._was_reported = False
         self.reads = 0
         """In this pass."""
         self.is_open = True
@@ -153,8 +153,8 @@ class SimulatedSocket:
         require(self.reads == 1, "nobody is read twice in a pass", fd=self._fd)
         self._perhaps_not_now()
         if not self.up:
-            if self.is_reset and not self._was_told:
-                self._was_told = True
+            if self.is_reset and not self._was_reported:
+                self._was_reported = True
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             if self.is_over or self.is_reset:
                 return 0

@@ -187,13 +187,13 @@ class Transactor(LoneKafkaPeer):
         """Fetch the position: uncommitted ones must not be visible."""
         since = self._ledger.last_answered(self._owner, SOURCE)
 
-        def told(body: Any) -> None:
+        def reported(body: Any) -> None:
             if not error_of(body):
                 found = body.topics[0].partitions[0].offset
                 self._ledger.finds(self._owner, SOURCE, None if found < 0 else found, since)
 
         one = schema.request(Api.OFFSET_FETCH).Topics(name=SOURCE[0], indexes=[SOURCE[1]])
-        self._ask(Api.OFFSET_FETCH, told, group_id=self._owner[1], topics=[one])
+        self._ask(Api.OFFSET_FETCH, reported, group_id=self._owner[1], topics=[one])
 
     def _end(self, transaction: Transaction) -> None:
         """Request the end of a completely staged transaction."""

@@ -390,10 +390,10 @@ class WiresWorld(LoneWorld):
             if topic is None:
                 require(self._epoch <= 1 or not self._had_topics, "an acknowledged topic is there", topic=name)
                 topic = broker.create_topic(TopicName.parse(name), count)
-        told: list[int | BrokerError] = []
-        broker.settle(Level.SYNCED, told.append)
-        self._process.until(lambda: told)
-        self._had_topics = not isinstance(told[0], BrokerError)
+        reported: list[int | BrokerError] = []
+        broker.settle(Level.SYNCED, reported.append)
+        self._process.until(lambda: reported)
+        self._had_topics = not isinstance(reported[0], BrokerError)
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
         self._ledger.settle_transactions({COPIERS: broker.position(*SOURCE, *COPIERS)})

@@ -24,7 +24,7 @@ class Answers:
         self.offsets.append(NO_OFFSET if isinstance(result, BrokerError) else result)
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Whether there is an answer."""
         return bool(self.offsets)
 

@@ -36,28 +36,28 @@ NOTHING_GRANTED = Grants()
 WAIT_S_MAX = 60.0
 
 
-def settle(memory: MemoryBroker, told: list[Any]) -> Any:
+def settle(memory: MemoryBroker, reported: list[Any]) -> Any:
     """What a callback was told, once the thread that hashes is done."""
     deadline = time.monotonic() + WAIT_S_MAX
-    while not told:
+    while not reported:
         assert time.monotonic() < deadline, "nobody answered"
         memory.run()
         time.sleep(0.001)
-    return told.pop()
+    return reported.pop()
 
 
 def log_in(memory: MemoryBroker, name: str, password: str) -> Principal | BrokerError:
-    told: list[Any] = []
-    memory.broker.access.log_in(name, password, told.append)
-    assert not told, "never from inside the call"
-    answer: Principal | BrokerError = settle(memory, told)
+    reported: list[Any] = []
+    memory.broker.access.log_in(name, password, reported.append)
+    assert not reported, "never from inside the call"
+    answer: Principal | BrokerError = settle(memory, reported)
     return answer
 
 
 def create(memory: MemoryBroker, name: str, password: str, grants: Grants | None = None) -> User:
-    told: list[Any] = []
-    memory.broker.access.create_user(name, password, grants, done=told.append)
-    user = settle(memory, told)
+    reported: list[Any] = []
+    memory.broker.access.create_user(name, password, grants, done=reported.append)
+    user = settle(memory, reported)
     assert isinstance(user, User)
     return user
 
@@ -74,9 +74,9 @@ def test_a_new_password_ends_what_proved_the_old_one(memory: MemoryBroker) -> No
     access._keep(msgspec.structs.replace(carol, verifiers=(kept,)), None)
     assert access.verifier("carol", Mechanism.SHA_256) == kept
     assert access.verifier("carol", Mechanism.SHA_512) != kept
-    told: list[Any] = []
-    access.change_password(access.user("carol"), "old", "new", done=told.append)
-    assert isinstance(settle(memory, told), User)
+    reported: list[Any] = []
+    access.change_password(access.user("carol"), "old", "new", done=reported.append)
+    assert isinstance(settle(memory, reported), User)
     assert access.user("carol").verifiers == ()
 
 
@@ -165,11 +165,11 @@ def test_changes_count_at_once(memory: MemoryBroker) -> None:
     access.update_user(access.user("dave"), name="david", active=True)
     assert access.find_user("dave") is None
     assert isinstance(log_in(memory, "david", "first"), Principal)
-    told: list[Any] = []
-    access.change_password(access.user("david"), "wrong", "second", done=told.append)
-    assert refused(settle(memory, told)) is ErrorCode.LOGIN_FAILED
-    access.change_password(access.user("david"), "first", "second", done=told.append)
-    assert isinstance(settle(memory, told), User)
+    reported: list[Any] = []
+    access.change_password(access.user("david"), "wrong", "second", done=reported.append)
+    assert refused(settle(memory, reported)) is ErrorCode.LOGIN_FAILED
+    access.change_password(access.user("david"), "first", "second", done=reported.append)
+    assert isinstance(settle(memory, reported), User)
     assert refused(log_in(memory, "david", "first")) is ErrorCode.LOGIN_FAILED
     assert isinstance(log_in(memory, "david", "second"), Principal)
     access.delete_user(access.user("david"))
@@ -210,7 +210,7 @@ def test_what_ends_logins(memory: MemoryBroker) -> None:
     ended: list[int] = []
     access.on_end(ended.append)
 
-    def told_once(user: User) -> None:
+    def reported_once(user: User) -> None:
         memory.run()
         assert ended == [user.id]
         ended.clear()
@@ -222,13 +222,13 @@ def test_what_ends_logins(memory: MemoryBroker) -> None:
     other = access.create_token(access.user("mallory"), "two", None)
     by_other = access.log_in_with_token(other)
     access.delete_token(access.user("mallory"), "one")
-    told_once(user)
+    reported_once(user)
     assert [access.is_current(login) for login in (by_password, by_token, by_other)] == [True, False, True]
     assert not access.permits(by_token, Action.FETCH, ORDERS)
     answers: list[Any] = []
     access.change_password(access.user("mallory"), "first", "second", done=answers.append)
     assert isinstance(settle(memory, answers), User)
-    told_once(user)
+    reported_once(user)
     assert not access.is_current(by_password)
     assert not access.is_current(by_other)
     assert access.is_current(access.renewed(by_password)), "who replaced it goes on"
@@ -237,14 +237,14 @@ def test_what_ends_logins(memory: MemoryBroker) -> None:
     again = log_in(memory, "mallory", "second")
     assert isinstance(again, Principal)
     access.update_user(access.user("mallory"), active=False)
-    told_once(user)
+    reported_once(user)
     access.update_user(access.user("mallory"), active=True)
     memory.run()
     assert not access.is_current(again), "a login does not come back with its user"
     again = log_in(memory, "mallory", "second")
     assert isinstance(again, Principal)
     access.delete_user(access.user("mallory"))
-    told_once(user)
+    reported_once(user)
     assert not access.is_current(again)
     assert not access.permits_somewhere(again, Action.FETCH)
 
@@ -347,13 +347,13 @@ def test_limits() -> None:
     access.create_token(user, "one", None)
     with pytest.raises(Busy):
         access.create_token(access.user("frank"), "two", None)
-    told: list[Any] = []
+    reported: list[Any] = []
     for _ in range(2):
-        access.log_in("frank", "x", told.append)
+        access.log_in("frank", "x", reported.append)
     with pytest.raises(Busy):
-        access.log_in("frank", "x", told.append)
-    assert isinstance(settle(memory, told), Principal)
-    assert isinstance(settle(memory, told), Principal)
+        access.log_in("frank", "x", reported.append)
+    assert isinstance(settle(memory, reported), Principal)
+    assert isinstance(settle(memory, reported), Principal)
     assert refused(log_in(memory, "frank", "x" * 2000)) is ErrorCode.LOGIN_FAILED
 
 
@@ -366,9 +366,9 @@ def test_a_crowd_of_guessers_gives_way_to_another_address() -> None:
         access.log_in("frank", "wrong", guesses.append, peer=f"10.0.0.1:{port}")
     with pytest.raises(Busy):
         access.log_in("frank", "wrong", guesses.append, peer="10.0.0.1:9")
-    told: list[Any] = []
-    access.log_in("frank", "x", told.append, peer="10.0.0.2:1")
-    assert isinstance(settle(memory, told), Principal)
+    reported: list[Any] = []
+    access.log_in("frank", "x", reported.append, peer="10.0.0.2:1")
+    assert isinstance(settle(memory, reported), Principal)
     memory.run()
     assert sorted(type(guess).__name__ for guess in guesses) == ["Busy", "Denied", "Denied"]
 
@@ -376,26 +376,26 @@ def test_a_crowd_of_guessers_gives_way_to_another_address() -> None:
 def test_a_guesser_waits_longer_and_longer(memory: MemoryBroker) -> None:
     access = memory.broker.access
     access.configure([ALICE])
-    told: list[Any] = []
+    reported: list[Any] = []
     for port in range(ADDRESS_FREE):
-        access.log_in("alice", "wrong", told.append, peer=f"10.0.0.1:{port}")
-        assert isinstance(settle(memory, told), Denied)
-    access.log_in("alice", "wrong", told.append, peer="10.0.0.1:99")
+        access.log_in("alice", "wrong", reported.append, peer=f"10.0.0.1:{port}")
+        assert isinstance(settle(memory, reported), Denied)
+    access.log_in("alice", "wrong", reported.append, peer="10.0.0.1:99")
     for _ in range(100):
         memory.run()
-    assert not told
+    assert not reported
     memory.advance(DELAY_MIN_S)
-    assert isinstance(settle(memory, told), Denied)
+    assert isinstance(settle(memory, reported), Denied)
 
 
 def test_two_who_want_one_name(memory: MemoryBroker) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
     for _ in range(2):
-        memory.broker.access.create_user("heidi", "x", None, done=told.append)
-    while len(told) < 2:
+        memory.broker.access.create_user("heidi", "x", None, done=reported.append)
+    while len(reported) < 2:
         memory.run()
-    assert [isinstance(answer, User) for answer in told] == [True, False]
-    assert told[1].code is ErrorCode.USER_EXISTS
+    assert [isinstance(answer, User) for answer in reported] == [True, False]
+    assert reported[1].code is ErrorCode.USER_EXISTS
 
 
 def test_rights_include_others() -> None:
@@ -433,9 +433,9 @@ def test_a_login_that_is_over_may_do_nothing(memory: MemoryBroker) -> None:
     login = log_in(memory, "trent", "first")
     assert isinstance(login, Principal)
     access.authorize(login, Action.TOKEN_CREATE)
-    told: list[Any] = []
-    access.change_password(user, "first", "second", done=told.append)
-    assert isinstance(settle(memory, told), User)
+    reported: list[Any] = []
+    access.change_password(user, "first", "second", done=reported.append)
+    assert isinstance(settle(memory, reported), User)
     for action in Action:
         if action is not Action.CONNECT:
             assert not access.permits(login, action), action
@@ -449,10 +449,10 @@ def test_the_audit_has_logins_refusals_and_administration(memory: MemoryBroker) 
     access.configure([ALICE])
     events: list[AuditEvent] = []
     access.audit = events.append
-    told: list[Any] = []
+    reported: list[Any] = []
     for password in ("wrong", "secret"):
-        access.log_in("alice", password, told.append, peer="10.0.0.1:5")
-        answer = settle(memory, told)
+        access.log_in("alice", password, reported.append, peer="10.0.0.1:5")
+        answer = settle(memory, reported)
     assert isinstance(answer, Principal)
     assert answer.peer == "10.0.0.1:5"
     assert (events[0].action, events[0].outcome, events[0].peer) == ("login", Outcome.REFUSED, "10.0.0.1:5")

@@ -37,12 +37,12 @@ def test_one_sync_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
         barrier(level, done)
 
     monkeypatch.setattr(type(log), "barrier", lambda _, level, done: counted(level, done))
-    told: list[list[Bounds] | BrokerError] = []
-    broker.many_bounds(partitions, then=told.append)
-    assert not told, "nobody is told inside the call"
+    reported: list[list[Bounds] | BrokerError] = []
+    broker.many_bounds(partitions, then=reported.append)
+    assert not reported, "nobody is told inside the call"
     memory.run()
     assert asked == [Level.SYNCED]
-    (found,) = told
+    (found,) = reported
     assert isinstance(found, list)
     assert [bounds.next_offset for bounds in found] == [3 if number == 7 else 0 for number in range(COUNT)]
 
@@ -50,11 +50,11 @@ def test_one_sync_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bounds_of_what_ends_meanwhile_are_an_error() -> None:
     memory = made()
     broker, topic = memory.broker, memory.broker.topic("wide")
-    told: list[list[Bounds] | BrokerError] = []
-    broker.many_bounds(topic.partitions, then=told.append)
+    reported: list[list[Bounds] | BrokerError] = []
+    broker.many_bounds(topic.partitions, then=reported.append)
     broker.delete_topic(topic, done=None)
     memory.run()
-    (error,) = told
+    (error,) = reported
     assert isinstance(error, BrokerError)
     assert error.code is ErrorCode.PARTITION_MISSING
 

@@ -79,7 +79,7 @@ class Crowd:
             self.group.expire(self.now)
         self.now = end
 
-    def told(self, member: str, asked: Asked = Asked.JOIN) -> object:
+    def reported(self, member: str, asked: Asked = Asked.JOIN) -> object:
         """What a member was answered last; what the others were stays."""
         self.answers += self.group.take_answers()
         mine = [answer for answer in self.answers if (answer.member_id, answer.asked) == (member, asked)]
@@ -87,19 +87,19 @@ class Crowd:
         return mine[-1].answer if mine else None
 
     def joined(self, member: str) -> Joined:
-        told = self.told(member)
-        assert isinstance(told, Joined), told
-        return told
+        reported = self.reported(member)
+        assert isinstance(reported, Joined), reported
+        return reported
 
     def assigned(self, member: str) -> bytes:
-        told = self.told(member, Asked.SYNC)
-        assert isinstance(told, Synced), told
-        return told.assignment
+        reported = self.reported(member, Asked.SYNC)
+        assert isinstance(reported, Synced), reported
+        return reported.assignment
 
     def refused(self, member: str, asked: Asked = Asked.JOIN) -> ErrorCode:
-        told = self.told(member, asked)
-        assert isinstance(told, BrokerError), told
-        return told.code
+        reported = self.reported(member, asked)
+        assert isinstance(reported, BrokerError), reported
+        return reported.code
 
     def settle(self, *members: str) -> None:
         """A stable group of these, the first of which leads; each has its own name as its assignment."""
@@ -137,7 +137,7 @@ def test_one_member_leads_itself(crowd: Crowd) -> None:
 
 def test_who_has_no_id_is_given_one_and_comes_back_with_it(crowd: Crowd) -> None:
     assert crowd.join(new_id="a", id_first=True) == "a"
-    assert crowd.told("a") == IdGiven("a")
+    assert crowd.reported("a") == IdGiven("a")
     assert (crowd.phase(), crowd.group.member_count, crowd.group.has_members) == (Phase.EMPTY, 1, False)
     crowd.join("a", id_first=True)
     assert crowd.joined("a").generation == 1
@@ -156,7 +156,7 @@ def test_a_generation_waits_for_whoever_was_given_an_id(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join(new_id="b", id_first=True)
     crowd.join("a")
-    assert crowd.told("a") is None
+    assert crowd.reported("a") is None
     crowd.join("b", id_first=True)
     assert crowd.joined("a").generation == crowd.joined("b").generation == 2
 
@@ -164,7 +164,7 @@ def test_a_generation_waits_for_whoever_was_given_an_id(crowd: Crowd) -> None:
 def test_a_second_member_has_the_first_join_again(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join(new_id="b")
-    assert crowd.told("b") is None
+    assert crowd.reported("b") is None
     with pytest.raises(Conflict) as caught:
         crowd.beat("a")
     assert code_of(caught) is ErrorCode.GROUP_REBALANCING
@@ -173,7 +173,7 @@ def test_a_second_member_has_the_first_join_again(crowd: Crowd) -> None:
     assert [view.id for view in leader.members] == ["a", "b"]
     assert (follower.members, follower.leader, leader.leader) == ((), "a", "a")
     crowd.sync("b")
-    assert crowd.told("b", Asked.SYNC) is None
+    assert crowd.reported("b", Asked.SYNC) is None
     crowd.sync("a", a=b"1", b=b"2", stranger=b"3")
     assert (crowd.assigned("a"), crowd.assigned("b")) == (b"1", b"2")
 
@@ -202,7 +202,7 @@ def test_most_members_decide_between_protocols_that_all_know(crowd: Crowd) -> No
     crowd.join(new_id="b", offered=protocols("range", "sticky"))
     crowd.join(new_id="c", offered=protocols("range", "sticky"))
     crowd.join("a", offered=protocols("sticky", "range", "odd"))
-    crowd.told("a")
+    crowd.reported("a")
     assert crowd.phase() is Phase.COMPLETING
     assert crowd.joined("c").protocol == "range"
     with pytest.raises(Conflict) as caught:

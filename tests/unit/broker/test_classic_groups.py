@@ -23,7 +23,7 @@ GROUP = PositionKind.GROUP
 SESSION_S = 10.0
 
 
-class Told:
+class Reported:
     """What a member was answered."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ def join(
     by: Caller = NO_CALLER,
     id_first: bool = False,
     instance: str | None = None,
-) -> Told:
-    told = Told()
+) -> Reported:
+    reported = Reported()
     asked = Join(
         member_id=member,
         session_timeout_s=session_s,
@@ -72,14 +72,14 @@ def join(
         instance_id=instance,
         wire="kafka",
     )
-    memory.broker.classic.join(group, asked, new_id=new_id, by=by, done=told)
-    return told
+    memory.broker.classic.join(group, asked, new_id=new_id, by=by, done=reported)
+    return reported
 
 
-def sync(memory: MemoryBroker, member: str, generation: int, *, group: str = "g") -> Told:
-    told = Told()
-    memory.broker.classic.sync(group, member, generation, {member: b"all"}, done=told)
-    return told
+def sync(memory: MemoryBroker, member: str, generation: int, *, group: str = "g") -> Reported:
+    reported = Reported()
+    memory.broker.classic.sync(group, member, generation, {member: b"all"}, done=reported)
+    return reported
 
 
 def code_of(caught: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
@@ -87,10 +87,10 @@ def code_of(caught: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
 
 
 def test_answers_come_from_the_loop(memory: MemoryBroker) -> None:
-    told = join(memory, "a")
-    assert told.answers == []
+    reported = join(memory, "a")
+    assert reported.answers == []
     memory.run()
-    assert told.joined.leader == "a"
+    assert reported.joined.leader == "a"
     synced = sync(memory, "a", 1)
     memory.run()
     assert synced.answers == [Synced("consumer", "range", b"all")]
@@ -98,9 +98,9 @@ def test_answers_come_from_the_loop(memory: MemoryBroker) -> None:
 
 
 def test_an_id_is_given_and_ends_by_itself(memory: MemoryBroker) -> None:
-    told = join(memory, "a", id_first=True)
+    reported = join(memory, "a", id_first=True)
     memory.run()
-    assert told.answers == [IdGiven("a")]
+    assert reported.answers == [IdGiven("a")]
     memory.advance(SESSION_S + 1)
     with pytest.raises(Missing):
         join(memory, "", member="a")
@@ -211,7 +211,7 @@ def test_members_have_their_generation_over_a_restart(memory: MemoryBroker, snap
     memory.run()
     rejoined = join(memory, "", member="a")
     memory.run()
-    assert [told.joined.generation for told in (joined[1], rejoined)] == [2, 2]
+    assert [reported.joined.generation for reported in (joined[1], rejoined)] == [2, 2]
     sync(memory, "a", 2)
     before = memory.broker.classic.view("g")
     memory.run()
@@ -222,9 +222,9 @@ def test_members_have_their_generation_over_a_restart(memory: MemoryBroker, snap
     assert (classic.view("g"), memory.broker._state.usage.bytes) == (before, taken)
     classic.heartbeat("g", "a", 2)
     classic.check_commit("g", "b", 2, instance_id="B")
-    told = sync(memory, "a", 2)
+    reported = sync(memory, "a", 2)
     memory.run()
-    assert told.answers == [Synced("consumer", "range", b"all")]
+    assert reported.answers == [Synced("consumer", "range", b"all")]
     back = join(memory, "c", metadata=b"b says", instance="B")
     memory.run()
     assert (back.joined.generation, back.joined.member_id) == (2, "c")
@@ -263,9 +263,9 @@ def test_nothing_is_kept_of_a_group_that_has_not_settled(memory: MemoryBroker) -
 def test_too_much_is_not_kept(memory: MemoryBroker) -> None:
     join(memory, "a", metadata=bytes(KEPT_BYTES_MAX))
     memory.run()
-    told = sync(memory, "a", 1)
+    reported = sync(memory, "a", 1)
     memory.run()
-    assert told.answers == [Synced("consumer", "range", b"all")]
+    assert reported.answers == [Synced("consumer", "range", b"all")]
     restart(memory)
     assert memory.broker.classic.view("g") is None
 
@@ -310,9 +310,9 @@ def test_a_full_disk_keeps_nobody_from_sharing(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.run()
     memory.log.disk_full = True
-    told = sync(memory, "a", 1)
+    reported = sync(memory, "a", 1)
     memory.run()
-    assert told.answers == [Synced("consumer", "range", b"all")]
+    assert reported.answers == [Synced("consumer", "range", b"all")]
     assert not memory.broker._state.classic_groups
     memory.log.disk_full = False
     memory.broker.classic.leave("g", "a")
@@ -352,9 +352,9 @@ def test_what_was_read_before_a_restart_can_be_stored_until_somebody_joins(memor
         with pytest.raises(Conflict) as caught:
             classic.check_commit(name, "a", generation)
         assert code_of(caught) is ErrorCode.GENERATION_STALE
-    told = join(memory, "b")
+    reported = join(memory, "b")
     memory.run()
-    assert told.joined.generation == 8
+    assert reported.joined.generation == 8
     with pytest.raises(Missing):
         classic.check_commit("g", "a", 7)
     classic.leave("g", "b")

@@ -46,11 +46,11 @@ class Consumer:
                 assignor=assignor,
                 owned=self.reading,
             )
-        told = self.memory.broker.consumers.beat("g", beat) if by is None else self._by(beat, by)
-        self.epoch = told.epoch
-        if told.assignment is not None:
-            self.reading = told.assignment
-        return told
+        reported = self.memory.broker.consumers.beat("g", beat) if by is None else self._by(beat, by)
+        self.epoch = reported.epoch
+        if reported.assignment is not None:
+            self.reading = reported.assignment
+        return reported
 
     def _by(self, beat: Beat, by: Caller) -> Beaten:
         return self.memory.broker.consumers.beat("g", beat, by=by)
@@ -101,10 +101,10 @@ def commit(
 
 def test_one_member_is_told_everything_at_once(memory: MemoryBroker) -> None:
     one = Consumer(memory, "m1")
-    told = one.beat()
+    reported = one.beat()
     assert one.partitions == [0, 1, 2, 3]
-    assert told.is_settled
-    assert told.epoch > 0
+    assert reported.is_settled
+    assert reported.epoch > 0
     assert one.beat(is_full=False).assignment is None, "nothing has changed"
 
 
@@ -114,8 +114,8 @@ def test_a_partition_is_told_to_its_next_reader_after_the_last_one_let_go(memory
     assert not two.beat().is_settled
     assert two.partitions == []
     epoch = one.epoch
-    told = one.beat(is_full=False)
-    assert (one.partitions, told.epoch, told.is_settled) == ([0, 2], epoch, False), (
+    reported = one.beat(is_full=False)
+    assert (one.partitions, reported.epoch, reported.is_settled) == ([0, 2], epoch, False), (
         "its epoch is the old one while it lets go"
     )
     two.beat(is_full=False)
@@ -436,11 +436,11 @@ def test_seats_in_many_topics_are_taken_in_slices(memory: MemoryBroker) -> None:
         memory.broker.create_topic(TopicName.parse(name), 1)
     memory.run()
     one = Consumer(memory, "m1", *names)
-    told = one.beat()
-    assert (len(one.reading), told.is_settled) == (SEATS_AT_ONCE_MAX, False), "it comes back soon"
+    reported = one.beat()
+    assert (len(one.reading), reported.is_settled) == (SEATS_AT_ONCE_MAX, False), "it comes back soon"
     memory.run()
-    told = one.beat(is_full=False)
-    assert (len(one.reading), told.is_settled) == (count, True)
+    reported = one.beat(is_full=False)
+    assert (len(one.reading), reported.is_settled) == (count, True)
     assert one.beat(is_full=False).assignment is None
 
 

@@ -57,19 +57,19 @@ def test_versions_follow_each_other_and_know_their_places() -> None:
 def test_plain_records_of_the_same_turn_do_not_move_an_event() -> None:
     memory = MemoryBroker()
     partition = partition_of(memory.broker)
-    told: list[int] = []
+    reported: list[int] = []
 
     def appends_more(offset: int | BrokerError) -> None:
         assert not isinstance(offset, BrokerError), offset
         if offset < 3:
             memory.broker.produce(partition, from_records([Record(value=b"x")]), level=Level.WRITTEN, done=appends_more)
-        told.append(offset)
+        reported.append(offset)
 
     memory.broker.produce(partition, from_records([Record(value=b"p")]), level=Level.WRITTEN, done=appends_more)
     offset = append(memory, b"a", 1)
     memory.run()
     assert offset == 1, "nobody is told while an event gets its offset"
-    assert told == [0, 2, 3]
+    assert reported == [0, 2, 3]
     assert places(memory, b"a") == (1, [offset])
     (read,) = [memory.broker.fetch(partition, offset, bytes_max=1, then=lambda _: None)]
     assert isinstance(read, Read)

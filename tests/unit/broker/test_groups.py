@@ -380,15 +380,15 @@ def test_positions_of_a_transaction_are_told_once_each(memory: MemoryBroker, mon
     transaction = transactions.begin_epoch("x", done=None)
     transactions.begin(transaction, done=None)
     transaction = transactions.find("x") or transaction
-    told: list[changes.TransactionOffsets] = []
+    reported: list[changes.TransactionOffsets] = []
     apply = memory.broker._state.transactions.apply_offsets
 
     def applied(_: TransactionTable, change: changes.TransactionOffsets) -> None:
-        told.append(change)
+        reported.append(change)
         apply(change)
 
     monkeypatch.setattr(TransactionTable, "apply_offsets", applied)
     for partition in range(3):
         transactions.put_offsets(transaction, Scope("t", "g", "m", 1), {partition: 5}, done=None)
-    assert [change.offsets for change in told] == [{partition: 5} for partition in range(3)]
+    assert [change.offsets for change in reported] == [{partition: 5} for partition in range(3)]
     assert transaction.positions[Scope("t", "g", "m", 1)].offsets == {0: 5, 1: 5, 2: 5}

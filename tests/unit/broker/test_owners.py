@@ -50,10 +50,10 @@ def stage(memory: MemoryBroker, by: Caller, token: bytes, write: tuple[str, int]
 
 
 def publish(memory: MemoryBroker, by: Caller, number: int, *tokens: bytes) -> PublishAnswer:
-    told: list[PublishAnswer | BrokerError] = []
-    memory.broker.publish("w", number, tokens, by=by, done=told.append)
+    reported: list[PublishAnswer | BrokerError] = []
+    memory.broker.publish("w", number, tokens, by=by, done=reported.append)
     memory.run()
-    (answer,) = told
+    (answer,) = reported
     assert isinstance(answer, PublishAnswer)
     return answer
 

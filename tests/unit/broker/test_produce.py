@@ -259,12 +259,12 @@ def test_waits_wake_once_when_there_is_something(memory: MemoryBroker) -> None:
 
 
 def test_bounds_sync_first(memory: MemoryBroker) -> None:
-    told: list[Bounds | BrokerError] = []
+    reported: list[Bounds | BrokerError] = []
     produced(memory, batch_of(b"ab", b"c"), Level.WRITTEN)
-    memory.broker.bounds(partition_of(memory), then=told.append)
-    assert told == []
+    memory.broker.bounds(partition_of(memory), then=reported.append)
+    assert reported == []
     memory.run()
-    assert told == [Bounds(first_offset=0, next_offset=2, epoch=1, next_address=23)]
+    assert reported == [Bounds(first_offset=0, next_offset=2, epoch=1, next_address=23)]
     assert memory.restart(synced_only=True).topic("orders").partitions[0].log.next_offset == 2
 
 

@@ -338,9 +338,9 @@ def test_consumers_of_both_protocols_share_a_group(memory: MemoryBroker) -> None
 
     def beat(epoch: int, owned: Mapping[bytes, frozenset[int]]) -> tuple[int, Mapping[bytes, frozenset[int]]]:
         beat = Beat("k", epoch, "kafka", rebalance_timeout_s=20.0, topics=frozenset({"t"}), owned=owned)
-        told = memory.broker.consumers.beat("g", beat)
-        assert told.assignment is not None
-        return told.epoch, {id_: frozenset(held) for id_, held in told.assignment.items()}
+        reported = memory.broker.consumers.beat("g", beat)
+        assert reported.assignment is not None
+        return reported.epoch, {id_: frozenset(held) for id_, held in reported.assignment.items()}
 
     epoch, reading = beat(JOINING, {})
     assert reading == {}

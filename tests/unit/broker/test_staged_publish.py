@@ -27,12 +27,12 @@ def stage(memory: MemoryBroker, token: bytes, partition: int, *values: bytes) ->
 
 
 def publish(memory: MemoryBroker, number: int, *tokens: bytes, writer: str = "query") -> PublishAnswer:
-    told: list[PublishAnswer | BrokerError] = []
-    memory.broker.publish(writer, number, tokens, done=told.append)
-    assert told == []
+    reported: list[PublishAnswer | BrokerError] = []
+    memory.broker.publish(writer, number, tokens, done=reported.append)
+    assert reported == []
     memory.run()
-    assert len(told) == 1
-    answer = told[0]
+    assert len(reported) == 1
+    answer = reported[0]
     assert isinstance(answer, PublishAnswer)
     return answer
 
@@ -86,30 +86,30 @@ def test_publishing_again_after_a_power_loss_changes_nothing(memory: MemoryBroke
 
 
 def test_a_repeat_waits_for_the_original_on_its_way(memory: MemoryBroker) -> None:
-    told: list[tuple[str, PublishAnswer | BrokerError]] = []
+    reported: list[tuple[str, PublishAnswer | BrokerError]] = []
     stage(memory, A, 0, b"1")
-    memory.broker.publish("query", 0, [A], done=lambda answer: told.append(("original", answer)))
-    memory.broker.publish("query", 0, [], done=lambda answer: told.append(("repeat", answer)))
+    memory.broker.publish("query", 0, [A], done=lambda answer: reported.append(("original", answer)))
+    memory.broker.publish("query", 0, [], done=lambda answer: reported.append(("repeat", answer)))
     memory.broker.commit()
-    assert told == []
+    assert reported == []
     memory.run()
-    assert [name for name, _ in told] == ["original", "repeat"]
-    assert isinstance(told[1][1], PublishAnswer)
-    assert told[1][1].duplicate
+    assert [name for name, _ in reported] == ["original", "repeat"]
+    assert isinstance(reported[1][1], PublishAnswer)
+    assert reported[1][1].duplicate
 
 
 def test_of_two_that_publish_a_number_at_the_same_time_one_does(memory: MemoryBroker) -> None:
     stage(memory, A, 0, b"1")
     stage(memory, B, 0, b"2")
-    told: list[PublishAnswer | BrokerError] = []
-    under_way = [memory.broker.publishing("query", 1, [token], done=told.append) for token in (A, B)]
+    reported: list[PublishAnswer | BrokerError] = []
+    under_way = [memory.broker.publishing("query", 1, [token], done=reported.append) for token in (A, B)]
     for steps in under_way:
         next(steps)
         next(steps)
     for steps in under_way:
         deque(steps, maxlen=0)
     memory.run()
-    assert [isinstance(answer, PublishAnswer) and answer.duplicate for answer in told] == [False, True]
+    assert [isinstance(answer, PublishAnswer) and answer.duplicate for answer in reported] == [False, True]
     assert ends(memory) == [1, 0, 0]
 
 

@@ -56,7 +56,7 @@ class Counted:
     def run(self, done: Answers) -> list[int]:
         """Pass after pass until it is done; how many partitions each touched."""
         passes = []
-        while not done.told:
+        while not done.reported:
             passes.append(self.run_pass())
         return passes
 
@@ -94,7 +94,7 @@ def test_a_wide_topic_is_made_in_slices_and_seen_when_it_is_whole(counted: Count
     assert not broker.make_topic(WIDE, COUNT, then=lambda topic: seen.append(len(topic.partitions)), done=done)
     assert counted.touched.total() == 0
     passes = []
-    while not done.told:
+    while not done.reported:
         assert broker.find_topic("wide") is None or len(broker.topic("wide").partitions) == COUNT
         passes.append(counted.run_pass())
     done.check()
@@ -108,7 +108,7 @@ def test_a_narrow_topic_is_made_at_once(counted: Counted) -> None:
     seen: list[Topic] = []
     assert counted.memory.broker.make_topic(WIDE, AT_ONCE_MAX, then=seen.append, done=done)
     assert seen == [counted.memory.broker.topic("wide")]
-    assert not done.told
+    assert not done.reported
 
 
 def test_a_topic_grows_in_slices(counted: Counted) -> None:
@@ -165,7 +165,7 @@ def test_what_the_log_has_no_room_for_is_dropped_later(counted: Counted, monkeyp
 
     monkeypatch.setattr(MemoryLog, "drop_partition", drop_with_room)
     counted.memory.run()
-    assert not done.told
+    assert not done.reported
     has_room = True
     counted.memory.advance(1)
     done.check()
@@ -205,7 +205,7 @@ def test_few_topics_end_at_once(counted: Counted) -> None:
     gone: list[Topic | None] = []
     counted.memory.broker.delete_topics(topics, ended=gone.append, then=lambda: gone.append(None), done=done)
     assert gone == [*topics, None]
-    assert not done.told
+    assert not done.reported
     counted.memory.run()
     done.check()
 

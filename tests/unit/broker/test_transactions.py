@@ -14,7 +14,7 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
 from polywire.testing.memory_broker import MemoryBroker
 from tests.unit.broker.answers import batch_of
 
-Told = list[int | BrokerError]
+Reported = list[int | BrokerError]
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +46,8 @@ def opened(memory: MemoryBroker, topic: Topic, *, numbered: bool = False) -> Tra
     return held
 
 
-def codes(told: Told) -> list[object]:
-    return [result.code if isinstance(result, BrokerError) else "committed" for result in told]
+def codes(reported: Reported) -> list[object]:
+    return [result.code if isinstance(result, BrokerError) else "committed" for result in reported]
 
 
 def count(topic: Topic) -> int:
@@ -56,13 +56,13 @@ def count(topic: Topic) -> int:
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_who_asks_again_waits_for_the_same_end(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
-    held, told = opened(memory, topic, numbered=numbered), Told()
-    memory.broker.transactions.commit(held, done=told.append)
-    memory.broker.transactions.commit(held, done=told.append)
+    held, reported = opened(memory, topic, numbered=numbered), Reported()
+    memory.broker.transactions.commit(held, done=reported.append)
+    memory.broker.transactions.commit(held, done=reported.append)
     assert memory.broker.transactions.is_ending(held)
-    assert (told, count(topic)) == ([], 0)
+    assert (reported, count(topic)) == ([], 0)
     memory.run()
-    assert codes(told) == ["committed"] * 2
+    assert codes(reported) == ["committed"] * 2
     assert count(topic) == 3
     assert not memory.broker.transactions.is_ending(held)
     assert held.state is TransactionState.COMMITTED
@@ -78,14 +78,14 @@ ABORTS: dict[str, Callable[[MemoryBroker, Transaction], object]] = {
 @pytest.mark.parametrize("what", ABORTS)
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_aborts_it_breaks_the_commit_off(memory: MemoryBroker, topic: Topic, what: str, *, begun: bool) -> None:
-    held, told = opened(memory, topic), Told()
-    memory.broker.transactions.commit(held, done=told.append)
+    held, reported = opened(memory, topic), Reported()
+    memory.broker.transactions.commit(held, done=reported.append)
     if begun:  # its token is taken, and nothing is published yet
         (steps,) = memory.broker.publish_work._waiting
         next(steps)
     ABORTS[what](memory, held)
     memory.run()
-    assert codes(told) == [ErrorCode.PRODUCER_FENCED]
+    assert codes(reported) == [ErrorCode.PRODUCER_FENCED]
     assert count(topic) == 0
     assert not memory.log._staged, "what was staged is gone"
     memory.restart()
@@ -93,49 +93,49 @@ def test_what_aborts_it_breaks_the_commit_off(memory: MemoryBroker, topic: Topic
 
 
 def test_nothing_joins_a_transaction_that_is_being_committed(memory: MemoryBroker, topic: Topic) -> None:
-    held, told = opened(memory, topic), Told()
-    memory.broker.transactions.commit(held, done=told.append)
+    held, reported = opened(memory, topic), Reported()
+    memory.broker.transactions.commit(held, done=reported.append)
     with pytest.raises(Conflict):
         memory.broker.transactions.stage(held, topic.partitions[0], batch_of(b"late"), first=9, last=9, done=None)
     with pytest.raises(Conflict):
         memory.broker.transactions.put_offsets(held, Scope("t", "g", "m", 1), {0: 1}, done=None)
     memory.advance(memory.settings.stage_expiry_us / 1e6 - 1)
-    assert codes(told) == ["committed"]
+    assert codes(reported) == ["committed"]
     assert count(topic) == 3
 
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_a_topic_that_ends_meanwhile(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
     kept = memory.broker.ensure_topic("u")
-    held, told = opened(memory, topic, numbered=numbered), Told()
+    held, reported = opened(memory, topic, numbered=numbered), Reported()
     memory.broker.transactions.stage(
         held, kept.partitions[0], batch_of(b"v"), first=int(not numbered), last=1, done=None
     )
     memory.run()
-    memory.broker.transactions.commit(held, done=told.append)
+    memory.broker.transactions.commit(held, done=reported.append)
     memory.broker.delete_topic(topic)
     memory.run()
-    assert codes(told) == (["committed"] if numbered else [ErrorCode.PARTITION_MISSING])
+    assert codes(reported) == (["committed"] if numbered else [ErrorCode.PARTITION_MISSING])
     assert count(kept) == int(numbered)
     assert held.is_open is not numbered
 
 
 def test_a_commit_that_is_refused_in_the_end_leaves_it_open(memory: MemoryBroker, topic: Topic) -> None:
-    held, told = opened(memory, topic), Told()
+    held, reported = opened(memory, topic), Reported()
 
     def refuse() -> None:
         raise Missing(ErrorCode.MEMBER_MISSING, "gone meanwhile")
 
-    memory.broker.transactions.commit(held, confirm=refuse, done=told.append)
+    memory.broker.transactions.commit(held, confirm=refuse, done=reported.append)
     memory.run()
     memory.log.disk_full = True
-    memory.broker.transactions.commit(held, done=told.append)
+    memory.broker.transactions.commit(held, done=reported.append)
     memory.run()
-    assert codes(told) == [ErrorCode.MEMBER_MISSING, ErrorCode.DISK_FULL]
+    assert codes(reported) == [ErrorCode.MEMBER_MISSING, ErrorCode.DISK_FULL]
     memory.log.disk_full = False
-    memory.broker.transactions.commit(held, done=told.append)
+    memory.broker.transactions.commit(held, done=reported.append)
     memory.run()
-    assert codes(told[2:]) == ["committed"]
+    assert codes(reported[2:]) == ["committed"]
     assert count(topic) == 3
 
 

@@ -37,9 +37,9 @@ def write_records(directory: Path, count: int = 400) -> None:
         broker._log.append(partition.log, batch_of([b"%05d" % number + b"." * 700]), level=Level.WRITTEN, done=None)
         broker._log.commit()
         if number % 50 == 49:
-            told: list[int] = []
-            broker._log.barrier(Level.SYNCED, expecting(told))
-            loop.run_until(lambda told=told: told and not broker._log.sealing)  # type: ignore[misc, attr-defined]
+            reported: list[int] = []
+            broker._log.barrier(Level.SYNCED, expecting(reported))
+            loop.run_until(lambda reported=reported: reported and not broker._log.sealing)  # type: ignore[misc, attr-defined]
     broker.close()
 
 

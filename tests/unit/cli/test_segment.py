@@ -33,9 +33,9 @@ def answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Answer:
     return answer
 
 
-def rows(told: tuple[int, str]) -> list[dict[str, Any]]:
-    assert told[0] == 0
-    return list(json.loads(told[1]))
+def rows(reported: tuple[int, str]) -> list[dict[str, Any]]:
+    assert reported[0] == 0
+    return list(json.loads(reported[1]))
 
 
 def test_list_and_inspect_segments(answer: Answer) -> None:

@@ -54,12 +54,12 @@ def test_each_call_of_a_lost_connection_gets_an_error_of_its_own() -> None:
     async def scene(connection: Frames) -> None:
         calls = [asyncio.ensure_future(connection.exchange(b"?", 1)) for _ in range(3)]
         await asyncio.sleep(0)
-        told = Unavailable(ErrorCode.STOPPING, "gone")
-        connection.fail(told)
+        reported = Unavailable(ErrorCode.STOPPING, "gone")
+        connection.fail(reported)
         connection.fail(Unavailable(ErrorCode.STOPPING, "gone again"))
         errors = await asyncio.gather(*calls, connection.exchange(b"?", 1), return_exceptions=True)
         assert [str(error) for error in errors] == ["gone"] * 4
-        assert len({id(error) for error in (*errors, told)}) == 5
+        assert len({id(error) for error in (*errors, reported)}) == 5
         connection.transport.abort.assert_called_once_with()
 
     play(scene)

@@ -32,14 +32,16 @@ class Node:
             raise self.failure
         await asyncio.sleep(0)
         if api is Api.METADATA:
-            told = schema.response(api)
-            partitions = [told.Topics.Partitions(index=0, leader_id=Node.leader)]
-            brokers = [told.Brokers(node_id=number, host=host, port=port) for number, (host, port) in ADDRESSES.items()]
-            return told(brokers=brokers, topics=[told.Topics(name="t", partitions=partitions)])
-        told = schema.response(api).Responses
+            reported = schema.response(api)
+            partitions = [reported.Topics.Partitions(index=0, leader_id=Node.leader)]
+            brokers = [
+                reported.Brokers(node_id=number, host=host, port=port) for number, (host, port) in ADDRESSES.items()
+            ]
+            return reported(brokers=brokers, topics=[reported.Topics(name="t", partitions=partitions)])
+        reported = schema.response(api).Responses
         error = 0 if Node.leader == self.number else WireError.NOT_LEADER_OR_FOLLOWER
         return schema.response(api)(
-            responses=[told(partitions=[told.Partitions(error=error, base_offset=self.number)])]
+            responses=[reported(partitions=[reported.Partitions(error=error, base_offset=self.number)])]
         )
 
     def fail(self, error: BrokerError) -> None:

@@ -36,16 +36,19 @@ async def refusal(url: str) -> str:
 @pytest.mark.parametrize("wire", WIRES)
 def test_nobody_listens(wire: str) -> None:
     port = lasting_port()
-    told = asyncio.run(refusal(f"{wire}://127.0.0.1:{port}"))
-    assert told == f"cannot connect: connection refused (check that a broker is running there) address=127.0.0.1:{port}"
+    reported = asyncio.run(refusal(f"{wire}://127.0.0.1:{port}"))
+    assert (
+        reported
+        == f"cannot connect: connection refused (check that a broker is running there) address=127.0.0.1:{port}"
+    )
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_tls_on_a_plain_port(wire: str) -> None:
     with BrokerThread(wires=[wire]) as broker:
-        told = asyncio.run(refusal(broker.url(wire).replace("://", "+tls://")))
-    assert told.startswith("cannot connect: ")
-    assert "TLS" in told
+        reported = asyncio.run(refusal(broker.url(wire).replace("://", "+tls://")))
+    assert reported.startswith("cannot connect: ")
+    assert "TLS" in reported
 
 
 async def visits(url: str, answer: bytes | None, work: Work) -> tuple[int, BrokerError]:

@@ -60,9 +60,11 @@ class Deadly(MemoryObjects):
         self._deadly(lambda: MemoryObjects.delete(self, name))
 
 
-def run(directory: Path, objects: MemoryObjects, told: list[Progress] | None = None) -> Imported:
+def run(directory: Path, objects: MemoryObjects, reported: list[Progress] | None = None) -> Imported:
     with open_offline(directory, Memory, RigLoop()) as offline:
-        return import_directory(offline, objects, objects, SystemClock(), (told if told is not None else []).append)
+        return import_directory(
+            offline, objects, objects, SystemClock(), (reported if reported is not None else []).append
+        )
 
 
 def filled(directory: Path, *, starts: int = 3) -> tuple[list[bytes], list[bytes]]:
@@ -114,12 +116,12 @@ def check(objects: MemoryObjects, tmp_path: Path, values: list[bytes], changes: 
 
 
 def test_everything_is_there_and_the_directory_stays_as_it_is(tmp_path: Path) -> None:
-    source, objects, told = tmp_path / "source", MemoryObjects(), list[Progress]()
+    source, objects, reported = tmp_path / "source", MemoryObjects(), list[Progress]()
     values, changes = filled(source)
     before = content_of(source)
-    done = run(source, objects, told)
+    done = run(source, objects, reported)
     assert content_of(source) == before
-    copied = [progress for progress in told if progress.step is Step.COPIED]
+    copied = [progress for progress in reported if progress.step is Step.COPIED]
     assert done.segments == copied[-1].segments == copied[-1].segments_all > 3
     assert done.bytes == copied[-1].bytes > 200_000
     assert find_identity(objects) == done.identity
@@ -175,9 +177,9 @@ def test_a_log_is_left_alone_wherever_an_import_into_it_is_killed(tmp_path: Path
     filled(source, starts=1)
     make_identity(objects, lambda count: b"i" * count, 1)
     rig = BucketRig(objects, tmp_path)
-    told = rig.append(rig.log.open_partition(1), [b"kept"], Level.STORED)
+    reported = rig.append(rig.log.open_partition(1), [b"kept"], Level.STORED)
     rig.log.commit()
-    rig.loop.run_until(lambda: told)
+    rig.loop.run_until(lambda: reported)
     rig.kill()
     journal = {name: objects.read(name).content for name in objects.list(SHARD)}
     objects.left = kill
@@ -206,9 +208,9 @@ def test_a_log_that_came_to_be_meanwhile_is_left_alone(tmp_path: Path) -> None:
         if progress.step is Step.COPIED and not rigs:
             rig = BucketRig(objects, tmp_path)
             rigs.append(rig)
-            told = rig.append(rig.log.open_partition(1), [b"kept"], Level.STORED)
+            reported = rig.append(rig.log.open_partition(1), [b"kept"], Level.STORED)
             rig.log.commit()
-            rig.loop.run_until(lambda: told)
+            rig.loop.run_until(lambda: reported)
             rig.kill()
 
     with open_offline(source, Memory, RigLoop()) as offline, pytest.raises(Invalid, match="has a log"):
@@ -264,15 +266,15 @@ def test_long_work_is_told_and_takes_no_more_memory_than_it_may(
             longest.append(stop - start)
             return super().read_range(name, start, stop)
 
-    source, objects, told = tmp_path / "source", Watched(), list[Progress]()
+    source, objects, reported = tmp_path / "source", Watched(), list[Progress]()
     values, changes = filled(source)
-    done = run(source, objects, told)
+    done = run(source, objects, reported)
     assert 0 < max(longest) <= bucket_store.CHUNK_BYTES
-    steps = {step: [progress for progress in told if progress.step is step] for step in Step}
+    steps = {step: [progress for progress in reported if progress.step is step] for step in Step}
     for step in (Step.VERIFIED, Step.COPIED):
         assert [progress.segments for progress in steps[step]] == list(range(1, done.segments + 1))
         assert steps[step][-1].bytes == done.bytes
-    assert [progress.step for progress in told][-1] is Step.SEALED
+    assert [progress.step for progress in reported][-1] is Step.SEALED
     check(objects, tmp_path / "cache", values, changes, epoch=5)
 
 

@@ -74,10 +74,12 @@ class WatchedObjects(MemoryObjects):
 def staged_and_taken_over(objects: MemoryObjects, tmp_path: Path) -> BucketRig:
     """A leader that finds staged batches in segments of the one before."""
     rig = BucketRig(objects, tmp_path)
-    partition, told = rig.log.open_partition(1), list[int]()
+    partition, reported = rig.log.open_partition(1), list[int]()
     for body in BODIES:
-        rig.log.stage(TOKEN, partition, batch_of([body]), expires_at_us=2**60, level=Level.STORED, done=expecting(told))
-    rig.loop.run_until(lambda: len(told) == len(BODIES))
+        rig.log.stage(
+            TOKEN, partition, batch_of([body]), expires_at_us=2**60, level=Level.STORED, done=expecting(reported)
+        )
+    rig.loop.run_until(lambda: len(reported) == len(BODIES))
     for _ in range(2):  # what was recovered is sealed; the next one finds it in a segment
         rig.settle()
         rig.kill()
@@ -102,8 +104,8 @@ def test_the_loop_asks_the_bucket_for_nothing(tmp_path: Path) -> None:
     partition = rig.log.partition(1)
     assert rig.read(partition, bytes_max=7000) == BODIES
     for _ in range(8):
-        told = rig.append(partition, [bytes(20_000)])
-        rig.loop.run_until(lambda told=told: told and not rig.log.congested)  # type: ignore[misc]
+        reported = rig.append(partition, [bytes(20_000)])
+        rig.loop.run_until(lambda reported=reported: reported and not rig.log.congested)  # type: ignore[misc]
     rig.settle()
     assert rig.read(partition)[: len(BODIES)] == BODIES
     objects.loop_may_ask = True
@@ -119,13 +121,13 @@ def test_a_long_outage_makes_no_damage(tmp_path: Path, monkeypatch: pytest.Monke
     rig = staged_and_taken_over(objects, tmp_path)
     publish(rig)
     partition = rig.log.partition(1)
-    told = [rig.append(partition, [bytes(20_000)])]
-    rig.loop.run_until(lambda: all(told))
+    reported = [rig.append(partition, [bytes(20_000)])]
+    rig.loop.run_until(lambda: all(reported))
     with objects.out():
-        told = [rig.append(partition, [bytes(20_000)]) for _ in range(4)]
+        reported = [rig.append(partition, [bytes(20_000)]) for _ in range(4)]
         rig.log.commit()
         rig.loop.run_until(lambda: rig.log._sealer._unread > 4)
-    rig.loop.run_until(lambda: all(told))
+    rig.loop.run_until(lambda: all(reported))
     rig.settle()
     assert rig.read(partition)[: len(BODIES)] == BODIES
     rig.kill()
@@ -138,10 +140,10 @@ def test_a_long_outage_makes_no_damage(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_cached_file_that_is_not_what_it_was_is_read_from_the_bucket(tmp_path: Path, harm: str) -> None:
     rig = BucketRig(MemoryObjects(), tmp_path)
     partition = rig.log.open_partition(1)
-    wanted, told = [b"%d" % number + bytes(9000) for number in range(20)], []
+    wanted, reported = [b"%d" % number + bytes(9000) for number in range(20)], []
     for value in wanted:
-        told.append(rig.append(partition, [value]))
-        rig.loop.run_until(lambda: all(told))
+        reported.append(rig.append(partition, [value]))
+        rig.loop.run_until(lambda: all(reported))
     rig.settle()
     files = [path for path in tmp_path.glob(f"*/{CACHE}/segments/*") if path.is_file()]
     assert files

@@ -55,9 +55,9 @@ def wait_for(event: Event) -> None:
     event.wait(20)
 
 
-def reach(rig: Rig, told: Sequence[Sequence[int]]) -> None:
+def reach(rig: Rig, reported: Sequence[Sequence[int]]) -> None:
     """Until all were told."""
-    rig.loop.run_until(lambda: all(told))
+    rig.loop.run_until(lambda: all(reported))
 
 
 def stored_chain(objects: Objects) -> ObjectChain:
@@ -78,15 +78,15 @@ def test_everything_comes_back_without_the_directory(tmp_path: Path) -> None:
     rig.log.open_partition(1)
     for start in range(4):
         partition = rig.log.partition(1)
-        told: list[list[int]] = []
+        reported: list[list[int]] = []
         for number in range(40):  # some slots of 64 KiB
             values = [b"%d-%d-%d" % (start, number, one) + bytes(700) for one in range(5)]
             rig.loop.run_until(lambda: not rig.log.congested)
-            told += [rig.append(partition, values), rig.change(b"change-%d-%d" % (start, number))]
+            reported += [rig.append(partition, values), rig.change(b"change-%d-%d" % (start, number))]
             rig.log.commit()
             wanted += values
             if number % 4 == 3:
-                reach(rig, told)
+                reach(rig, reported)
         assert rig.read(partition) == wanted
         if start % 2:
             rig.settle()
@@ -130,16 +130,16 @@ def test_rot_of_staged_bodies_in_the_cache_is_no_damage_either(tmp_path: Path, s
     """What was staged lies in a cached segment when it is published; neither who reads it nor who seals it anew gets the flipped bits."""
     rig = BucketRig(MemoryObjects(), tmp_path, settings=replace(STORED, slot_bytes=1 << 20))
     partition, token, wanted = rig.log.open_partition(1), bytes(15) + b"7", [bytes(size)]
-    told: list[int] = []
+    reported: list[int] = []
     rig.log.stage(
         token,
         partition,
         batch_of(wanted),
         expires_at_us=2**60,
         level=Level.STORED,
-        done=expecting(told),
+        done=expecting(reported),
     )
-    rig.loop.run_until(lambda: told)
+    rig.loop.run_until(lambda: reported)
     rig.kill()
     rig.open()
     rig.settle()
@@ -257,16 +257,16 @@ def test_what_is_not_stored_is_told_in_bytes_and_seconds(tmp_path: Path) -> None
     before = opening.state()
     assert (before.shard, before.start, before.unstored_s) == ("0000", 1, 0.0)
     objects.fail("create", ObjectFault.DELAY)
-    told: list[int] = []
+    reported: list[int] = []
     for _ in range(2):
-        log.append(partition, batch_of([bytes(100)]), level=Level.STORED, done=expecting(told))
+        log.append(partition, batch_of([bytes(100)]), level=Level.STORED, done=expecting(reported))
         log.commit()
         clock.advance(1.5)
     now = opening.state()
     assert now.unstored_bytes > 200
     assert now.unstored_s == pytest.approx(3.0)
     held.set()
-    loop.run_until(lambda: len(told) == 2)
+    loop.run_until(lambda: len(reported) == 2)
     after = opening.state()
     assert (after.unstored_bytes, after.unstored_s) == (0, 0.0)
     assert after.objects > before.objects
@@ -298,11 +298,11 @@ def test_who_was_deposed_acknowledges_nothing(tmp_path: Path) -> None:
 
 def test_staged_batches_are_published_by_the_next_leader(tmp_path: Path) -> None:
     rig = BucketRig(MemoryObjects(), tmp_path)
-    partition, token, told = rig.log.open_partition(1), bytes(15) + b"\1", list[int]()
+    partition, token, reported = rig.log.open_partition(1), bytes(15) + b"\1", list[int]()
     rig.log.stage(
-        token, partition, batch_of([b"staged"]), expires_at_us=2**60, level=Level.STORED, done=expecting(told)
+        token, partition, batch_of([b"staged"]), expires_at_us=2**60, level=Level.STORED, done=expecting(reported)
     )
-    rig.loop.run_until(lambda: told)
+    rig.loop.run_until(lambda: reported)
     for _ in range(2):
         rig.settle()
         rig.kill()

@@ -215,11 +215,16 @@ def test_lists_have_limits_and_set_more(site: Site, monkeypatch: pytest.MonkeyPa
 def test_the_overview_contains_the_bucket(site: Site) -> None:
     assert get(site, "/overview").json["bucket"] is None
     site.process.view = bucket_view()
-    told = get(site, "/overview").json["bucket"]
-    assert (told["node"], told["epoch"], told["unstored_bytes"], told["unstored_seconds"]) == ("one", 3, 4096, 0.25)
-    assert told["nodes"][1] == {"name": "two", "state": "standby", "epoch": None}
-    assert [(one["requests"], one["p99_s"]) for one in told["requests"]] == [(2, 0.05), (1, None)]
-    assert told["charges"][0] == {"kind": "put", "requests": 2000, "price": 0.005, "cost": 0.01}
+    reported = get(site, "/overview").json["bucket"]
+    assert (reported["node"], reported["epoch"], reported["unstored_bytes"], reported["unstored_seconds"]) == (
+        "one",
+        3,
+        4096,
+        0.25,
+    )
+    assert reported["nodes"][1] == {"name": "two", "state": "standby", "epoch": None}
+    assert [(one["requests"], one["p99_s"]) for one in reported["requests"]] == [(2, 0.05), (1, None)]
+    assert reported["charges"][0] == {"kind": "put", "requests": 2000, "price": 0.005, "cost": 0.01}
 
 
 def test_overview_settings_and_users_contain_no_secret(site: Site) -> None:

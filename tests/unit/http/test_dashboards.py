@@ -13,7 +13,7 @@ from polywire.cluster.nodes import NodeState
 from polywire.server.standby_health import METRICS
 from polywire.types import PositionKind
 from tests.unit.http.site import Site, bucket_view
-from tests.unit.http.test_metrics import fill, told
+from tests.unit.http.test_metrics import fill, reported
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 NAME = re.compile(r"\bpolywire_[a-z_]+")
@@ -28,7 +28,7 @@ def names(site: Site) -> set[str]:
     fill(site, "orders", 5)
     site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 2)
     standing_by = {family.name for family in text_string_to_metric_families(METRICS % 1)}
-    return {name for name, *_ in told(site)} | standing_by
+    return {name for name, *_ in reported(site)} | standing_by
 
 
 @pytest.mark.parametrize("expression", [*RULE_EXPRESSIONS, *PANEL_EXPRESSIONS])

@@ -17,7 +17,7 @@ from polywire.types import Level, PositionKind, TopicName
 from tests.unit.http.site import Site, bucket_view
 
 
-def told(site: Site) -> dict[tuple[str, ...], float]:
+def reported(site: Site) -> dict[tuple[str, ...], float]:
     """Values by name and labels."""
     text = site.ask("GET", "/metrics").body.decode()
     found = {}
@@ -37,7 +37,7 @@ def fill(site: Site, topic: str, count: int, *, partitions: int = 1) -> None:
 
 def test_topics_have_metrics(site: Site) -> None:
     fill(site, "orders", 5, partitions=3)
-    found = told(site)
+    found = reported(site)
     assert found["polywire_topic_partitions", "orders"] == 3
     assert found["polywire_topic_records_total", "orders"] == 5
     assert found["polywire_topic_retained_records", "orders"] == 5
@@ -52,13 +52,13 @@ def test_a_partition_without_a_commit_has_no_lag(site: Site) -> None:
     site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 2)
     site.broker.groups.join("audit", "orders", "m", wire="flux")
     time.sleep(0.01)
-    found = told(site)
+    found = reported(site)
     assert found["polywire_group_lag_records", "billing", "orders"] == 3
     assert ("polywire_group_lag_records", "audit", "orders") not in found, "it may have begun at the end"
     assert ("polywire_group_lag_seconds", "audit", "orders") not in found
     assert 0.01 <= found["polywire_group_lag_seconds", "billing", "orders"] < 60
     site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 5)
-    found = told(site)
+    found = reported(site)
     assert found["polywire_group_lag_records", "billing", "orders"] == 0
     assert found["polywire_group_lag_seconds", "billing", "orders"] == 0
 
@@ -69,7 +69,7 @@ def test_series_have_limits_and_the_rest_is_summed(site: Site, monkeypatch: pyte
     for number in range(5):
         fill(site, f"t{number}", 2)
         site.broker.commit_position(f"t{number}", 0, PositionKind.GROUP, "g", 0)
-    found = told(site)
+    found = reported(site)
     assert sorted(labels for name, *labels in found if name == "polywire_topic_records_total") == [
         ["(others)"],
         ["t0"],
@@ -100,13 +100,13 @@ def test_wide_metrics_are_collected_in_slices(site: Site, monkeypatch: pytest.Mo
 def test_names_do_not_break_a_line(site: Site) -> None:
     name = 'a"b\\c'
     fill(site, name, 1)
-    assert told(site)["polywire_topic_records_total", name] == 1
+    assert reported(site)["polywire_topic_records_total", name] == 1
 
 
 def test_a_broker_with_a_bucket_has_its_metrics(site: Site) -> None:
-    assert not [name for name, *_ in told(site) if name.startswith("polywire_bucket_")]
+    assert not [name for name, *_ in reported(site) if name.startswith("polywire_bucket_")]
     site.process.view = bucket_view()
-    found = told(site)
+    found = reported(site)
     name = "polywire_bucket"
     assert found[f"{name}_leads", "0000"] == 1
     assert found[f"{name}_epoch", "0000"] == 3
@@ -124,7 +124,7 @@ def test_a_broker_with_a_bucket_has_its_metrics(site: Site) -> None:
 
 def test_without_prices_there_is_no_cost(site: Site) -> None:
     site.process.view = bucket_view(priced=False)
-    names = {name for name, *_ in told(site)}
+    names = {name for name, *_ in reported(site)}
     assert "polywire_bucket_requests_total" in names
     assert "polywire_bucket_cost_total" not in names
 

@@ -158,22 +158,22 @@ class Rig:
 
     def append(self, partition: FilePartition, values: list[bytes], level: Level = Level.WRITTEN) -> list[int]:
         """Append one batch; the returned list gets its offset."""
-        told: list[int] = []
-        self.log.append(partition, batch_of(values), level=level, done=expecting(told))
-        return told
+        reported: list[int] = []
+        self.log.append(partition, batch_of(values), level=level, done=expecting(reported))
+        return reported
 
     def change(self, change: bytes, level: Level = Level.WRITTEN) -> list[int]:
         """Apply a change and journal it."""
-        told: list[int] = []
-        self.log.change(change, level=level, done=expecting(told))
+        reported: list[int] = []
+        self.log.change(change, level=level, done=expecting(reported))
         self.memory.apply(change)
-        return told
+        return reported
 
     def settle(self) -> None:
         """Until everything is synced and every full slot is sealed."""
-        told: list[int] = []
-        self.log.barrier(Level.SYNCED, expecting(told))
-        self.loop.run_until(lambda: told and not self.log.sealing)
+        reported: list[int] = []
+        self.log.barrier(Level.SYNCED, expecting(reported))
+        self.loop.run_until(lambda: reported and not self.log.sealing)
 
     def read(self, partition: FilePartition, offset: int = 0, bytes_max: int = 1 << 20) -> list[bytes | None]:
         """All values from ``offset`` on."""
@@ -240,11 +240,11 @@ def records_of(found: Read) -> list[Record]:
     return records
 
 
-def expecting(told: list[int]) -> Completion[int]:
+def expecting(reported: list[int]) -> Completion[int]:
     """A ``done`` that takes no error."""
 
     def done(offset: int | BrokerError) -> None:
         assert not isinstance(offset, BrokerError), offset
-        told.append(offset)
+        reported.append(offset)
 
     return done

@@ -50,12 +50,12 @@ class OnFiles:
         self._rig.settle()
 
     def run(self) -> None:
-        told: list[object] = []
+        reported: list[object] = []
         try:
-            self.log.barrier(Level.SYNCED, told.append)
+            self.log.barrier(Level.SYNCED, reported.append)
         except Unavailable:
-            told.append(None)
-        self._rig.loop.run_until(lambda: told)
+            reported.append(None)
+        self._rig.loop.run_until(lambda: reported)
         for _ in range(PASSES):
             self._rig.loop.run_pass()
 
@@ -139,36 +139,36 @@ ADDITIONS: dict[Callable[[World, Level, Completion[Any]], None], object] = {
 def test_an_addition_completes_once_and_never_inside(
     world: World, verb: Callable[[World, Level, Completion[Any]], None], level: Level
 ) -> None:
-    told: list[object] = []
-    verb(world, level, told.append)
-    assert not told, "never from inside the call that began"
+    reported: list[object] = []
+    verb(world, level, reported.append)
+    assert not reported, "never from inside the call that began"
     world.log.write()
-    assert not told, "nor from a write that another addition may need"
+    assert not reported, "nor from a write that another addition may need"
     world.run()
-    assert told == [ADDITIONS[verb]]
+    assert reported == [ADDITIONS[verb]]
 
 
 @pytest.mark.parametrize("verb", ADDITIONS, ids=lambda verb: verb.__name__)
 def test_an_addition_that_fails_completes_once_with_the_error(
     world: World, verb: Callable[[World, Level, Completion[Any]], None]
 ) -> None:
-    told: list[object] = []
-    verb(world, Level.SYNCED, told.append)
+    reported: list[object] = []
+    verb(world, Level.SYNCED, reported.append)
     world.log.change(b"so that there is something to write", level=Level.WRITTEN, done=None)
     world.fail()
     world.log.commit()
     world.run()
-    assert [type(error) for error in told] == [Unavailable]
+    assert [type(error) for error in reported] == [Unavailable]
 
 
 def test_a_verb_that_raises_completes_nothing(world: World) -> None:
-    told: list[object] = []
+    reported: list[object] = []
     with pytest.raises(Missing):
-        world.log.publish([b"u" * 16], b"change", level=Level.WRITTEN, done=told.append)
+        world.log.publish([b"u" * 16], b"change", level=Level.WRITTEN, done=reported.append)
     with pytest.raises(Missing):
-        world.partition.read(7, bytes_max=1, then=told.append)
+        world.partition.read(7, bytes_max=1, then=reported.append)
     world.run()
-    assert not told
+    assert not reported
 
 
 @pytest.mark.parametrize("offset", [0, 2], ids=["due", "not due"])
@@ -250,19 +250,19 @@ def test_what_is_not_at_hand_completes_once_and_never_inside_or_not_at_all(
     cold: Rig, verb: Callable[[FilePartition, Completion[Any]], object]
 ) -> None:
     partition = cold.log.partition(1)
-    told: list[object] = []
+    reported: list[object] = []
     taken_back: list[object] = []
     handle = verb(partition, taken_back.append)
-    waiting = verb(partition, told.append)
+    waiting = verb(partition, reported.append)
     assert isinstance(handle, Pending)
     assert isinstance(waiting, Pending)
     handle.cancel()
-    assert not told, "never from inside the call that began"
-    cold.loop.run_until(lambda: told)
+    assert not reported, "never from inside the call that began"
+    cold.loop.run_until(lambda: reported)
     for _ in range(PASSES):
         cold.loop.run_pass(0.001)
-    assert len(told) == 1
-    assert not isinstance(told[0], BrokerError), told
+    assert len(reported) == 1
+    assert not isinstance(reported[0], BrokerError), reported
     assert not taken_back
     waiting.cancel()
     handle.cancel()
@@ -272,11 +272,11 @@ def test_what_is_not_at_hand_completes_once_and_never_inside_or_not_at_all(
 def test_what_is_at_hand_is_returned_and_completes_nothing(
     world: World, verb: Callable[[Any, Completion[Any]], object]
 ) -> None:
-    told: list[object] = []
-    found = verb(world.partition, told.append)
+    reported: list[object] = []
+    found = verb(world.partition, reported.append)
     assert not isinstance(found, Pending)
     world.run()
-    assert not told
+    assert not reported
 
 
 # The parts
@@ -293,17 +293,17 @@ class Pinned:
 
 
 def test_a_read_that_was_taken_back_is_let_go() -> None:
-    told: list[object] = []
+    reported: list[object] = []
     pin = Pinned()
-    waiter: Pending[Read] = pending(told.append)
+    waiter: Pending[Read] = pending(reported.append)
     assert pending(waiter) is waiter, "asking again changes nobody's handle"
     waiter.cancel()
     assert waiter.is_over
     waiter(Read((), 0, 0, pin))
-    assert not told
+    assert not reported
     assert pin.released == 1
-    waiter = pending(told.append)
+    waiter = pending(reported.append)
     waiter(Read((), 0, 0, pin))
     waiter.cancel()
-    assert len(told) == 1
+    assert len(reported) == 1
     assert pin.released == 1, "who got it lets it go"

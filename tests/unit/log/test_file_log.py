@@ -62,15 +62,15 @@ def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
     while not rig.log.congested or rig.log._writer.capacities[0] > 4000:
         rig.append(partition, [b"." * 2000])
         rig.log.commit()
-    told: list[int] = []
-    rig.log.barrier(Level.SYNCED, lambda _: told.append(0))
-    rig.loop.run_until(lambda: told)
-    told.clear()
-    rig.log.on_relief(lambda: told.append(1))
+    reported: list[int] = []
+    rig.log.barrier(Level.SYNCED, lambda _: reported.append(0))
+    rig.loop.run_until(lambda: reported)
+    reported.clear()
+    rig.log.on_relief(lambda: reported.append(1))
     rig.loop.run_pass()
-    assert not told
+    assert not reported
     rig.log.seal_failed(Busy(ErrorCode.DISK_FULL, "disk is full"))
-    rig.loop.run_until(lambda: told)
+    rig.loop.run_until(lambda: reported)
     with pytest.raises(Busy) as refused:
         rig.append(partition, [b"refused"])
     assert refused.value.code is ErrorCode.DISK_FULL
@@ -101,12 +101,12 @@ def test_no_callback_runs_inside_an_addition(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
     rig.log.stage(TOKEN, partition, batch_of([b"first"]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
-    told: list[str] = []
+    reported: list[str] = []
 
     def publish(result: int | BrokerError) -> None:
         assert not isinstance(result, BrokerError), result
-        told.append("written")
-        rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _: told.append("published"))
+        reported.append("written")
+        rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _: reported.append("published"))
 
     rig.log.change(
         bytes(rig.log._writer.capacities[0] - rig.log._writer.write_batch.size - 5000),
@@ -115,9 +115,9 @@ def test_no_callback_runs_inside_an_addition(tmp_path: Path) -> None:
     )
     second = batch_of([b"." * 6000])
     rig.log.stage(TOKEN, partition, second, expires_at_us=NEVER, level=Level.WRITTEN, done=None)
-    assert told == [], "the first batch was written to make room for the second, and nobody told from in there"
+    assert reported == [], "the first batch was written to make room for the second, and nobody told from in there"
     rig.settle()
-    assert told == ["written", "published"]
+    assert reported == ["written", "published"]
     rig.kill()
     rig.open()
     assert rig.read(rig.log.partition(1)) == [b"first", b"." * 6000]
@@ -170,22 +170,22 @@ def test_who_is_told_while_closing_is_refused_more(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
     rig.log.commit()
-    told: list[str] = []
+    reported: list[str] = []
 
     def more(log: FileLog, level: Level) -> Completion[int]:
         def done(result: int | BrokerError) -> None:
             assert not isinstance(result, BrokerError), result
             try:
-                log.append(partition, batch_of([b"more"]), level=level, done=lambda _: told.append("answered"))
+                log.append(partition, batch_of([b"more"]), level=level, done=lambda _: reported.append("answered"))
             except Unavailable:
-                told.append("refused")
+                reported.append("refused")
 
         return done
 
     rig.log.append(partition, batch_of([b"one"]), level=Level.WRITTEN, done=more(rig.log, Level.SYNCED))
     rig.log.append(partition, batch_of([b"two"]), level=Level.SYNCED, done=more(rig.log, Level.WRITTEN))
     rig.log.close()
-    assert sorted(told) == ["answered", "refused"]
+    assert sorted(reported) == ["answered", "refused"]
     rig.loop.run_pass()
     rig.open()
     assert rig.read(rig.log.partition(1)) == [b"one", b"two", b"more"]
@@ -197,16 +197,16 @@ def test_no_commit_is_scheduled_for_whoever_commits_soon(tmp_path: Path) -> None
     partition = rig.log.open_partition(1)
     rig.settle()
     rig.log.hold()
-    told = rig.append(partition, [b"held"])
+    reported = rig.append(partition, [b"held"])
     rig.loop.run_pass()
     assert rig.log.uncommitted
     rig.log.commit()
-    assert told == [0]
-    told = rig.append(partition, [b"behind it"])
+    assert reported == [0]
+    reported = rig.append(partition, [b"behind it"])
     rig.loop.run_pass()
-    assert told == [1], "nobody holds it any more"
-    told = rig.append(partition, [b"before it is held"])
+    assert reported == [1], "nobody holds it any more"
+    reported = rig.append(partition, [b"before it is held"])
     rig.log.hold()
     rig.loop.run_pass()
-    assert told == [2], "what was scheduled stays so"
+    assert reported == [2], "what was scheduled stays so"
     rig.log.close()

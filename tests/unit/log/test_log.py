@@ -40,11 +40,11 @@ def fill_slot(rig: Rig, partition: FilePartition) -> None:
 def test_a_turn_is_written_by_the_loop(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
-    told = rig.append(partition, [b"a", b"b"])
+    reported = rig.append(partition, [b"a", b"b"])
     more = rig.append(partition, [b"c"])
-    assert (told, more, partition.next_offset) == ([], [], 0)
+    assert (reported, more, partition.next_offset) == ([], [], 0)
     rig.loop.run_pass()
-    assert (told, more, partition.next_offset) == ([0], [2], 3)
+    assert (reported, more, partition.next_offset) == ([0], [2], 3)
     assert rig.read(partition) == [b"a", b"b", b"c"]
     rig.log.close()
 
@@ -52,12 +52,12 @@ def test_a_turn_is_written_by_the_loop(tmp_path: Path) -> None:
 def test_small_batches_of_a_turn_are_merged(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
-    told = [rig.append(which, [b"%d" % number]) for number in range(50) for which in (partition, other)]
+    reported = [rig.append(which, [b"%d" % number]) for number in range(50) for which in (partition, other)]
     keyed: list[int] = []
     rig.log.append(partition, from_records([Record(b"v", key=b"k")]), level=Level.WRITTEN, done=expecting(keyed))
     large = rig.append(partition, [b"x" * 5000])
     rig.log.commit()
-    assert [offset for (offset,) in told[::2]] == [offset for (offset,) in told[1::2]] == list(range(50))
+    assert [offset for (offset,) in reported[::2]] == [offset for (offset,) in reported[1::2]] == list(range(50))
     assert (keyed, large) == ([50], [51])
     assert (len(partition.tail), len(other.tail)) == (3, 1)
     assert rig.read(partition)[:51] == [*(b"%d" % number for number in range(50)), b"v"]
@@ -131,11 +131,11 @@ def test_durability_synced_raises_everything(tmp_path: Path) -> None:
     partition = rig.log.open_partition(1)
     woken: list[int] = []
     rig.log.wait(partition, 0, lambda: woken.append(partition.readable_offset))
-    told = rig.append(partition, [b"a"], Level.MEMORY)
+    reported = rig.append(partition, [b"a"], Level.MEMORY)
     rig.log.commit()
-    assert (told, partition.readable_offset, partition.next_offset) == ([], 0, 1)
+    assert (reported, partition.readable_offset, partition.next_offset) == ([], 0, 1)
     assert not rig.read_once(partition, 0).chunks
-    rig.loop.run_until(lambda: told)
+    rig.loop.run_until(lambda: reported)
     rig.loop.run_until(lambda: woken)
     assert (partition.readable_offset, woken) == (1, [1])
     rig.log.close()
@@ -153,9 +153,9 @@ def test_barrier_follows_what_was_committed(tmp_path: Path) -> None:
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"a"])
-    told: list[int] = []
-    rig.log.barrier(Level.SYNCED, expecting(told))
-    rig.loop.run_until(lambda: told)
+    reported: list[int] = []
+    rig.log.barrier(Level.SYNCED, expecting(reported))
+    rig.loop.run_until(lambda: reported)
     again: list[int] = []
     rig.log.barrier(Level.SYNCED, expecting(again))
     rig.log.commit()
@@ -169,11 +169,11 @@ def test_barrier_follows_what_was_committed(tmp_path: Path) -> None:
 def test_a_full_journal_is_busy_and_recovers(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_count_max=2))
     partition = rig.log.open_partition(1)
-    told: list[list[int]] = []
+    reported: list[list[int]] = []
 
     def append_for_ever() -> None:
         while True:
-            told.append(rig.append(partition, [b"x" * 1000]))
+            reported.append(rig.append(partition, [b"x" * 1000]))
             rig.log.commit()
 
     with pytest.raises(Busy) as refused:
@@ -186,7 +186,7 @@ def test_a_full_journal_is_busy_and_recovers(tmp_path: Path) -> None:
     rig.loop.run_until(lambda: relieved)
     rig.append(partition, [b"y"])
     rig.settle()
-    assert len(rig.read(partition)) == len(told) + 1
+    assert len(rig.read(partition)) == len(reported) + 1
     rig.log.close()
 
 
@@ -196,9 +196,9 @@ def test_a_full_disk_refuses_appends_only(tmp_path: Path) -> None:
     with pytest.raises(Busy) as refused:
         rig.append(partition, [b"x"])
     assert refused.value.code is ErrorCode.DISK_FULL
-    told = rig.change(b"still possible")
+    reported = rig.change(b"still possible")
     rig.log.commit()
-    assert told == [-1]
+    assert reported == [-1]
     rig.log.close()
 
 
@@ -241,14 +241,14 @@ def stage(rig: Rig, partition: FilePartition, token: bytes, values: list[bytes],
 
 
 def publish(rig: Rig, tokens: Sequence[bytes]) -> list[Sequence[tuple[int, int, int]]]:
-    told: list[Sequence[tuple[int, int, int]]] = []
+    reported: list[Sequence[tuple[int, int, int]]] = []
 
     def done(ranges: Sequence[tuple[int, int, int]] | BrokerError) -> None:
         assert not isinstance(ranges, BrokerError), ranges
-        told.append(ranges)
+        reported.append(ranges)
 
     rig.log.publish(tokens, b"published", level=Level.WRITTEN, done=done)
-    return told
+    return reported
 
 
 def test_publish_numbers_in_token_order(tmp_path: Path) -> None:
@@ -260,10 +260,10 @@ def test_publish_numbers_in_token_order(tmp_path: Path) -> None:
     stage(rig, two, other, [b"o3"])
     rig.append(one, [b"before"])
     assert rig.log.staged_partitions([other]) == {1, 2}
-    told = publish(rig, [other, TOKEN])
+    reported = publish(rig, [other, TOKEN])
     rig.append(one, [b"after"])
     rig.log.commit()
-    assert told == [[(1, 1, 4), (2, 0, 1)]]
+    assert reported == [[(1, 1, 4), (2, 0, 1)]]
     assert rig.read(one) == [b"before", b"o1", b"o2", b"t1", b"after"]
     assert rig.read(two) == [b"o3"]
     with pytest.raises(Missing):
@@ -315,9 +315,9 @@ def test_staged_bytes_outlive_their_slot_and_the_process(tmp_path: Path) -> None
     rig.open()
     partition = rig.log.partition(1)
     before = partition.next_offset
-    told = publish(rig, [TOKEN])
+    reported = publish(rig, [TOKEN])
     rig.log.commit()
-    assert told == [[(1, before, before + 1)]]
+    assert reported == [[(1, before, before + 1)]]
     fill_slot(rig, partition)
     rig.settle()
     assert rig.read(partition, before)[0] == b"staged"
@@ -517,9 +517,9 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
 def test_a_closed_log_refuses(tmp_path: Path) -> None:
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(1)
-    told = rig.append(partition, [b"v"], Level.SYNCED)
+    reported = rig.append(partition, [b"v"], Level.SYNCED)
     rig.log.close()
-    assert told == [0], "closing syncs and tells"
+    assert reported == [0], "closing syncs and tells"
     rig.log.close()
     with pytest.raises(Unavailable) as refused:
         rig.append(partition, [b"w"])

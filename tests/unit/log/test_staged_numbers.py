@@ -39,9 +39,9 @@ def check_staged_survives(rig: Rig) -> None:
     rig.open()
     partition = rig.log.partition(1)
     before = partition.next_offset
-    told = publish(rig, [TOKEN])
+    reported = publish(rig, [TOKEN])
     rig.log.commit()
-    assert told == [[(1, before, before + 1)]]
+    assert reported == [[(1, before, before + 1)]]
     fill_slot(rig, partition)
     rig.settle()
     rig.kill()

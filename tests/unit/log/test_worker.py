@@ -13,16 +13,16 @@ from tests.unit.log.rig import RigLoop
 
 
 def run(worker: ThreadWorker, loop: RigLoop, error: BaseException | None) -> int | BrokerError:
-    told: list[int | BrokerError] = []
+    reported: list[int | BrokerError] = []
 
     def job() -> int:
         if error is not None:
             raise error
         return 7
 
-    worker.run(job, told.append)
-    loop.run_until(lambda: told)
-    return told[0]
+    worker.run(job, reported.append)
+    loop.run_until(lambda: reported)
+    return reported[0]
 
 
 def test_every_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def lines() -> Iterator[list[Any]]:
     structlog.configure(**usual)
 
 
-def told(path: Path) -> list[dict[str, object]]:
+def reported(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -38,7 +38,7 @@ def test_an_event_is_a_line(tmp_path: Path, lines: list[Any]) -> None:
     audit.record(REFUSED)
     audit.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    (line,) = told(path)
+    (line,) = reported(path)
     facts = {"action": "login", "outcome": "refused", "user": "eve\x1b", "peer": "10.0.0.1:5"}
     assert facts.items() <= line.items()
     assert "\x1b" not in path.read_text()
@@ -55,7 +55,7 @@ def test_repeated_events_are_counted_instead_of_written(tmp_path: Path, lines: l
     clock.advance(WINDOW_S)
     audit.sweep()
     audit.close()
-    kept = told(tmp_path / "audit")
+    kept = reported(tmp_path / "audit")
     assert len(kept) == LINES_MAX + 2, "another address is another line"
     assert kept[-1]["left_out"] == 5
     assert kept[-1]["by"] == "10.0.0.1"
@@ -70,7 +70,7 @@ def test_reopen_creates_the_file_again_after_rotation(tmp_path: Path, lines: lis
     audit.reopen()
     audit.record(REFUSED)
     audit.close()
-    assert (len(told(tmp_path / "audit.1")), len(told(path))) == (2, 1)
+    assert (len(reported(tmp_path / "audit.1")), len(reported(path))) == (2, 1)
 
 
 def test_a_write_error_is_logged_and_does_not_raise(lines: list[Any]) -> None:

@@ -61,9 +61,9 @@ def test_errors_of_the_child_process_are_raised_in_the_parent(
     def broken(*_: object, **__: object) -> Objects:
         raise AssertionError
 
-    for opened, told in ((silent, "it does not answer"), (broken, "the bucket cannot be read")):
+    for opened, reported in ((silent, "it does not answer"), (broken, "the bucket cannot be read")):
         monkeypatch.setattr(bucket_look, "open_bucket", opened)
-        with pytest.raises(Unavailable, match=told):
+        with pytest.raises(Unavailable, match=reported):
             look(config)
 
 

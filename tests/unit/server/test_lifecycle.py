@@ -136,7 +136,7 @@ def test_a_signal_during_a_loss_of_leadership_stops_cleanly(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("is_open", "listener", "told"),
+    ("is_open", "listener", "reported"),
     [
         (True, "iggy", "without authentication"),
         (True, "iggy-tls", "without authentication"),
@@ -144,11 +144,11 @@ def test_a_signal_during_a_loss_of_leadership_stops_cleanly(monkeypatch: pytest.
         (False, "iggy-tls", None),
     ],
 )
-def test_insecure_settings_are_logged(is_open: bool, listener: str, told: str | None) -> None:
+def test_insecure_settings_are_logged(is_open: bool, listener: str, reported: str | None) -> None:
     access = cast(Access, SimpleNamespace(is_open=is_open))
     listening = cast(Listener, SimpleNamespace(name=listener, address=Address("0.0.0.0", 8090)))
     with capture_logs() as lines:
         lifecycle._announce(replace(SILENT, insecure=True), [listening], access)
     [*warnings] = [line["event"] for line in lines if line["log_level"] == "warning"]
-    assert len(warnings) == (told is not None)
-    assert all(told in warning for warning in warnings if told)
+    assert len(warnings) == (reported is not None)
+    assert all(reported in warning for warning in warnings if reported)

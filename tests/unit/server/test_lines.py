@@ -62,8 +62,8 @@ def test_the_next_window_has_lines_again(lines: Lines) -> None:
     for _ in range(LINES_MAX + 1):
         lines.log.warning("far away")
     assert len(lines.capture.entries) == 2 * LINES_MAX
-    (told,) = lines.sweep(stopping=True)
-    assert (told["log_level"], told["more"]) == ("warning", 1)
+    (reported,) = lines.sweep(stopping=True)
+    assert (reported["log_level"], reported["more"]) == ("warning", 1)
 
 
 def test_critical_lines_are_always_written(lines: Lines) -> None:

@@ -191,10 +191,10 @@ def test_nothing_is_sent_to_an_untrusted_machine(
 
     with capture_logs() as lines:
         asyncio.run(run())
-    told = said(lines, FORWARD + "'s certificate is not trusted")
-    assert len(told) == 2
-    assert reason in told[0]["reason"]
-    assert remedy in told[0]["remedy"]
+    reported = said(lines, FORWARD + "'s certificate is not trusted")
+    assert len(reported) == 2
+    assert reason in reported[0]["reason"]
+    assert remedy in reported[0]["remedy"]
     assert not said(lines, REFUSED), "who is refused is told by an alert, and by nobody twice"
 
 
@@ -259,8 +259,8 @@ def test_a_link_without_a_certificate_is_rejected(certificates: Certificates, sh
 
     with capture_logs() as lines:
         assert b"V1" not in asyncio.run(run())
-    (told,) = said(lines, REFUSED)
-    assert "--tls-machine-authority" in told["remedy"]
+    (reported,) = said(lines, REFUSED)
+    assert "--tls-machine-authority" in reported["remedy"]
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Nodes, "put", put_or_fail)
     monkeypatch.setattr(standby, "NODE_INTERVAL_S", 0.01)
     monkeypatch.setattr(standby, "SILENT_S", 0.2)
-    told: list[str] = []
+    reported: list[str] = []
     deposed = Event()
 
     def on_deposed(reason: str) -> None:
-        told.append(reason)
+        reported.append(reason)
         deposed.set()
 
     config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one")
@@ -41,7 +41,7 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
     assert not deposed.wait(0.5), "it is heard"
     out.set()
     assert deposed.wait(20)
-    assert told[0] == UNHEARD
+    assert reported[0] == UNHEARD
     assert not presence.is_heard
     out.clear()
     presence.say({}, 3)
@@ -49,5 +49,5 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
     deposed.clear()
     presence.say({}, 3, on_deposed)
     assert deposed.wait(20)
-    assert told[-1] == "another broker leads under a later start"
+    assert reported[-1] == "another broker leads under a later start"
     presence.end()

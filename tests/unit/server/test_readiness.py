@@ -55,12 +55,12 @@ class PassLoop:
 
 
 class Protocol:
-    """Notes what it is told."""
+    """Notes what it is notified."""
 
     def __init__(self) -> None:
         self.transport: Any = None
         self.content = bytearray()
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.lost: list[Exception | None] = []
         self.memory = memoryview(bytearray(READ_BYTES))
         self.keeps_open = True
@@ -74,19 +74,19 @@ class Protocol:
 
     def received(self, count: int) -> None:
         self.content += self.memory[:count]
-        self.told.append("bytes")
+        self.notified.append("bytes")
         if self.when_read is not None:
             self.when_read()
 
     def eof_received(self) -> bool:
-        self.told.append("end")
+        self.notified.append("end")
         return self.keeps_open
 
     def pause_writing(self) -> None:
-        self.told.append("full")
+        self.notified.append("full")
 
     def resume_writing(self) -> None:
-        self.told.append("taken")
+        self.notified.append("taken")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.append(error)
@@ -172,7 +172,7 @@ def test_unsent_bytes_wait_and_pause_the_connection(served: Served) -> None:
     peer, protocol = served.connected()
     sent = bytes(range(256)) * (MUCH // 256)
     protocol.transport.write(sent)
-    assert protocol.told == ["full"]
+    assert protocol.notified == ["full"]
     assert 0 < protocol.transport.get_write_buffer_size() < MUCH
     protocol.transport.write(b"behind it")
     protocol.transport.writelines([b"and", b" more"])
@@ -181,7 +181,7 @@ def test_unsent_bytes_wait_and_pause_the_connection(served: Served) -> None:
         received += peer.recv(MUCH)
         served.loop.make_pass()
     assert received == sent + b"behind itand more"
-    assert protocol.told == ["full", "taken"]
+    assert protocol.notified == ["full", "taken"]
     assert protocol.transport.get_write_buffer_size() == 0
     assert not served.is_ready, "the socket can be written to, and nothing is to be written"
 
@@ -192,7 +192,7 @@ def test_many_parts_are_sent_in_order(served: Served) -> None:
     protocol.transport.writelines([*parts[:1500], b"", memoryview(b"".join(parts[1500:]))])
     assert peer.recv(1 << 20, socket.MSG_WAITALL | socket.MSG_PEEK)[:18000] == b"".join(parts)
     protocol.transport.writelines([bytes(MUCH), b"last"])
-    assert protocol.told == ["full"]
+    assert protocol.notified == ["full"]
     protocol.transport.abort()
 
 
@@ -213,7 +213,7 @@ def test_the_end_of_the_stream_is_reported_once_and_responses_are_sent(served: S
     peer.sendall(b"last words")
     peer.shutdown(socket.SHUT_WR)
     served.passes()
-    assert protocol.told == ["bytes", "end"]
+    assert protocol.notified == ["bytes", "end"]
     assert not served.is_ready
     protocol.transport.write(b"answer")
     protocol.transport.close()

@@ -21,8 +21,8 @@ async def echoing() -> AsyncIterator[Place]:
     """A leader: says what it is told, until that ends."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while told := await reader.read(100):
-            writer.write(told)
+        while reported := await reader.read(100):
+            writer.write(reported)
         writer.close()
         await writer.wait_closed()
 
@@ -43,10 +43,10 @@ async def relayed(find: Callable[[], Place | None], asked: Collection[str] = ())
             await asyncio.sleep(0)
 
 
-async def said(place: Place, told: bytes) -> bytes:
+async def said(place: Place, reported: bytes) -> bytes:
     """What comes back; nothing from who hangs up."""
     reader, writer = await asyncio.open_connection(*place)
-    writer.write(told)
+    writer.write(reported)
     try:
         return await reader.read(100)
     except ConnectionResetError:

@@ -122,11 +122,11 @@ def shard_of(*, host: str, is_advertised: bool) -> Shard:
     return shard
 
 
-@pytest.mark.parametrize(("host", "told"), [("", "10.0.0.7"), ("one.example", "one.example")])
-def test_clients_of_one_process_get_the_shared_address(host: str, told: str) -> None:
+@pytest.mark.parametrize(("host", "reported"), [("", "10.0.0.7"), ("one.example", "one.example")])
+def test_clients_of_one_process_get_the_shared_address(host: str, reported: str) -> None:
     shard = shard_of(host=host, is_advertised=False)
-    assert shard.lasting(("10.0.0.7", 9101)) == (told, 9000)
-    assert shard.lasting(("10.0.0.7", 9102)) == (told, 9999)
+    assert shard.lasting(("10.0.0.7", 9101)) == (reported, 9000)
+    assert shard.lasting(("10.0.0.7", 9102)) == (reported, 9999)
     for at in (("10.0.0.7", 9000), ("10.0.0.7", 4711)):
         assert shard.lasting(at) == at
         assert shard.alone(at) == at

@@ -31,16 +31,16 @@ def loops(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventL
 def test_a_signal_between_two_loops_is_handled_on_the_second(
     signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def turn(number: int, *, wakes: bool) -> None:
         came = asyncio.Event()
 
         def stop(found: signal.Signals) -> None:
-            told.append(f"{found.name} {number}")
+            reported.append(f"{found.name} {number}")
             came.set()
 
-        signals.listen(stop, lambda: told.append("reload"))
+        signals.listen(stop, lambda: reported.append("reload"))
         if wakes:
             loop = asyncio.get_running_loop()
             loop.call_later(0.01, os.kill, os.getpid(), signal.SIGHUP)
@@ -54,7 +54,7 @@ def test_a_signal_between_two_loops_is_handled_on_the_second(
     os.kill(os.getpid(), signal.SIGINT)
     with asyncio.Runner(loop_factory=loops) as runner:
         runner.run(turn(2, wakes=False))
-    assert told == ["reload", "SIGTERM 1", "SIGINT 2"]
+    assert reported == ["reload", "SIGTERM 1", "SIGINT 2"]
 
 
 def test_a_closed_loop_gets_no_signals(signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]) -> None:

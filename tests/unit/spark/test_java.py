@@ -86,8 +86,8 @@ def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> Non
     echo.chmod(0o755)
     shim = java.make_shim(echo, tmp_path / "shims") / "bin" / "java"
     given = ["-cp", "a b", java.VECTOR_ARGUMENT, "--add-modules=java.sql", "", "x'y\"z"]
-    told = subprocess.run([shim, *given], capture_output=True, text=True, check=True).stdout
-    assert told == "-cp|a b|--add-modules=java.sql||x'y\"z|"
+    reported = subprocess.run([shim, *given], capture_output=True, text=True, check=True).stdout
+    assert reported == "-cp|a b|--add-modules=java.sql||x'y\"z|"
 
 
 def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:

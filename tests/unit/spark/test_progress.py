@@ -23,8 +23,8 @@ def report(**source: Any) -> dict[str, Any]:
 
 
 def test_lag_is_what_was_left() -> None:
-    told = batch_progress(report(endOffset=offset(70), latestOffset=offset(100)))
-    assert told == BatchProgress(batch_id=3, records=40, rate=12.5, lag=30)
+    reported = batch_progress(report(endOffset=offset(70), latestOffset=offset(100)))
+    assert reported == BatchProgress(batch_id=3, records=40, rate=12.5, lag=30)
 
 
 def test_other_sources_have_no_lag() -> None:
@@ -34,18 +34,18 @@ def test_other_sources_have_no_lag() -> None:
 
 
 def test_what_was_left_out_is_counted() -> None:
-    told = {
+    reported = {
         **report(), "stateOperators": [{"numRowsDroppedByWatermark": 2}], "eventTime": {"watermark": "2026-01-01T10:00:00.000Z"},
         "observedMetrics": {"polywire": {"corrupt": 5, "left_out": 1}},
     }  # fmt: skip
-    batch = batch_progress(told)
+    batch = batch_progress(reported)
     assert (batch.left_out, batch.corrupt, batch.watermark) == (3, 5, "2026-01-01T10:00:00.000Z")
 
 
 def test_the_bar_shows_records_rate_and_lag() -> None:
     written = io.StringIO()
-    with progress_bar("landing", total=100, console=Console(file=written, width=120, force_terminal=True)) as told:
-        told(BatchProgress(batch_id=2, records=40, rate=1234.0, lag=60))
+    with progress_bar("landing", total=100, console=Console(file=written, width=120, force_terminal=True)) as reported:
+        reported(BatchProgress(batch_id=2, records=40, rate=1234.0, lag=60))
     text = written.getvalue()
     assert "40/100" in text
     assert "1,234 records/s" in text
@@ -56,8 +56,8 @@ def test_the_bar_shows_records_rate_and_lag() -> None:
 def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
     written = io.StringIO()
     batch = BatchProgress(0, 1_234_567, 43_210.0, 987_654, 12, 3, "2026-01-01T10:00:00.000Z")
-    with progress_bar("windows", console=Console(file=written, width=width, force_terminal=True)) as told:
-        told(batch)
+    with progress_bar("windows", console=Console(file=written, width=width, force_terminal=True)) as reported:
+        reported(batch)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue().split("\r")[-1])
     assert "…" not in shown
     assert "windows" in shown
@@ -69,9 +69,9 @@ def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
 
 def test_the_bar_ends_on_the_rate_of_the_last_batch_with_records() -> None:
     written = io.StringIO()
-    with progress_bar("windows", total=40, console=Console(file=written, width=200, force_terminal=True)) as told:
-        told(BatchProgress(batch_id=0, records=40, rate=1234.0, lag=0))
-        told(BatchProgress(batch_id=1, records=0, rate=0.0, lag=0, watermark="2026-01-01T10:00:00.000Z"))
+    with progress_bar("windows", total=40, console=Console(file=written, width=200, force_terminal=True)) as reported:
+        reported(BatchProgress(batch_id=0, records=40, rate=1234.0, lag=0))
+        reported(BatchProgress(batch_id=1, records=0, rate=0.0, lag=0, watermark="2026-01-01T10:00:00.000Z"))
     last = [line for line in written.getvalue().splitlines() if "records/s" in line][-1]
     assert "1,234 records/s" in last
     assert "watermark 2026-01-01T10:00:00" in last

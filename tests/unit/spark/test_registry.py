@@ -66,11 +66,15 @@ def test_wrong_settings_are_refused_with_the_one_meant(given: dict[str, str], re
 
 
 def test_settings_are_described() -> None:
-    told = {setting.name: setting for setting in settings_of(job)}
-    assert (told["topic"].meaning, told["topic"].required, told["topic"].default) == ("what to read", True, None)
-    assert (told["wait"].default, told["colour"].default, told["count"].default) == ("true", "red", None)
-    assert [kind_name(kind) for kind in told["names"].kinds] == ["a,b,…"]
-    assert set(told) == {"topic", "count", "speed", "wait", "place", "names", "colour", "parse"}
+    reported = {setting.name: setting for setting in settings_of(job)}
+    assert (reported["topic"].meaning, reported["topic"].required, reported["topic"].default) == (
+        "what to read",
+        True,
+        None,
+    )
+    assert (reported["wait"].default, reported["colour"].default, reported["count"].default) == ("true", "red", None)
+    assert [kind_name(kind) for kind in reported["names"].kinds] == ["a,b,…"]
+    assert set(reported) == {"topic", "count", "speed", "wait", "place", "names", "colour", "parse"}
 
 
 @pytest.mark.parametrize("name", [known.name for known in PIPELINES])

@@ -501,9 +501,9 @@ def test_a_broker_that_tells_nonsense(files: Files, monkeypatch: pytest.MonkeyPa
     honest = files.connection.locate(TOPIC, 0)
     name = Path(honest.runs[0].blob).name
     run = messages.SealedRange(lie.blob.format(name), lie.start, lie.stop, lie.first_offset, lie.next_offset)
-    told = messages.Located(honest.address, honest.mark, [run], more=False)
+    reported = messages.Located(honest.address, honest.mark, [run], more=False)
     monkeypatch.setattr(sealed, "RUN_BYTES_MIN", -(2**62))
-    monkeypatch.setattr(BulkConnection, "locate", lambda *_, **__: told)
+    monkeypatch.setattr(BulkConnection, "locate", lambda *_, **__: reported)
     assert files.read(wanted)[0] == rows
 
 
@@ -519,12 +519,12 @@ def test_what_the_wire_refuses_is_refused(files: Files) -> None:
         ReadRange(TOPIC, 0, wanted.incarnation, wanted.epoch, 0, wanted.offset_end + 9),
     ]
     for refusal in refusals:
-        told = []
+        reported = []
         for way in (True, False):
             with pytest.raises(BrokerError) as raised:
                 files.read(refusal, files=way)
-            told.append((raised.value.code, raised.value.message))
-        assert told[0] == told[1]
+            reported.append((raised.value.code, raised.value.message))
+        assert reported[0] == reported[1]
 
 
 def test_records_lost_with_an_epoch_are_refused(files: Files) -> None:

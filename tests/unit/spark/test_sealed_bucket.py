@@ -137,11 +137,11 @@ def test_every_range_is_the_same_both_ways(files: Files) -> None:
 
 
 def test_a_broker_that_is_started_again_tells_the_same_bucket(files: Files) -> None:
-    told = files.connection.locate(TOPIC, 0)
+    reported = files.connection.locate(TOPIC, 0)
     identity = find_identity(FileObjects(files.directory.parents[1]))
     assert identity is not None
-    assert told.mark == identity.mark
-    assert all(run.blob.startswith(f"{SHARD}segments/") for run in told.runs)
+    assert reported.mark == identity.mark
+    assert all(run.blob.startswith(f"{SHARD}segments/") for run in reported.runs)
 
 
 def test_small_ranges_are_not_asked_about(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,9 @@ def test_other_content_is_no_mark(data_directory: DataDirectory, tmp_path: Path,
 
 @pytest.mark.parametrize("mark", [b"", b"short", bytes(17)])
 def test_a_mark_of_the_wrong_size_is_nowhere(data_directory: DataDirectory, tmp_path: Path, mark: bytes) -> None:
-    told = replace(data_directory, mark=mark)
-    (tmp_path / MARK_FILE).write_bytes(told.content(os.getpid()))
-    assert not told.is_here()
+    reported = replace(data_directory, mark=mark)
+    (tmp_path / MARK_FILE).write_bytes(reported.content(os.getpid()))
+    assert not reported.is_here()
 
 
 @pytest.mark.parametrize("directory", ["", "/nowhere/at/all", "nul\0l"])

@@ -19,16 +19,16 @@ class Kept:
     """A ``Replay`` that keeps what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.reported: list[object] = []
 
     def restore(self, snapshot: bytes) -> None:
-        self.told.append(("restore", snapshot))
+        self.reported.append(("restore", snapshot))
 
     def apply(self, change: bytes) -> None:
-        self.told.append(change)
+        self.reported.append(change)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        self.told.append((producer_id, header.base_offset))
+        self.reported.append((producer_id, header.base_offset))
 
     def snapshot(self) -> bytes:
         return b"everything"
@@ -124,8 +124,8 @@ def test_recovery_tells_in_order_and_only_what_the_snapshot_does_not_know(log: M
     again.append(again.partition(1), batch_by(b"p", 0, 2), level=Level.WRITTEN, done=None)
     again.commit()
     again.reopen(rest)
-    assert whole.told == [b"one", (b"p", 0)]
-    assert rest.told == [("restore", b"everything"), b"two", (b"p", 2)]
+    assert whole.reported == [b"one", (b"p", 0)]
+    assert rest.reported == [("restore", b"everything"), b"two", (b"p", 2)]
 
 
 def test_a_group_has_a_limit_and_reserve_begins_a_new_one(log: MemoryLog) -> None:

@@ -44,8 +44,8 @@ def member_of(world: StoredWorld, group: str) -> str:
 def commit(peer: Any, group: str, member: str, generation: int) -> WireError:
     topics = schema.request(Api.OFFSET_COMMIT).Topics
     asked = [topics(name=TOPIC, partitions=[topics.Partitions(index=0, offset=OFFSET)])]
-    told = peer.ask(Api.OFFSET_COMMIT, 8, group_id=group, member_id=member, generation=generation, topics=asked)
-    return WireError(told.topics[0].partitions[0].error)
+    reported = peer.ask(Api.OFFSET_COMMIT, 8, group_id=group, member_id=member, generation=generation, topics=asked)
+    return WireError(reported.topics[0].partitions[0].error)
 
 
 @pytest.mark.parametrize("group", SETTLED)
@@ -53,8 +53,8 @@ def test_members_go_on_in_their_generation(world: StoredWorld, group: str) -> No
     peer, member = login(world), member_of(world, group)
     asked = {"group_id": group, "generation_id": GENERATION, "member_id": member, "instance_id": SETTLED[group]}
     assert peer.ask(Api.HEARTBEAT, 4, **asked).error == WireError.NONE
-    told = peer.ask(Api.SYNC_GROUP, 5, **asked, protocol_type="consumer", protocol_name="range", assignments=[])
-    assert (told.error, bytes(told.assignment)) == (WireError.NONE, b"of " + group.encode())
+    reported = peer.ask(Api.SYNC_GROUP, 5, **asked, protocol_type="consumer", protocol_name="range", assignments=[])
+    assert (reported.error, bytes(reported.assignment)) == (WireError.NONE, b"of " + group.encode())
     assert commit(peer, group, member, GENERATION) == WireError.NONE
     assert commit(peer, group, member, GENERATION - 1) == WireError.ILLEGAL_GENERATION
 

@@ -22,11 +22,11 @@ class Others:
     """The other shards: they follow, and know nothing of what is asked."""
 
     def __init__(self) -> None:
-        self.told: set[tuple[int, str, bool]] = set()
+        self.reported: set[tuple[int, str, bool]] = set()
         self.asked: set[tuple[str, int]] = set()
 
     def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        self.told.add((shard, decided.id, decided.commits))
+        self.reported.add((shard, decided.id, decided.commits))
         then(True)
 
     def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
@@ -59,7 +59,7 @@ def test_others_are_told_what_was_decided_and_asked_for_what_is_open(world: Stor
     others, branches = Others(), world.broker.branches
     branches.begin(others, lambda _: True)
     world.run()
-    assert others.told == {
+    assert others.reported == {
         (shard, f"{word}-{part}", word == "decided")
         for shard in SHARDS
         for word in ("decided", "dropped")
@@ -79,6 +79,6 @@ def test_what_is_open_commits_for_all(world: StoredWorld, part: str) -> None:
     broker.branches.begin(others, lambda _: True)
     broker.transactions.commit(held, done=lambda _: None)
     world.run()
-    assert {(shard, held.id, True) for shard in SHARDS} <= others.told
+    assert {(shard, held.id, True) for shard in SHARDS} <= others.reported
     assert values(login(world), 0) == [*before, b"shared %s" % part.encode()]
     broker.branches.stop()

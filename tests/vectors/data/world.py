@@ -46,9 +46,9 @@ class StoredWorld:
     def run(self) -> None:
         """Let everything happen that is due, until all of it is synced."""
         self.broker.commit()
-        told: list[object] = []
-        self.broker._log.barrier(Level.SYNCED, told.append)
-        self.loop.run_until(lambda: told)
+        reported: list[object] = []
+        self.broker._log.barrier(Level.SYNCED, reported.append)
+        self.loop.run_until(lambda: reported)
         self.loop.run_until(self._is_quiet)
         self.broker.commit()
 

@@ -46,16 +46,16 @@ def partitions(rig: Rig) -> list[FilePartition]:
 
 def published(rig: Rig, what: Sequence[bytes]) -> list[Sequence[tuple[int, int, int]]]:
     """Prepare these tokens step by step, and publish them."""
-    made, told = rig.log.prepare(), []
+    made, reported = rig.log.prepare(), []
 
     def done(ranges: Sequence[tuple[int, int, int]] | BrokerError) -> None:
         assert not isinstance(ranges, BrokerError), ranges
-        told.append(ranges)
+        reported.append(ranges)
 
     steps = sum(1 for _ in made.add(what))
     assert steps > 2 if what[0] == TOKENS[0] else steps
     rig.log.publish(made, b"published", level=Level.WRITTEN, done=done)
-    return told
+    return reported
 
 
 def expected(place: int) -> list[bytes]:
@@ -70,10 +70,10 @@ def expected(place: int) -> list[bytes]:
 
 def test_it_is_one_group_of_everything_also_over_restarts(rig: Rig, partitions: list[FilePartition]) -> None:
     rig.append(partitions[0], [b"before"])
-    told = published(rig, TOKENS)
+    reported = published(rig, TOKENS)
     rig.append(partitions[0], [b"after"])
     rig.log.commit()
-    [ranges] = told
+    [ranges] = reported
     assert {(incarnation, first) for incarnation, first, _ in ranges} == {(1, 1), (2, 0), (3, 0)}
     for again in (False, True):
         if again:

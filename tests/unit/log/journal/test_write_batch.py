@@ -44,16 +44,16 @@ def fetched(values: list[bytes], *, partition: int, epoch: int, offset: int) -> 
 def test_batches_that_were_fetched_can_be_appended_again(tmp_path: Path, numbers: list[tuple[int, int, int]]) -> None:
     rig = Rig(tmp_path)
     one, other = rig.log.open_partition(1), rig.log.open_partition(2)
-    told = [rig.append(other, [b"before"])]
+    reported = [rig.append(other, [b"before"])]
     for number, (partition, epoch, offset) in enumerate(numbers):
         batch = fetched([b"%d" % number], partition=partition, epoch=epoch, offset=offset)
         found: list[int] = []
         rig.log.append(one, batch, level=Level.WRITTEN, done=partial(_note, found))
-        told.append(found)
-    told.append(rig.append(other, [b"after"]))
-    told.append(rig.change(b"change"))
+        reported.append(found)
+    reported.append(rig.append(other, [b"after"]))
+    reported.append(rig.change(b"change"))
     rig.log.commit()
-    assert told == [[0], [0], [1], [1], [-1]]
+    assert reported == [[0], [0], [1], [1], [-1]]
     rig.kill()
     rig.open()
     assert rig.read(rig.log.partition(1)) == [b"0", b"1"]
@@ -72,11 +72,11 @@ def test_what_turns_out_not_to_merge_stays_apart(
 
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
-    told = [rig.append(partition, [b"%d" % number]) for number in range(3)]
+    reported = [rig.append(partition, [b"%d" % number]) for number in range(3)]
     with monkeypatch.context() as patch:
         patch.setattr("polywire.log.journal.merging.merge", refuse)
         rig.log.commit()
-    assert told == [[0], [1], [2]]
+    assert reported == [[0], [1], [2]]
     rig.kill()
     rig.open()
     assert rig.read(rig.log.partition(1)) == [b"0", b"1", b"2"]
@@ -117,9 +117,9 @@ def append_pairs_of_two_shapes(rig: Rig, partition: FilePartition, admitted: lis
         admitted.append(rig.log._writer.write_batch.size)
 
 
-def _note(told: list[int], offset: int | BrokerError) -> None:
+def _note(reported: list[int], offset: int | BrokerError) -> None:
     assert not isinstance(offset, BrokerError), offset
-    told.append(offset)
+    reported.append(offset)
 
 
 def test_records_behind_a_purge_of_published_ones_are_kept(tmp_path: Path) -> None:

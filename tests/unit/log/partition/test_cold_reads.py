@@ -29,13 +29,13 @@ class HeldWorker:
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Completion[Any]]] = []
 
-    def run(self, job: Callable[[], Any], told: Completion[Any]) -> None:
-        self.jobs.append((job, told))
+    def run(self, job: Callable[[], Any], reported: Completion[Any]) -> None:
+        self.jobs.append((job, reported))
 
     def work(self) -> None:
         jobs, self.jobs = self.jobs, []
-        for job, told in jobs:
-            told(attempt(job))
+        for job, reported in jobs:
+            reported(attempt(job))
 
 
 class Place:
@@ -50,7 +50,7 @@ class Place:
         self.segments = [self._segment(0, BATCHES // 2), self._segment(BATCHES // 2, BATCHES)]
         self.worker = HeldWorker()
         self.cold = ColdReads(cast(Worker, self.worker))
-        self.told: list[Window | BrokerError | None] = []
+        self.reported: list[Window | BrokerError | None] = []
 
     def _segment(self, start: int, stop: int) -> Segment:
         name = f"segments/{start}-{stop}.pws"
@@ -59,14 +59,14 @@ class Place:
         return Segment.open(self.store, name)
 
     def request(self, offset: int, room: int) -> None:
-        self.cold.request((PARTITION, offset), self.segments, self.told.append, room)
+        self.cold.request((PARTITION, offset), self.segments, self.reported.append, room)
 
 
 def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
     place = Place()
     place.request(0, 1 << 20)
     place.worker.work()
-    (window,) = place.told
+    (window,) = place.reported
     assert isinstance(window, Window)
     assert b"".join(bytes(piece.data) for piece in window.pieces) == b"".join(batch.content for batch in place.stored)
     assert [piece.end for piece in window.pieces] == [50 * BATCHES // 2, 50 * BATCHES]
@@ -77,7 +77,7 @@ def test_many_small_pieces_share_one_block() -> None:
     place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
     place.request(0, 1 << 20)
     place.worker.work()
-    (window,) = place.told
+    (window,) = place.reported
     assert isinstance(window, Window)
     assert [bytes(piece.data) for piece in window.pieces] == [batch.content for batch in place.stored]
 
@@ -86,7 +86,7 @@ def test_a_small_read_takes_one_segment() -> None:
     place = Place()
     place.request(0, 100)
     place.worker.work()
-    (window,) = place.told
+    (window,) = place.reported
     assert isinstance(window, Window)
     assert len(window.pieces) == 1
     assert bytes(window.pieces[0].data).startswith(place.stored[0].content)
@@ -100,7 +100,7 @@ def test_who_asks_for_the_same_waits_for_the_same() -> None:
     assert place.cold.requested((PARTITION, 0)) is place.segments
     place.worker.work()
     assert place.cold.requested((PARTITION, 0)) is None
-    first, second = place.told
+    first, second = place.reported
     assert first is second is place.cold.find(PARTITION, 0)
 
 
@@ -114,11 +114,11 @@ def test_what_is_being_read_while_records_go_is_for_those_who_asked_before() -> 
     jobs, place.worker.jobs = place.worker.jobs, []
     place.worker.jobs = jobs[:1]
     place.worker.work()
-    assert len(place.told) == 1
+    assert len(place.reported) == 1
     assert place.cold.find(PARTITION, 0) is None
     place.worker.jobs = jobs[1:]
     place.worker.work()
-    assert place.cold.find(PARTITION, 0) is place.told[1] is not place.told[0]
+    assert place.cold.find(PARTITION, 0) is place.reported[1] is not place.reported[0]
 
 
 def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
     place.store.delete(f"segments/0-{BATCHES // 2}.pws")
     place.request(0, 1000)
     place.worker.work()
-    assert place.told == [None]
+    assert place.reported == [None]
     assert place.cold.find(PARTITION, 0) is None
 
 

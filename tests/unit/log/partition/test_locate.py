@@ -124,8 +124,8 @@ def test_a_segment_that_is_replaced_meanwhile_is_asked_for_anew(rig: Rig) -> Non
     sealer = rig.log._sealer
     rig.loop.run_until(lambda: not sealer._running and not sealer._replacing and len(partition.runs) == 1)
     rig.loop.run_until(lambda: not any((rig.directory / name).exists() for name in replaced))
-    ((job, told),) = held
-    run(job, told)  # type: ignore[arg-type]
+    ((job, reported),) = held
+    run(job, reported)  # type: ignore[arg-type]
     rig.loop.run_until(lambda: answers)
     (answer,) = answers
     assert isinstance(answer, Located)

@@ -36,8 +36,8 @@ class Tidied(ManualRig):
             return read_info(store, name, block)
 
         def step(worker: ManualWorker) -> None:
-            job, told = worker.jobs.popleft()
-            worker._loop.call_soon_threadsafe(told, attempt(lambda: self._in_job(job)))
+            job, reported = worker.jobs.popleft()
+            worker._loop.call_soon_threadsafe(reported, attempt(lambda: self._in_job(job)))
 
         patch.setattr(ManualWorker, "step", step)
         patch.setattr(segment, "read_info", noted)

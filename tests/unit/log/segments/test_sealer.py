@@ -80,7 +80,7 @@ def test_a_flush_covers_the_group_that_frees_a_slot(tmp_path: Path, monkeypatch:
     partition, values = rig.log.open_partition(1), list[bytes]()
     fill_slot(rig, partition, values)
     positions: list[int] = []
-    write, told = rig.log._journal.write, list[int]()
+    write, reported = rig.log._journal.write, list[int]()
 
     def write_and_note(parts: Sequence[Buffer], size: int, sequence: int) -> int:
         positions.append(write(parts, size, sequence))
@@ -90,7 +90,7 @@ def test_a_flush_covers_the_group_that_frees_a_slot(tmp_path: Path, monkeypatch:
 
     def go_on(offset: int | BrokerError) -> None:
         assert not isinstance(offset, BrokerError), offset
-        told.append(offset)
+        reported.append(offset)
         rig.append(partition, [b"another group"])
         rig.log.commit()
 
@@ -100,7 +100,7 @@ def test_a_flush_covers_the_group_that_frees_a_slot(tmp_path: Path, monkeypatch:
     rig.passes()
     assert len(rig.workers["sync"].jobs) == 1
     assert len(positions) == 3, "the write batch, the names, and what a callback added"
-    assert told
+    assert reported
     rig.step("sync")
     assert flushed[0][0] <= positions[1] < flushed[0][1]
     rig.kill()

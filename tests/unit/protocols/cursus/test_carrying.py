@@ -159,32 +159,32 @@ def test_clients_are_sent_where_they_came() -> None:
 class _Places:
     """Implements ``Places`` for a process: its own port is told, or lasts no longer than it leads."""
 
-    def __init__(self, own: int, *, is_told: bool) -> None:
+    def __init__(self, own: int, *, is_reported: bool) -> None:
         self._own = own
-        self._is_told = is_told
+        self._is_reported = is_reported
 
     def lasting(self, at: tuple[str, int], /) -> tuple[str, int]:
         return at if at[1] == 9000 else ("shared.example", 9000)
 
     def alone(self, at: tuple[str, int], /) -> tuple[str, int]:
-        return (at[0], self._own) if self._is_told else at
+        return (at[0], self._own) if self._is_reported else at
 
 
-@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("is_reported", [False, True])
 @pytest.mark.parametrize("came_to", [("10.0.0.7", 9000), ("10.0.0.7", 4711)])
-def test_clients_are_sent_to_addresses_that_last(is_told: bool, came_to: tuple[str, int]) -> None:
+def test_clients_are_sent_to_addresses_that_last(is_reported: bool, came_to: tuple[str, int]) -> None:
     """Where leaders have some they are named, topic by topic; all else is said of what all processes share."""
     ports = iter((9100, 9200, 9300))
 
     def factory(broker: Broker) -> CursusLinkFactory:
-        return CursusLinkFactory(CursusFactory(broker, places=_Places(next(ports), is_told=is_told)), KEY)
+        return CursusLinkFactory(CursusFactory(broker, places=_Places(next(ports), is_reported=is_reported)), KEY)
 
     conversation = Conversation(3, MemoryShards(factory, 3))
     conversation.output.local = came_to
     host = "10.0.0.7" if came_to[1] == 9000 else "shared.example"
     for topic in TOPICS:
         assert conversation.ask(f"CREATE topic={topic} partitions=2").startswith("OK")
-        port = 9100 + 100 * shard_with(conversation, topic) if is_told else 9000
+        port = 9100 + 100 * shard_with(conversation, topic) if is_reported else 9000
         leaders = f" leaders={host}:{port},{host}:{port} "
         assert leaders in conversation.ask(f"METADATA topic={topic}")
         assert f'"leader":"{host}:9000"' in conversation.ask(f"PUBLISH topic={topic} producerId=p message=m")

@@ -167,7 +167,7 @@ def test_a_stream_that_is_too_large_is_refused_whole(peer: Dialogue) -> None:
     assert len(stream(peer, "key=a from_version=4")[1]) == 7
 
 
-Told = Callable[[Read], None]
+Reported = Callable[[Read], None]
 
 
 class Pin:
@@ -180,12 +180,12 @@ class Pin:
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Told, Read]]:
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Reported, Read]]:
     """Has every read wait for the disk; returns who waits, and for what."""
-    waiting: list[tuple[Told, Read]] = []
+    waiting: list[tuple[Reported, Read]] = []
     read = MemoryPartition.read
 
-    def later(log: MemoryPartition, offset: int, *, then: Told, **limits: Any) -> object:
+    def later(log: MemoryPartition, offset: int, *, then: Reported, **limits: Any) -> object:
         found = read(log, offset, then=lambda _: None, **limits)
         assert isinstance(found, Read)
         waiting.append((then, found))
@@ -195,15 +195,15 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Told, Read]]:
     return waiting
 
 
-def test_those_who_waited_for_the_same_bytes_take_turns(peer: Dialogue, fetched: list[tuple[Told, Read]]) -> None:
+def test_those_who_waited_for_the_same_bytes_take_turns(peer: Dialogue, fetched: list[tuple[Reported, Read]]) -> None:
     peers = [peer, *(Dialogue(peer.world) for _ in range(9))]
     peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
     for one in peers:
         one.feed(frame(b"READ_STREAM topic=ev key=a"))
     peer.pass_by()
     assert len(fetched) == len(peers)
-    for told, read in fetched:
-        told(read)
+    for reported, read in fetched:
+        reported(read)
     assert not any(one.sent for one in peers), "nothing is made from inside of what tells them"
     for one in peers:
         one.pass_by()
@@ -236,16 +236,16 @@ def test_those_who_ask_behind_one_write_batch_take_turns(peer: Dialogue, monkeyp
 
 
 def test_a_peer_that_is_gone_gives_back_what_was_fetched_for_it(
-    peer: Dialogue, fetched: list[tuple[Told, Read]]
+    peer: Dialogue, fetched: list[tuple[Reported, Read]]
 ) -> None:
     peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
     peer.feed(frame(b"READ_STREAM topic=ev key=a"))
     peer.pass_by()
-    ((told, read),) = fetched
+    ((reported, read),) = fetched
     pin = Pin()
     peer.session.close()
     peer.closed = True
-    told(replace(read, pin=pin))
+    reported(replace(read, pin=pin))
     peer.pass_by()
     assert pin.releases == 1
 

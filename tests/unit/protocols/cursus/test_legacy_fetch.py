@@ -136,8 +136,8 @@ def test_a_peer_that_is_done_gets_its_values() -> None:
 
 def test_an_error_tells_the_end_itself() -> None:
     world, peer = filled(b"x")
-    told = b'ERROR: invalid partition ID: strconv.Atoi: parsing "x": invalid syntax'
-    assert peer.say(enveloped("admin", b"CONSUME c1 x 0")) == [told]
+    reported = b'ERROR: invalid partition ID: strconv.Atoi: parsing "x": invalid syntax'
+    assert peer.say(enveloped("admin", b"CONSUME c1 x 0")) == [reported]
     assert consumed(peer, 1) == REFUSED
     world.memory.advance(2 * UNUSED_S)
     assert not peer.closed

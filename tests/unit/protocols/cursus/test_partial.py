@@ -15,7 +15,7 @@ from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_produce import batch, messages, started, stored
 
 
-def told(peer: Dialogue, *sent: dict[str, Any]) -> dict[str, Any]:
+def reported(peer: Dialogue, *sent: dict[str, Any]) -> dict[str, Any]:
     """The acknowledgement of an idempotent batch."""
     acknowledged: dict[str, Any] = json.loads(peer.ask(batch("orders", 0, list(sent), idempotent=1)))
     return acknowledged
@@ -23,19 +23,19 @@ def told(peer: Dialogue, *sent: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_gap_ends_what_is_stored() -> None:
     world, peer = started()
-    answer = told(peer, *messages(1, 2, 3, 7, 8))
+    answer = reported(peer, *messages(1, 2, 3, 7, 8))
     assert (answer["status"], answer["last_offset"]) == ("PARTIAL", 2)
     assert (answer["seq_start"], answer["seq_end"]) == (1, 3)
     assert answer["error"] == "idempotency gap for producer p: expected 4, got 7"
-    assert told(peer, *messages(4, 5))["status"] == "OK"
+    assert reported(peer, *messages(4, 5))["status"] == "OK"
     assert [record.sequence for record in stored(world, "orders")] == [1, 2, 3, 4, 5]
 
 
 def test_a_gap_behind_what_was_stored_before() -> None:
     _, peer = started()
-    told(peer, *messages(1, 2))
-    told(peer, *messages(1, pid="q"))
-    answer = told(peer, *messages(1, 2, 4))
+    reported(peer, *messages(1, 2))
+    reported(peer, *messages(1, pid="q"))
+    answer = reported(peer, *messages(1, 2, 4))
     assert (answer["status"], answer["last_offset"], answer["seq_end"]) == ("PARTIAL", 1, 2)
 
 
@@ -53,23 +53,23 @@ def test_a_message_that_is_too_long_ends_what_is_stored() -> None:
 
 def test_nothing_stored_is_an_error() -> None:
     world, peer = started()
-    answer = told(peer, *messages(2, 3, 9))
+    answer = reported(peer, *messages(2, 3, 9))
     assert (answer["status"], answer["last_offset"], answer["seq_start"], answer["seq_end"]) == ("ERROR", 0, 2, 9)
     assert stored(world, "orders") == []
 
 
 def test_a_repeat_lies_where_it_lay() -> None:
     _, peer = started()
-    first = told(peer, *messages(1, 2))
-    told(peer, *messages(1, 2, 3, pid="q"))
-    assert told(peer, *messages(1, 2)) == first
-    assert told(peer, *messages(1))["last_offset"] == 0
+    first = reported(peer, *messages(1, 2))
+    reported(peer, *messages(1, 2, 3, pid="q"))
+    assert reported(peer, *messages(1, 2)) == first
+    assert reported(peer, *messages(1))["last_offset"] == 0
 
 
 def test_a_producer_that_is_behind_learns_the_epoch() -> None:
     _, peer = started()
-    told(peer, *messages(1, epoch=3))
-    answer = told(peer, *messages(2, epoch=2))
+    reported(peer, *messages(1, epoch=3))
+    answer = reported(peer, *messages(2, epoch=2))
     assert (answer["status"], answer["producer_epoch"]) == ("ERROR", 3)
 
 
@@ -94,9 +94,9 @@ def test_a_long_batch_waits_for_a_log_that_is_busy(monkeypatch: pytest.MonkeyPat
         assert (peer.take_bodies(), 50 < tries <= 101) == ([], True)
         world.memory.advance(6.0)
         (answer,) = peer.take_bodies()
-        told = json.loads(answer)
-        assert (told["status"], len(stored(world, "orders"))) == (status, count)
-        assert told["last_offset"] == count - 1
+        reported = json.loads(answer)
+        assert (reported["status"], len(stored(world, "orders"))) == (status, count)
+        assert reported["last_offset"] == count - 1
 
 
 @pytest.mark.parametrize(("busy_s", "statuses"), [(5.0, ["OK", "OK", "OK"]), (3600.0, ["OK", "ERROR", "ERROR"])])

@@ -92,14 +92,14 @@ def test_what_is_old_goes_a_little_at_a_time() -> None:
 def test_what_was_not_stored_is_no_repeat() -> None:
     kept = Repeats(60.0, lambda: 0.0)
     digest = kept.digest(b"t", b"x")
-    told: list[object] = []
+    reported: list[object] = []
     kept.add(digest)
-    kept.stored(digest, told.append, 7)
+    kept.stored(digest, reported.append, 7)
     assert kept.has(digest)
-    kept.stored(digest, told.append, Unavailable(ErrorCode.STORAGE_FAILED, "no"))
+    kept.stored(digest, reported.append, Unavailable(ErrorCode.STORAGE_FAILED, "no"))
     assert not kept.has(digest)
-    assert told[0] == 7
-    assert isinstance(told[1], Unavailable)
+    assert reported[0] == 7
+    assert isinstance(reported[1], Unavailable)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, REPEATS_S_MAX + 1, float("nan")])

@@ -16,9 +16,9 @@ from tests.unit.protocols.cursus.test_produce import batch, messages, stored
 
 def test_every_error_of_the_broker_has_a_name_here() -> None:
     assert set(WIRE_ERRORS) == set(ErrorCode)
-    told = refused(Invalid(ErrorCode.INVALID_NAME, 'so "it" goes'))
-    assert encode_error(told, Dialect.MODERN, structured=False) == b'ERROR: invalid_name reason="so \\"it\\" goes"'
-    assert encode_error(told, Dialect.LEGACY, structured=True) == b'ERROR: so "it" goes'
+    reported = refused(Invalid(ErrorCode.INVALID_NAME, 'so "it" goes'))
+    assert encode_error(reported, Dialect.MODERN, structured=False) == b'ERROR: invalid_name reason="so \\"it\\" goes"'
+    assert encode_error(reported, Dialect.LEGACY, structured=True) == b'ERROR: so "it" goes'
 
 
 @pytest.mark.parametrize(

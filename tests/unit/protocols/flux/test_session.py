@@ -90,8 +90,8 @@ def test_a_longer_line_closes_after_what_came_before_was_answered(stream: bytes)
     peer = world.connect()
     peer.feed(b"V1|0|PRODUCE|t a:first\n" + stream)
     peer.pass_by()
-    told = b"V1|0|ERR|BAD_REQUEST|a line has more than 65536 bytes\n"
-    assert peer.take() == b"V1|0|OK|partition=1 offset=0 hw=0\n" + told
+    reported = b"V1|0|ERR|BAD_REQUEST|a line has more than 65536 bytes\n"
+    assert peer.take() == b"V1|0|OK|partition=1 offset=0 hw=0\n" + reported
     assert peer.closed == stream.endswith(b"\n"), "the end of the line is waited for"
     world.memory.advance(LINE_END_S)
     assert peer.closed

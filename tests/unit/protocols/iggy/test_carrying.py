@@ -453,9 +453,9 @@ def test_the_newest_dialect_is_told_where_messages_went() -> None:
     for peer in peers:
         details = [peer.headered(2, ident("orders") + ident(topic), code=Code.GET_TOPIC)[1] for topic in topics]
         assert len({topic[:4] for topic in details}) == 4
-        for topic, told in zip(topics, details, strict=True):
+        for topic, reported in zip(topics, details, strict=True):
             status, body = peer.headered(160, SEND.replace(b"paid", topic.encode()))
-            assert (status, body[:12]) == (0, pack("<II", 1, 0) + told[:4])
+            assert (status, body[:12]) == (0, pack("<II", 1, 0) + reported[:4])
 
 
 def test_held_polls_of_topics_in_every_shard() -> None:

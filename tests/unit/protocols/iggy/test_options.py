@@ -57,7 +57,7 @@ def u64(number: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (option(b"message_expiry", b"7 days"), typed(b"message_expiry", U64, u64(7 * DAY_US))),
         (option(b"max_topic_size", b"1 GB"), typed(b"max_topic_size", U64, u64(10**9))),
@@ -67,8 +67,8 @@ def u64(number: int) -> bytes:
         (typed(b"message_expiry", U64, u64(0)), b""),  # 0 asks for the default
     ],
 )
-def test_values_are_told_in_the_kind_of_the_catalogue(given: bytes, told: bytes) -> None:
-    assert topic_options(given).given == told
+def test_values_are_told_in_the_kind_of_the_catalogue(given: bytes, reported: bytes) -> None:
+    assert topic_options(given).given == reported
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_what_was_given_is_patched() -> None:
 
 def test_the_record_of_a_topic_tells_what_is_so_unasked() -> None:
     given = topic_options(option(b"message_expiry", b"1 day")).given
-    told = encode_options(given, 2, DAY_US, 5000, today=False)
-    size = int.from_bytes(told[:4], "little")
-    asked, unasked = parse_options(told[4 : 4 + size]), parse_options(told[8 + size :])
+    reported = encode_options(given, 2, DAY_US, 5000, today=False)
+    size = int.from_bytes(reported[:4], "little")
+    asked, unasked = parse_options(reported[4 : 4 + size]), parse_options(reported[8 + size :])
     assert asked == {b"message_expiry": (U64, u64(DAY_US))}
     assert unasked[b"compression_algorithm"] == (
         TEXT,

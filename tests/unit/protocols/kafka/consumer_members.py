@@ -41,19 +41,19 @@ class Consumer:
 
     def beat(self, **fields: Any) -> Any:
         """Give a sign of life, and do as is told."""
-        told = self.client.ask(HEARTBEAT, 1, **self.fields(**fields))
-        self.told(told)
-        return told
+        reported = self.client.ask(HEARTBEAT, 1, **self.fields(**fields))
+        self.reported(reported)
+        return reported
 
-    def told(self, told: Any) -> None:
+    def reported(self, reported: Any) -> None:
         """Do as is told."""
-        if told.error:
+        if reported.error:
             self.epoch, self.reading, self.owned = 0, {}, None
             return
         self.owned = {id_: list(held) for id_, held in self.reading.items()}
-        self.epoch = told.member_epoch
-        if told.assignment is not None:
-            self.reading = {one.topic_id: list(one.partitions) for one in told.assignment.topic_partitions}
+        self.epoch = reported.member_epoch
+        if reported.assignment is not None:
+            self.reading = {one.topic_id: list(one.partitions) for one in reported.assignment.topic_partitions}
 
     def reads(self) -> dict[str, list[int]]:
         """Partitions that it reads, by topic's name."""

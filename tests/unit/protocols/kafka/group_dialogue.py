@@ -31,7 +31,7 @@ HANDLERS: dict[Api, Callable[..., Any]] = {
 }
 
 
-class Told:
+class Reported:
     """An answer, once it is known; ``body`` is what its bytes say."""
 
     def __init__(self, request: Request) -> None:
@@ -80,18 +80,18 @@ class Asker:
     def permits(self, action: Action, where: Where = None) -> bool:
         return self.broker.access.permits(self.principal, action, where)
 
-    def begin(self, api: Api, version: int, **fields: Any) -> Told:
+    def begin(self, api: Api, version: int, **fields: Any) -> Reported:
         """Ask, and leave the answer for later."""
         self.broker = self.memory.broker
         sent = encode_request(api, version, 7, schema.request(api)(**fields), client_id=self.client_id)
-        told = Told(decode_request(sent[4:]))
-        body = HANDLERS[api](self, told, told.request.body)
+        reported = Reported(decode_request(sent[4:]))
+        body = HANDLERS[api](self, reported, reported.request.body)
         if body is not None:
-            told.ok(body)
-        return told
+            reported.ok(body)
+        return reported
 
     def ask(self, api: Api, version: int, **fields: Any) -> Any:
         """Ask, and return the answer."""
-        told = self.begin(api, version, **fields)
+        reported = self.begin(api, version, **fields)
         self.memory.run()
-        return told.body
+        return reported.body

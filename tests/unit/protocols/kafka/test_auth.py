@@ -142,8 +142,8 @@ def test_a_proof(world: World, mechanism: Mechanism) -> None:
     ids=["wrong password", "no such user", "no verifier", "long"],
 )
 def test_what_is_wrong_is_answered_alike_and_ends_the_connection(world: World, name: str, password: str) -> None:
-    told: list[AuditEvent] = []
-    world.memory.broker.access.audit = told.append
+    reported: list[AuditEvent] = []
+    world.memory.broker.access.audit = reported.append
     answers = set()
     for mechanism in Mechanism:
         peer = world.connect()
@@ -156,8 +156,8 @@ def test_what_is_wrong_is_answered_alike_and_ends_the_connection(world: World, n
         answers.add((int(answer.error), answer.message, bytes(answer.auth_bytes)))
         assert is_ended(peer)
     assert answers == {(58, "wrong user or password", b"")}
-    assert {(event.action, event.outcome) for event in told} == {("login", Outcome.REFUSED)}
-    assert {event.peer for event in told} >= {peer.peer}
+    assert {(event.action, event.outcome) for event in reported} == {("login", Outcome.REFUSED)}
+    assert {event.peer for event in reported} >= {peer.peer}
 
 
 def test_nobody_learns_which_users_there_are_from_their_salts(world: World) -> None:
@@ -330,7 +330,7 @@ def test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count(world: Worl
     peer = world.connect()
     peer.ask(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
     verifier = ALICE.verifiers[0]
-    told: list[Any] = []
+    reported: list[Any] = []
     messages = b"what both have said"
     salted = hashlib.pbkdf2_hmac("sha256", PASSWORD.encode(), verifier.salt, verifier.iterations)
     key = hmac.digest(salted, b"Client Key", "sha256")
@@ -338,14 +338,14 @@ def test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count(world: Worl
     proof = bytes(a ^ b for a, b in zip(key, signature, strict=True))
     assert verifier.admits(messages, proof)
     access = world.memory.broker.access
-    access.log_in_with_proof(ALICE.name, verifier, messages, proof, told.append)
+    access.log_in_with_proof(ALICE.name, verifier, messages, proof, reported.append)
     access.configure([ConfiguredUser(ALICE.name, ALICE.password_hash, EVERYTHING)])
     end = time.monotonic() + WAIT_S_MAX
-    while not told:
+    while not reported:
         assert time.monotonic() < end
         world.memory.run()
         time.sleep(0.001)
-    assert "wrong user" in told[0].message
+    assert "wrong user" in reported[0].message
 
 
 def test_an_open_broker_lets_its_default_user_log_in() -> None:

@@ -141,51 +141,51 @@ def named(api: Api, field: str, *names: str) -> list[Any]:
 @pytest.mark.parametrize("own", range(COUNT))
 @pytest.mark.parametrize("version", [0, 1, 4, 9, 11])
 def test_every_process_tells_of_all_brokers_and_topics(processes: Processes, own: int, version: int) -> None:
-    told = Client(processes, own).ask(Api.METADATA, version, topics=None if version else [])
-    assert [(one.node_id, one.host, one.port) for one in told.brokers] == [
+    reported = Client(processes, own).ask(Api.METADATA, version, topics=None if version else [])
+    assert [(one.node_id, one.host, one.port) for one in reported.brokers] == [
         (node_of(shard), "10.0.0.7", 9100 + shard) for shard in range(COUNT)
     ]
-    leaders = {topic.name: {one.leader_id for one in topic.partitions} for topic in told.topics}
+    leaders = {topic.name: {one.leader_id for one in topic.partitions} for topic in reported.topics}
     assert leaders == {name: {node_of(processes.shards.home(name))} for name in TOPICS}
-    assert told.controller_id == (node_of(own) if version else -1)
+    assert reported.controller_id == (node_of(own) if version else -1)
 
 
 def test_all_have_one_cluster_id(processes: Processes) -> None:
-    told = [Client(processes, own).ask(Api.METADATA, topics=None).cluster_id for own in (2, 0, 1)]
-    assert told[0]
-    assert len(set(told)) == 1
-    assert {Client(processes, own).ask(Api.DESCRIBE_CLUSTER).cluster_id for own in range(COUNT)} == set(told)
+    reported = [Client(processes, own).ask(Api.METADATA, topics=None).cluster_id for own in (2, 0, 1)]
+    assert reported[0]
+    assert len(set(reported)) == 1
+    assert {Client(processes, own).ask(Api.DESCRIBE_CLUSTER).cluster_id for own in range(COUNT)} == set(reported)
 
 
 def test_who_comes_under_tls_is_sent_to_addresses_with_tls(processes: Processes) -> None:
-    told = Client(processes, 1, 9095).ask(Api.DESCRIBE_CLUSTER)
-    assert [(one.broker_id, one.port) for one in told.brokers] == [(1, 9200), (2, 9201), (3, 9202)]
-    assert told.controller_id == 2
+    reported = Client(processes, 1, 9095).ask(Api.DESCRIBE_CLUSTER)
+    assert [(one.broker_id, one.port) for one in reported.brokers] == [(1, 9200), (2, 9201), (3, 9202)]
+    assert reported.controller_id == 2
 
 
 @pytest.mark.parametrize("own", range(COUNT))
 def test_topics_that_are_named_come_in_the_order_asked_for(processes: Processes, own: int) -> None:
     names = ["dddd", "nothing", "a", "ccc"]
-    told = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", *names), may_create=False)
-    assert [(one.name, one.error) for one in told.topics] == [
+    reported = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", *names), may_create=False)
+    assert [(one.name, one.error) for one in reported.topics] == [
         (name, WireError.UNKNOWN_TOPIC_OR_PARTITION if name == "nothing" else 0) for name in names
     ]
 
 
 @pytest.mark.parametrize("own", range(COUNT))
 def test_a_topic_that_is_asked_for_begins_where_its_name_says(processes: Processes, own: int) -> None:
-    told = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "eeeee"))
-    assert [one.leader_id for one in told.topics[0].partitions] == [3, 3, 3]
+    reported = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "eeeee"))
+    assert [one.leader_id for one in reported.topics[0].partitions] == [3, 3, 3]
     assert processes.shards.shard_of("eeeee") == processes.shards.home("eeeee") == 2
 
 
 def test_a_shard_that_is_away_holds_up_nobody_elses_topics(processes: Processes) -> None:
     Client(processes).ask(Api.METADATA, topics=None)
     processes.shards.links.clear()
-    told = Client(processes).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "ccc"))
+    reported = Client(processes).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "ccc"))
     assert len(processes.shards.links) == 1, "the other shards' brokers are known"
-    assert [one.name for one in told.topics] == ["ccc"]
-    assert len(told.brokers) == COUNT
+    assert [one.name for one in reported.topics] == ["ccc"]
+    assert len(reported.brokers) == COUNT
 
 
 def test_metadata_waits_for_a_process_that_is_started_again_and_not_for_ever(processes: Processes) -> None:
@@ -195,8 +195,8 @@ def test_metadata_waits_for_a_process_that_is_started_again_and_not_for_ever(pro
     broken.break_off()
     assert client.hear(Api.METADATA, version) is None
     processes.loop.advance(LIMIT_S / 2)
-    told = client.hear(Api.METADATA, version)
-    assert [(one.name, one.error) for one in told.topics] == [("a", 0)]
+    reported = client.hear(Api.METADATA, version)
+    assert [(one.name, one.error) for one in reported.topics] == [("a", 0)]
 
 
 def test_who_does_not_answer_has_no_leader(processes: Processes) -> None:
@@ -208,8 +208,8 @@ def test_who_does_not_answer_has_no_leader(processes: Processes) -> None:
         if link._session.shared is processes.outside[1].shared:  # type: ignore[attr-defined]
             link.pause()
     processes.loop.advance(LIMIT_S)
-    told = client.hear(Api.METADATA, version)
-    assert [(one.name, one.error) for one in told.topics] == [("a", WireError.LEADER_NOT_AVAILABLE), ("ccc", 0)]
+    reported = client.hear(Api.METADATA, version)
+    assert [(one.name, one.error) for one in reported.topics] == [("a", WireError.LEADER_NOT_AVAILABLE), ("ccc", 0)]
     version = client.tell(Api.METADATA, topics=None)
     with pytest.raises(Exception, match="does not respond"):
         processes.loop.advance(LIMIT_S)
@@ -226,15 +226,15 @@ def test_records_are_taken_and_read_by_who_leads_alone(processes: Processes, own
         made(name=name, partitions=[made.Partitions(index=0, records=encode_batch([Record(b"v")]))])
         for name in (*TOPICS, "no")
     ]
-    told = client.ask(Api.PRODUCE, 9, acks=1, topics=topics)
+    reported = client.ask(Api.PRODUCE, 9, acks=1, topics=topics)
     expected = {
         name: 0 if processes.shards.home(name) == own else WireError.NOT_LEADER_OR_FOLLOWER for name in TOPICS
     } | {"no": WireError.UNKNOWN_TOPIC_OR_PARTITION}
-    assert {one.name: one.partitions[0].error for one in told.responses} == expected
+    assert {one.name: one.partitions[0].error for one in reported.responses} == expected
     asked = schema.request(Api.LIST_OFFSETS).Topics
     topics = [asked(name=name, partitions=[asked.Partitions(index=0, timestamp=-1)]) for name in (*TOPICS, "no")]
-    told = client.ask(Api.LIST_OFFSETS, topics=topics)
-    assert {one.name: one.partitions[0].error for one in told.topics} == expected
+    reported = client.ask(Api.LIST_OFFSETS, topics=topics)
+    assert {one.name: one.partitions[0].error for one in reported.topics} == expected
 
 
 def test_numbers_of_producers_differ_between_processes(processes: Processes) -> None:
@@ -244,8 +244,8 @@ def test_numbers_of_producers_differ_between_processes(processes: Processes) -> 
 
 
 def test_what_several_processes_do_not_serve_is_not_advertised(processes: Processes) -> None:
-    told = Client(processes).ask(Api.API_VERSIONS, client_software_name="test", client_software_version="1")
-    served = {one.api_key for one in told.api_keys}
+    reported = Client(processes).ask(Api.API_VERSIONS, client_software_name="test", client_software_version="1")
+    served = {one.api_key for one in reported.api_keys}
     assert served & {Api.ALTER_USER_SCRAM_CREDENTIALS, Api.BETWEEN_SHARDS} == set()
     assert Api.END_TXN in served
 
@@ -259,17 +259,17 @@ def test_topics_are_made_changed_and_deleted_wherever_they_are(processes: Proces
     made = schema.request(Api.CREATE_TOPICS).Topics
     names = [f"new-{number}" for number in range(COUNT)]
     asked = [made(name=name, num_partitions=1, replication_factor=1) for name in (*names, "a")]
-    told = client.ask(Api.CREATE_TOPICS, topics=asked)
-    assert {one.name: one.error for one in told.topics} == dict.fromkeys(names, 0) | {
+    reported = client.ask(Api.CREATE_TOPICS, topics=asked)
+    assert {one.name: one.error for one in reported.topics} == dict.fromkeys(names, 0) | {
         "a": WireError.TOPIC_ALREADY_EXISTS
     }
     assert {processes.shards.shard_of(name) for name in names} == set(range(COUNT)), "one after the other"
     grown = [schema.request(Api.CREATE_PARTITIONS).Topics(name=name, count=4, assignments=None) for name in names]
-    told = client.ask(Api.CREATE_PARTITIONS, topics=grown)
-    assert {one.name: one.error for one in told.results} == dict.fromkeys(names, 0)
+    reported = client.ask(Api.CREATE_PARTITIONS, topics=grown)
+    assert {one.name: one.error for one in reported.results} == dict.fromkeys(names, 0)
     assert [len(processes.broker(name).topic(name).partitions) for name in names] == [4] * COUNT
-    told = client.ask(Api.DELETE_TOPICS, 5, topic_names=[*names, "no"])
-    assert {one.name: one.error for one in told.responses} == dict.fromkeys(names, 0) | {
+    reported = client.ask(Api.DELETE_TOPICS, 5, topic_names=[*names, "no"])
+    assert {one.name: one.error for one in reported.responses} == dict.fromkeys(names, 0) | {
         "no": WireError.UNKNOWN_TOPIC_OR_PARTITION
     }
     assert [processes.shards.shard_of(name) for name in names] == [None] * COUNT
@@ -283,16 +283,16 @@ def test_settings_are_those_of_topics_and_of_who_was_asked(processes: Processes,
         change(resource_type=2, resource_name=name, configs=[change.Configs(name="retention.ms", value="5000")])
         for name in TOPICS
     ]
-    told = client.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=resources)
-    assert [one.error for one in told.responses] == [0] * len(TOPICS)
+    reported = client.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=resources)
+    assert [one.error for one in reported.responses] == [0] * len(TOPICS)
     asked = schema.request(Api.DESCRIBE_CONFIGS).Resources
     resources = [asked(resource_type=2, resource_name=name, configuration_keys=["retention.ms"]) for name in TOPICS]
     resources += [
         asked(resource_type=4, resource_name=str(node_of(shard)), configuration_keys=["node.id"])
         for shard in range(COUNT)
     ]
-    told = client.ask(Api.DESCRIBE_CONFIGS, resources=resources)
-    found = {(one.resource_type, one.resource_name): [each.value for each in one.configs] for one in told.results}
+    reported = client.ask(Api.DESCRIBE_CONFIGS, resources=resources)
+    found = {(one.resource_type, one.resource_name): [each.value for each in one.configs] for one in reported.results}
     assert found == {(2, name): ["5000"] for name in TOPICS} | {
         (4, str(node_of(shard))): [str(node_of(own))] if shard == own else [] for shard in range(COUNT)
     }
@@ -302,8 +302,8 @@ def test_what_was_begun_and_not_answered_is_not_begun_again(processes: Processes
     client = Client(processes)
     version = client.tell(Api.DELETE_TOPICS, 5, topic_names=["a"])
     processes.shards.links[-1].break_off()
-    told = client.hear(Api.DELETE_TOPICS, version)
-    assert [(one.name, one.error) for one in told.responses] == [("a", WireError.REQUEST_TIMED_OUT)]
+    reported = client.hear(Api.DELETE_TOPICS, version)
+    assert [(one.name, one.error) for one in reported.responses] == [("a", WireError.REQUEST_TIMED_OUT)]
 
 
 # Groups
@@ -314,9 +314,9 @@ def test_what_was_begun_and_not_answered_is_not_begun_again(processes: Processes
 def test_a_group_is_coordinated_where_its_name_says(processes: Processes, own: int, version: int) -> None:
     client = Client(processes, own)
     keys = {"coordinator_keys": ["a"]} if version >= 4 else {"key": "a"}
-    told = client.ask(Api.FIND_COORDINATOR, version, **keys)
-    told = told.coordinators[0] if version >= 4 else told
-    assert (told.error, told.node_id, told.host, told.port) == (0, 2, "10.0.0.7", 9101)
+    reported = client.ask(Api.FIND_COORDINATOR, version, **keys)
+    reported = reported.coordinators[0] if version >= 4 else reported
+    assert (reported.error, reported.node_id, reported.host, reported.port) == (0, 2, "10.0.0.7", 9101)
 
 
 def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> None:
@@ -328,12 +328,12 @@ def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> N
     assert commit(client, "a", {"a": 1}) == {"a": WireError.NOT_COORDINATOR}
     assert client.ask(Api.OFFSET_FETCH, 7, group_id="a", topics=None).error == WireError.NOT_COORDINATOR
     asked = schema.request(Api.OFFSET_FETCH).Groups
-    told = client.ask(Api.OFFSET_FETCH, 9, groups=[asked(group_id=name, topics=None) for name in ("a", "ccc")])
-    assert [(one.group_id, one.error) for one in told.groups] == [("a", WireError.NOT_COORDINATOR), ("ccc", 0)]
-    told = client.ask(Api.DESCRIBE_GROUPS, groups=["a"])
-    assert [one.error for one in told.groups] == [WireError.NOT_COORDINATOR]
-    told = client.ask(Api.DELETE_GROUPS, groups_names=["a"])
-    assert [one.error for one in told.results] == [WireError.NOT_COORDINATOR]
+    reported = client.ask(Api.OFFSET_FETCH, 9, groups=[asked(group_id=name, topics=None) for name in ("a", "ccc")])
+    assert [(one.group_id, one.error) for one in reported.groups] == [("a", WireError.NOT_COORDINATOR), ("ccc", 0)]
+    reported = client.ask(Api.DESCRIBE_GROUPS, groups=["a"])
+    assert [one.error for one in reported.groups] == [WireError.NOT_COORDINATOR]
+    reported = client.ask(Api.DELETE_GROUPS, groups_names=["a"])
+    assert [one.error for one in reported.results] == [WireError.NOT_COORDINATOR]
     assert client.ask(Api.OFFSET_DELETE, group_id="a").error == WireError.NOT_COORDINATOR
 
 
@@ -341,25 +341,25 @@ def commit(client: Client, group: str, offsets: dict[str, int], *, member: str =
     """Errors by topic of a commit for the first partitions."""
     made = schema.request(Api.OFFSET_COMMIT).Topics
     topics = [made(name=name, partitions=[made.Partitions(index=0, offset=at)]) for name, at in offsets.items()]
-    told = client.ask(Api.OFFSET_COMMIT, 9, group_id=group, member_id=member, generation=generation, topics=topics)
-    return {one.name: one.partitions[0].error for one in told.topics}
+    reported = client.ask(Api.OFFSET_COMMIT, 9, group_id=group, member_id=member, generation=generation, topics=topics)
+    return {one.name: one.partitions[0].error for one in reported.topics}
 
 
 def join(client: Client, group: str) -> tuple[str, int]:
     """Become the only member of a group; its id and generation."""
     protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=b"")
-    told = client.ask(
+    reported = client.ask(
         Api.JOIN_GROUP, 3, group_id=group, session_timeout_ms=10_000, rebalance_timeout_ms=10_000,
         protocol_type="x", protocols=[protocol],
     )  # fmt: skip
-    assert not told.error
-    assignment = schema.request(Api.SYNC_GROUP).Assignments(member_id=told.member_id, assignment=b"")
+    assert not reported.error
+    assignment = schema.request(Api.SYNC_GROUP).Assignments(member_id=reported.member_id, assignment=b"")
     synced = client.ask(
-        Api.SYNC_GROUP, 3, group_id=group, member_id=told.member_id, generation_id=told.generation_id,
+        Api.SYNC_GROUP, 3, group_id=group, member_id=reported.member_id, generation_id=reported.generation_id,
         assignments=[assignment],
     )  # fmt: skip
     assert not synced.error
-    return told.member_id, told.generation_id
+    return reported.member_id, reported.generation_id
 
 
 def test_positions_lie_with_their_topics_and_home_tells_of_all(processes: Processes) -> None:
@@ -374,10 +374,10 @@ def test_positions_lie_with_their_topics_and_home_tells_of_all(processes: Proces
         assert {number: one.offset for number, one in held.items()} == {0: at}
     asked = schema.request(Api.OFFSET_FETCH)
     for topics in (None, [asked.Groups.Topics(name=name, indexes=[0]) for name in TOPICS]):
-        told = client.ask(Api.OFFSET_FETCH, 9, groups=[asked.Groups(group_id="a", topics=topics)])
-        assert {one.name: one.partitions[0].offset for one in told.groups[0].topics} == offsets
-        told = client.ask(Api.OFFSET_FETCH, 5, group_id="a", topics=topics)
-        assert {one.name: one.partitions[0].offset for one in told.topics} == offsets
+        reported = client.ask(Api.OFFSET_FETCH, 9, groups=[asked.Groups(group_id="a", topics=topics)])
+        assert {one.name: one.partitions[0].offset for one in reported.groups[0].topics} == offsets
+        reported = client.ask(Api.OFFSET_FETCH, 5, group_id="a", topics=topics)
+        assert {one.name: one.partitions[0].offset for one in reported.topics} == offsets
 
 
 def test_who_is_no_member_stores_nothing_anywhere(processes: Processes) -> None:
@@ -412,8 +412,8 @@ def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> Non
     assert commit(second, "a", {"bb": 9}, member=member, generation=later) == {"bb": 0}
     held._pump = pump  # type: ignore[method-assign]
     held._pump()
-    told = first.hear(Api.OFFSET_COMMIT, version)
-    assert told.topics[0].partitions[0].error == WireError.ILLEGAL_GENERATION
+    reported = first.hear(Api.OFFSET_COMMIT, version)
+    assert reported.topics[0].partitions[0].error == WireError.ILLEGAL_GENERATION
     assert processes.broker("bb").classic.positions("a", "bb")[0].offset == 9
 
 
@@ -427,32 +427,34 @@ def test_tools_are_told_of_each_group_by_its_home_alone(processes: Processes) ->
     ]
     assert found == [set(), {("a", "Stable")}, {("bb", "Empty")}]
     assert [one.group_id for one in Client(processes, 1).ask(Api.LIST_GROUPS, states_filter=["Empty"]).groups] == []
-    told = Client(processes, 2).ask(Api.DESCRIBE_GROUPS, groups=["bb", "gone5"])
-    assert [(one.group_id, one.error, one.group_state) for one in told.groups] == [
+    reported = Client(processes, 2).ask(Api.DESCRIBE_GROUPS, groups=["bb", "gone5"])
+    assert [(one.group_id, one.error, one.group_state) for one in reported.groups] == [
         ("bb", 0, "Empty"),
         ("gone5", WireError.GROUP_ID_NOT_FOUND, "Dead"),
     ]
-    told = Client(processes, 1).ask(Api.DESCRIBE_GROUPS, groups=["a"])
-    assert [(one.group_state, len(one.members)) for one in told.groups] == [("Stable", 1)]
+    reported = Client(processes, 1).ask(Api.DESCRIBE_GROUPS, groups=["a"])
+    assert [(one.group_state, len(one.members)) for one in reported.groups] == [("Stable", 1)]
 
 
 def test_a_group_is_deleted_in_all_shards_or_where_it_has_members_in_none(processes: Processes) -> None:
     client = Client(processes, 1)
     member, generation = join(client, "a")
     commit(client, "a", dict.fromkeys(TOPICS, 1), member=member, generation=generation)
-    told = client.ask(Api.DELETE_GROUPS, groups_names=["a", "dddd"])
-    assert [(one.group_id, one.error) for one in told.results] == [
+    reported = client.ask(Api.DELETE_GROUPS, groups_names=["a", "dddd"])
+    assert [(one.group_id, one.error) for one in reported.results] == [
         ("a", WireError.NON_EMPTY_GROUP),
         ("dddd", WireError.GROUP_ID_NOT_FOUND),
     ]
     assert all(processes.broker(name).classic.positions("a", name) for name in TOPICS)
     client.ask(Api.LEAVE_GROUP, 0, group_id="a", member_id=member)
     made = schema.request(Api.OFFSET_DELETE).Topics
-    told = client.ask(Api.OFFSET_DELETE, group_id="a", topics=[made(name="bb", partitions=[made.Partitions(index=0)])])
-    assert [(one.name, one.partitions[0].error) for one in told.topics] == [("bb", 0)]
+    reported = client.ask(
+        Api.OFFSET_DELETE, group_id="a", topics=[made(name="bb", partitions=[made.Partitions(index=0)])]
+    )
+    assert [(one.name, one.partitions[0].error) for one in reported.topics] == [("bb", 0)]
     assert not processes.broker("bb").classic.positions("a", "bb")
-    told = client.ask(Api.DELETE_GROUPS, groups_names=["a"])
-    assert [one.error for one in told.results] == [0]
+    reported = client.ask(Api.DELETE_GROUPS, groups_names=["a"])
+    assert [one.error for one in reported.results] == [0]
     assert not any(processes.broker(name).classic.positions("a", name) for name in TOPICS)
 
 
@@ -483,9 +485,9 @@ def test_who_has_logged_in_is_the_same_at_other_processes(
     client.ask(Api.SASL_HANDSHAKE, mechanism=PLAIN)
     version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
     end = time.monotonic() + WAIT_S
-    while (told := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
+    while (reported := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
         assert time.monotonic() < end, "passwords are looked at in a thread"
-    assert not told.error
+    assert not reported.error
     found = client.ask(Api.METADATA, topics=None)
     assert {one.name for one in found.topics} == topics
     found = client.ask(Api.DELETE_TOPICS, 5, topic_names=[*TOPICS])

@@ -28,8 +28,8 @@ def test_there_is_nothing_to_elect_or_to_move(world: World) -> None:
     peer = world.connect()
     made = schema.request(Api.ELECT_LEADERS).TopicPartitions
     asked = [made(topic="a", partitions=[0, 1, 2]), made(topic="none", partitions=[0])]
-    told = peer.ask(Api.ELECT_LEADERS, topic_partitions=asked).replica_election_results
-    assert [[(one.partition_id, one.error) for one in entry.partition_result] for entry in told] == [
+    reported = peer.ask(Api.ELECT_LEADERS, topic_partitions=asked).replica_election_results
+    assert [[(one.partition_id, one.error) for one in entry.partition_result] for entry in reported] == [
         [(0, 84), (1, 84), (2, 3)],
         [(0, 3)],
     ]
@@ -86,8 +86,8 @@ def test_a_page_says_what_metadata_says(world: World) -> None:
 def test_more_copies_than_one_are_asked_for_where_that_is_allowed() -> None:
     def made(world: World, factor: int) -> tuple[int, int]:
         one = schema.request(Api.CREATE_TOPICS).Topics(name="t", num_partitions=1, replication_factor=factor)
-        told = world.connect().ask(Api.CREATE_TOPICS, topics=[one], validate_only=True).topics[0]
-        return told.error, told.replication_factor
+        reported = world.connect().ask(Api.CREATE_TOPICS, topics=[one], validate_only=True).topics[0]
+        return reported.error, reported.replication_factor
 
     alone, three = World(), World(kafka=KafkaSettings(replication_factor_max=3))
     assert made(alone, 1) == made(three, 1) == made(three, 3) == made(three, -1) == (WireError.NONE, 1)
@@ -143,8 +143,8 @@ def test_others_are_served_while_a_wide_answer_is_made(
 
 def test_a_wide_answer_has_everything(wide: World) -> None:
     peer = wide.connect()
-    told = peer.ask(Api.METADATA, 9, topics=None).topics
-    assert [[one.index for one in topic.partitions] for topic in told] == [list(range(PARTITIONS))]
+    reported = peer.ask(Api.METADATA, 9, topics=None).topics
+    assert [[one.index for one in topic.partitions] for topic in reported] == [list(range(PARTITIONS))]
     ends = peer.ask(Api.OFFSET_FOR_LEADER_EPOCH, topics=[ENDS]).topics
     assert [[one.partition for one in topic.partitions] for topic in ends] == [list(range(PARTITIONS))]
     sizes = peer.ask(Api.DESCRIBE_LOG_DIRS, topics=None).results[0].topics

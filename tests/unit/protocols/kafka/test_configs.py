@@ -123,8 +123,8 @@ def test_what_other_wires_set_is_told(peer: Dialogue) -> None:
     settings = replace(topic_of(peer).settings, compaction=True, retention_age_us=5_000, retention_bytes=9)
     broker.configure_topic(topic_of(peer), settings)
     _, configs = described(peer)
-    told = [configs[name].value for name in ("cleanup.policy", "retention.ms", "retention.bytes")]
-    assert told == ["compact", "5", "9"]
+    reported = [configs[name].value for name in ("cleanup.policy", "retention.ms", "retention.bytes")]
+    assert reported == ["compact", "5", "9"]
 
 
 @pytest.mark.parametrize(
@@ -272,12 +272,12 @@ def test_one_directory_holds_everything(peer: Dialogue, version: int) -> None:
 @pytest.mark.parametrize("version", range(7))
 def test_the_broker_coordinates_everything(peer: Dialogue, version: int) -> None:
     fields = {"key": "g"} if version < 4 else {"coordinator_keys": ["g", "h"]}
-    told = peer.ask(Api.FIND_COORDINATOR, version, **fields)
-    found = [told] if version < 4 else list(told.coordinators)
+    reported = peer.ask(Api.FIND_COORDINATOR, version, **fields)
+    found = [reported] if version < 4 else list(reported.coordinators)
     assert [(one.error, one.node_id, one.host, one.port) for one in found] == [(0, 1, "127.0.0.1", 9094)] * len(found)
     if version:
-        told = peer.ask(Api.FIND_COORDINATOR, version, key_type=2, **fields)
-        errors = [told.error] if version < 4 else [one.error for one in told.coordinators]
+        reported = peer.ask(Api.FIND_COORDINATOR, version, key_type=2, **fields)
+        errors = [reported.error] if version < 4 else [one.error for one in reported.coordinators]
         assert set(errors) == {WireError.INVALID_REQUEST}
 
 

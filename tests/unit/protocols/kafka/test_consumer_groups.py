@@ -338,7 +338,7 @@ def test_a_pattern_of_too_many_topics_or_one_that_takes_too_long(peer: Asker) ->
 
 def test_others_are_served_while_topics_are_looked_for(peer: Asker) -> None:
     make(peer, *(f"n{number}" for number in range(300)))
-    told = peer.begin(
+    reported = peer.begin(
         HEARTBEAT,
         1,
         group_id="g",
@@ -348,9 +348,9 @@ def test_others_are_served_while_topics_are_looked_for(peer: Asker) -> None:
         subscribed_topic_regex="n1.",
         topic_partitions=[],
     )
-    assert not told.bodies, "nothing was looked for inside of the call"
-    assert told.cancel is not None
-    told.cancel()
+    assert not reported.bodies, "nothing was looked for inside of the call"
+    assert reported.cancel is not None
+    reported.cancel()
     peer.memory.run()
-    assert not told.bodies
+    assert not reported.bodies
     assert peer.broker.consumers.names() == []

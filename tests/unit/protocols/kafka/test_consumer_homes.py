@@ -44,13 +44,13 @@ def test_topics_are_named_by_id_wherever_they_are(processes: Processes, own: int
     ids = {name: id_of(processes, name) for name in TOPICS}
     gone = b"x" * 16
     asked = [made(topic_id=id_, name=None) for id_ in (*ids.values(), gone)] + [made(name="bb")]
-    told = client.ask(Api.METADATA, 12, topics=asked, may_create=False)
-    assert [(one.name, one.topic_id, one.error) for one in told.topics] == [
+    reported = client.ask(Api.METADATA, 12, topics=asked, may_create=False)
+    assert [(one.name, one.topic_id, one.error) for one in reported.topics] == [
         *((name, id_, 0) for name, id_ in ids.items()),
         (None, gone, WireError.UNKNOWN_TOPIC_ID),
         ("bb", ids["bb"], 0),
     ]
-    leaders = {one.name: one.partitions[0].leader_id for one in told.topics if not one.error}
+    leaders = {one.name: one.partitions[0].leader_id for one in reported.topics if not one.error}
     assert leaders == {name: processes.shards.home(name) + 1 for name in TOPICS}
 
 
@@ -60,8 +60,8 @@ def test_topics_are_deleted_by_id_wherever_they_are(processes: Processes, own: i
     made = schema.request(Api.DELETE_TOPICS).Topics
     ids = [id_of(processes, name) for name in ("a", "bb")]
     asked = [*(made(name=None, topic_id=id_) for id_ in (*ids, b"x" * 16)), made(name="ccc"), made(name="no")]
-    told = client.ask(Api.DELETE_TOPICS, 6, topics=asked)
-    assert sorted((one.name or "", one.error) for one in told.responses) == [
+    reported = client.ask(Api.DELETE_TOPICS, 6, topics=asked)
+    assert sorted((one.name or "", one.error) for one in reported.responses) == [
         ("", WireError.UNKNOWN_TOPIC_ID),
         ("a", 0),
         ("bb", 0),
@@ -91,16 +91,16 @@ def test_who_is_away_does_not_hold_up_ids_of_others(processes: Processes) -> Non
     version = client.tell(Api.METADATA, 12, topics=asked)
     assert client.hear(Api.METADATA, version) is None
     processes.loop.advance(1.0)
-    told = client.hear(Api.METADATA, version)
-    assert [(one.name, one.error) for one in told.topics] == [("bb", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
+    reported = client.hear(Api.METADATA, version)
+    assert [(one.name, one.error) for one in reported.topics] == [("bb", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
 
 
 def test_many_ids_are_asked_for_in_parts(processes: Processes) -> None:
     client, made = Client(processes), schema.request(Api.METADATA).Topics
     ids = [b"%016d" % number for number in range(2 * NAMES_AT_ONCE)] + [id_of(processes, "a")]
-    told = client.ask(Api.METADATA, 12, topics=[made(topic_id=id_, name=None) for id_ in ids])
-    assert [one.name for one in told.topics if not one.error] == ["a"]
-    assert len(told.topics) == len(ids)
+    reported = client.ask(Api.METADATA, 12, topics=[made(topic_id=id_, name=None) for id_ in ids])
+    assert [one.name for one in reported.topics if not one.error] == ["a"]
+    assert len(reported.topics) == len(ids)
 
 
 def hang(processes: Processes, shard: int) -> None:
@@ -122,12 +122,16 @@ def test_pages_of_all_shards_are_one(processes: Processes, own: int, limit: int,
     found: list[tuple[str, int, int]] = []
     cursor, pages = None, 0
     while pages == 0 or cursor is not None:
-        told = client.ask(Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=names, cursor=cursor, response_partition_limit=limit)
+        reported = client.ask(
+            Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=names, cursor=cursor, response_partition_limit=limit
+        )
         pages += 1
-        assert sum(len(one.partitions) for one in told.topics) <= limit
-        for one in told.topics:
+        assert sum(len(one.partitions) for one in reported.topics) <= limit
+        for one in reported.topics:
             found += [(one.name, part.index, one.error) for part in one.partitions] or [(one.name, -1, one.error)]
-        cursor = told.next_cursor and asked.Cursor(topic_name=told.next_cursor.topic_name, index=told.next_cursor.index)
+        cursor = reported.next_cursor and asked.Cursor(
+            topic_name=reported.next_cursor.topic_name, index=reported.next_cursor.index
+        )
     missing = [("c", -1, 3), ("zz", -1, 3)] if named else []
     expected = [(name, index, 0) for name in TOPICS for index in range(2)] + missing + [("b", -1, 0)]
     assert found == sorted(expected)
@@ -140,9 +144,9 @@ def test_pages_of_all_shards_are_one(processes: Processes, own: int, limit: int,
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_member_reads_topics_of_all_shards_at_once(processes: Processes, version: int) -> None:
     member = Consumer(processes, GROUP, "m1", [*TOPICS, "no"])
-    told = member.client.ask(Api.CONSUMER_GROUP_HEARTBEAT, version, **member.fields())
-    assert not told.error
-    member.told(told)
+    reported = member.client.ask(Api.CONSUMER_GROUP_HEARTBEAT, version, **member.fields())
+    assert not reported.error
+    member.reported(reported)
     assert member.reads() == {name: [0, 1] for name in TOPICS}
     again = member.beat()
     assert (again.error, again.member_epoch, again.assignment) == (0, member.epoch, None)
@@ -153,8 +157,8 @@ def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> N
     client = Client(processes)
     fields = Consumer(processes, GROUP, "m1", ["a"]).fields()
     assert client.ask(Api.CONSUMER_GROUP_HEARTBEAT, 1, **fields).error == WireError.NOT_COORDINATOR
-    told = client.ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP, "ccc"])
-    assert {one.group_id: one.error for one in told.groups} == {
+    reported = client.ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP, "ccc"])
+    assert {one.group_id: one.error for one in reported.groups} == {
         GROUP: WireError.NOT_COORDINATOR,
         "ccc": WireError.GROUP_ID_NOT_FOUND,
     }
@@ -169,14 +173,16 @@ def test_members_share_and_hand_over_what_others_have(processes: Processes) -> N
     settle(one, two)
     assert one.reads() == {name: [0] for name in ("a", "bb", "ccc")}
     assert two.reads() == {name: [1] for name in ("a", "bb", "ccc")}
-    told = one.client.ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP]).groups[0]
-    assert (told.group_state, len(told.members)) == ("Stable", 2)
-    assert {one.topic_name for one in told.members[0].assignment.topic_partitions} == {"a", "bb", "ccc"}
+    reported = one.client.ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP]).groups[0]
+    assert (reported.group_state, len(reported.members)) == ("Stable", 2)
+    assert {one.topic_name for one in reported.members[0].assignment.topic_partitions} == {"a", "bb", "ccc"}
     one.beat(member_epoch=-1)
     settle(two)
     assert two.reads() == {"a": [0, 1], "bb": [0, 1], "ccc": [0, 1]}
-    told = Client(processes, 1).ask(Api.LIST_GROUPS)
-    assert [(one.group_id, one.group_state, one.group_type) for one in told.groups] == [(GROUP, "Stable", "consumer")]
+    reported = Client(processes, 1).ask(Api.LIST_GROUPS)
+    assert [(one.group_id, one.group_state, one.group_type) for one in reported.groups] == [
+        (GROUP, "Stable", "consumer")
+    ]
 
 
 def test_topics_that_begin_grow_and_end_elsewhere_are_noticed(processes: Processes) -> None:
@@ -228,15 +234,15 @@ def test_a_shard_that_is_away_keeps_what_it_has_and_holds_up_nobody(processes: P
     version = late.client.tell(Api.CONSUMER_GROUP_HEARTBEAT, 1, **late.fields())
     assert late.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version) is None
     processes.loop.advance(1.0)
-    told = late.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
-    assert not told.error, "what can be told now is told now"
+    reported = late.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
+    assert not reported.error, "what can be told now is told now"
     processes.loop.advance(1.5)
     version = by_pattern.client.tell(Api.CONSUMER_GROUP_HEARTBEAT, 1, **by_pattern.fields())
-    told = by_pattern.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
-    if told is None:
+    reported = by_pattern.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
+    if reported is None:
         processes.loop.advance(1.0)
-        told = by_pattern.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
-    by_pattern.told(told)
+        reported = by_pattern.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
+    by_pattern.reported(reported)
     assert by_pattern.reads() == everything
     assert member.reads() == everything
 
@@ -266,11 +272,11 @@ def commit(member: Consumer, topic: str, offsets: dict[int, int], version: int =
     made = schema.request(Api.OFFSET_COMMIT).Topics
     partitions = [made.Partitions(index=index, offset=offset) for index, offset in offsets.items()]
     name = {"name": topic} if version < 10 else {"topic_id": id_of(member.processes, topic)}
-    told = member.client.ask(
+    reported = member.client.ask(
         Api.OFFSET_COMMIT, version, group_id=member.group, member_id=member.id, generation=member.epoch,
         topics=[made(**name, partitions=partitions)],
     )  # fmt: skip
-    [entry] = told.topics
+    [entry] = reported.topics
     assert (entry.name if version < 10 else entry.topic_id) in name.values()
     return {one.index: one.error for one in entry.partitions}
 
@@ -282,8 +288,8 @@ def fetched(member: Consumer, topic: str, version: int = 9, epoch: int | None = 
     group = asked(
         group_id=member.group, member_id=member.id, member_epoch=epoch, topics=[asked.Topics(**name, indexes=[0, 1])]
     )
-    [told] = member.client.ask(Api.OFFSET_FETCH, version, groups=[group]).groups
-    return told.error or [part.offset for one in told.topics for part in one.partitions]
+    [reported] = member.client.ask(Api.OFFSET_FETCH, version, groups=[group]).groups
+    return reported.error or [part.offset for one in reported.topics for part in one.partitions]
 
 
 @pytest.mark.parametrize("version", [9, 10])
@@ -354,8 +360,8 @@ def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> Non
     assert commit(two, "bb", {1: 9}) == {1: 0}
     held._pump = pump  # type: ignore[method-assign]
     held._pump()
-    told = client.hear(Api.OFFSET_COMMIT, version)
-    errors = {part.error for part in told.topics[0].partitions}
+    reported = client.hear(Api.OFFSET_COMMIT, version)
+    errors = {part.error for part in reported.topics[0].partitions}
     assert errors == {WireError.COORDINATOR_LOAD_IN_PROGRESS}, "it is a member still, and asks again"
     assert processes.broker("bb").classic.positions(GROUP, "bb")[1].offset == 9
 
@@ -366,10 +372,10 @@ def test_positions_and_groups_in_use_are_not_deleted(processes: Processes) -> No
     commit(member, "bb", {0: 1})
     made = schema.request(Api.OFFSET_DELETE).Topics
     asked = [made(name="bb", partitions=[made.Partitions(index=0)])]
-    told = member.client.ask(Api.OFFSET_DELETE, group_id=GROUP, topics=asked)
-    assert told.topics[0].partitions[0].error == WireError.GROUP_SUBSCRIBED_TO_TOPIC
-    told = member.client.ask(Api.DELETE_GROUPS, groups_names=[GROUP])
-    assert told.results[0].error == WireError.NON_EMPTY_GROUP
+    reported = member.client.ask(Api.OFFSET_DELETE, group_id=GROUP, topics=asked)
+    assert reported.topics[0].partitions[0].error == WireError.GROUP_SUBSCRIBED_TO_TOPIC
+    reported = member.client.ask(Api.DELETE_GROUPS, groups_names=[GROUP])
+    assert reported.results[0].error == WireError.NON_EMPTY_GROUP
     member.beat(member_epoch=-1)
     assert member.client.ask(Api.DELETE_GROUPS, groups_names=[GROUP]).results[0].error == 0
     assert not processes.broker("bb").classic.positions(GROUP, "bb")
@@ -413,9 +419,9 @@ def login(client: Client, name: str) -> None:
     client.ask(Api.SASL_HANDSHAKE, mechanism=PLAIN)
     version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
     end = time.monotonic() + WAIT_S
-    while (told := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
+    while (reported := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
         assert time.monotonic() < end, "passwords are looked at in a thread"
-    assert not told.error
+    assert not reported.error
 
 
 def test_users_may_with_topics_elsewhere_what_they_may(processes: Processes) -> None:
@@ -436,8 +442,8 @@ def test_users_may_with_topics_elsewhere_what_they_may(processes: Processes) -> 
     assert by_pattern.reads() == {"a": [1]}
     made = schema.request(Api.METADATA).Topics
     asked = [made(topic_id=id_of(processes, name), name=None) for name in ("a", "bb")]
-    told = of_bob.client.ask(Api.METADATA, 12, topics=asked)
-    assert [(one.name, one.error) for one in told.topics] == [("a", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
+    reported = of_bob.client.ask(Api.METADATA, 12, topics=asked)
+    assert [(one.name, one.error) for one in reported.topics] == [("a", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
 
 
 # Beside classic members
@@ -455,15 +461,15 @@ def test_a_classic_member_shares_topics_elsewhere_with_one_of_the_newer_protocol
     def joined() -> dict[str, list[int]]:
         """Join again, and what is assigned then."""
         version = client.tell(Api.JOIN_GROUP, 3, **asked)
-        while (told := client.hear(Api.JOIN_GROUP, version)) is None:
+        while (reported := client.hear(Api.JOIN_GROUP, version)) is None:
             processes.loop.advance(1.0)
-        assert not told.error
-        asked["member_id"] = told.member_id
+        assert not reported.error
+        asked["member_id"] = reported.member_id
         synced = client.ask(
-            Api.SYNC_GROUP, 3, group_id=GROUP, member_id=told.member_id, generation_id=told.generation_id
+            Api.SYNC_GROUP, 3, group_id=GROUP, member_id=reported.member_id, generation_id=reported.generation_id
         )
         assert not synced.error
-        heartbeat = {"group_id": GROUP, "member_id": told.member_id, "generation_id": told.generation_id}
+        heartbeat = {"group_id": GROUP, "member_id": reported.member_id, "generation_id": reported.generation_id}
         asked_again.append(heartbeat)
         return {name: sorted(held) for name, held in WRITING.decode(bytes(synced.assignment)).items()}
 
@@ -482,8 +488,8 @@ def test_a_classic_member_shares_topics_elsewhere_with_one_of_the_newer_protocol
         made(name=name, partitions=[made.Partitions(index=index, offset=1) for index in range(2)])
         for name in ("bb", "ccc")
     ]
-    told = client.ask(
+    reported = client.ask(
         Api.OFFSET_COMMIT, 7, group_id=GROUP, member_id=asked["member_id"], generation=generation, topics=topics
     )
-    errors = {one.name: {part.error for part in one.partitions} for one in told.topics}
+    errors = {one.name: {part.error for part in one.partitions} for one in reported.topics}
     assert errors == {"bb": {WireError.ILLEGAL_GENERATION}, "ccc": {0}}, "of bb another reads one"

@@ -99,8 +99,14 @@ def test_offsets_out_of_range(world: World, offset: int) -> None:
     topic = make(world)
     put(world, topic, b"a", b"b")
     entry = fetched(world.connect(), topic, offset, max_wait_ms=60_000, min_bytes=1)
-    told = (entry.error, entry.high_watermark, entry.last_stable_offset, entry.log_start_offset, bytes(entry.records))
-    assert told == (WireError.OFFSET_OUT_OF_RANGE, -1, -1, -1, b"")
+    reported = (
+        entry.error,
+        entry.high_watermark,
+        entry.last_stable_offset,
+        entry.log_start_offset,
+        bytes(entry.records),
+    )
+    assert reported == (WireError.OFFSET_OUT_OF_RANGE, -1, -1, -1, b"")
 
 
 def test_below_what_was_deleted_is_out_of_range(world: World) -> None:
@@ -119,7 +125,7 @@ def test_unknown_topics_and_partitions(world: World) -> None:
     peer = world.connect()
     named = ASKED(topic="none", partitions=[ASKED.Partitions(partition=0)])
     answer = peer.ask(Api.FETCH, 12, topics=[named, asked(topic, (0, 0), (5, 0))], max_wait_ms=9_000)
-    errors = [entry.error for told in answer.responses for entry in told.partitions]
+    errors = [entry.error for reported in answer.responses for entry in reported.partitions]
     assert errors == [WireError.UNKNOWN_TOPIC_OR_PARTITION, 0, WireError.UNKNOWN_TOPIC_OR_PARTITION]
     unknown = ASKED(topic_id=b"\7" * 16, partitions=[ASKED.Partitions(partition=0)])
     entry = peer.ask(Api.FETCH, 13, topics=[unknown]).responses[0].partitions[0]

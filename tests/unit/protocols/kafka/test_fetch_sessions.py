@@ -95,7 +95,7 @@ class Consumer:
         return self.hear()
 
 
-def told(answer: Any) -> dict[tuple[str, int], list[bytes | None] | int]:
+def reported(answer: Any) -> dict[tuple[str, int], list[bytes | None] | int]:
     """Values of each partition that is in an answer, or its error."""
     return {
         (one.topic or "", entry.index): entry.error or [record.value for record in decode_batches(entry.records)]
@@ -126,11 +126,11 @@ def test_an_answer_has_what_is_new(world: World, version: int) -> None:
     consumer = Consumer(world, version)
     name = topic.name.full if version < fetch.IDS_SINCE else ""
     first = consumer.ask({topic: {0: 0, 1: 0, 2: 0}})
-    assert told(first) == {(name, 0): [], (name, 1): [b"a"], (name, 2): []}
+    assert reported(first) == {(name, 0): [], (name, 1): [b"a"], (name, 2): []}
     assert consumer.number > 0
-    assert told(consumer.ask({topic: {1: 1}})) == {}
+    assert reported(consumer.ask({topic: {1: 1}})) == {}
     put(world, topic, b"b", partition=2)
-    assert told(consumer.ask()) == {(name, 2): [b"b"]}
+    assert reported(consumer.ask()) == {(name, 2): [b"b"]}
     assert consumer.number == first.session_id
 
 
@@ -143,7 +143,7 @@ def test_a_request_that_names_nothing_is_woken_by_a_partition_that_was_named_lon
         assert not consumer.peer.sent
         put(world, topic, b"a", partition=number % 3)
         consumer.peer.pass_by()
-        assert told(consumer.hear()) == {("orders", number % 3): [b"a"]}
+        assert reported(consumer.hear()) == {("orders", number % 3): [b"a"]}
         consumer.ask({topic: {number % 3: number // 3 + 1}})
 
 
@@ -157,7 +157,7 @@ def test_a_request_that_hears_of_nothing_is_answered_in_time(world: World) -> No
     assert not consumer.peer.sent
     world.memory.advance(0.2)
     consumer.peer.pass_by()
-    assert told(consumer.hear()) == {}
+    assert reported(consumer.hear()) == {}
 
 
 def test_what_the_client_does_not_move_behind_is_sent_again(world: World) -> None:
@@ -165,7 +165,7 @@ def test_what_the_client_does_not_move_behind_is_sent_again(world: World) -> Non
     put(world, topic, b"a")
     consumer = Consumer(world)
     for _ in range(3):
-        assert told(consumer.ask({topic: {0: 0}} if not consumer.number else {})) == {("orders", 0): [b"a"]}
+        assert reported(consumer.ask({topic: {0: 0}} if not consumer.number else {})) == {("orders", 0): [b"a"]}
 
 
 def test_partitions_are_added_and_forgotten(world: World) -> None:
@@ -174,13 +174,13 @@ def test_partitions_are_added_and_forgotten(world: World) -> None:
     put(world, other, b"b")
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
-    assert told(consumer.ask({topic: {1: 1}, other: {0: 0}})) == {("orders", 1): [], ("others", 0): [b"b"]}
-    assert told(consumer.ask({}, {other: [0, 7], topic: [1]})) == {}
+    assert reported(consumer.ask({topic: {1: 1}, other: {0: 0}})) == {("orders", 1): [], ("others", 0): [b"b"]}
+    assert reported(consumer.ask({}, {other: [0, 7], topic: [1]})) == {}
     put(world, other, b"c")
     put(world, topic, b"d", partition=1)
-    assert told(consumer.ask()) == {}
+    assert reported(consumer.ask()) == {}
     put(world, topic, b"e", partition=0)
-    assert told(consumer.ask()) == {("orders", 0): [b"e"]}
+    assert reported(consumer.ask()) == {("orders", 0): [b"e"]}
     assert waits(world, other) == 0
 
 
@@ -201,7 +201,7 @@ def test_too_few_bytes_are_waited_for(world: World) -> None:
         assert not consumer.peer.sent, number
         put(world, topic, b"%d" % number * 1_100, partition=partition)
         consumer.peer.pass_by()
-    found = told(consumer.hear())
+    found = reported(consumer.hear())
     assert found == {("orders", 0): [b"0" * 1_100, b"2" * 1_100], ("orders", 1): [b"1" * 1_100]}
 
 
@@ -214,7 +214,7 @@ def test_partitions_take_turns_where_an_answer_is_too_small_for_all(world: World
         put(world, topic, *[b"a" * 100] * 4, partition=number)
     served = []
     for _ in range(16):
-        ((_, number), found), *others = told(consumer.ask({}, max_bytes=100)).items()
+        ((_, number), found), *others = reported(consumer.ask({}, max_bytes=100)).items()
         assert isinstance(found, list)
         assert found
         assert not any(values for _, values in others)
@@ -231,9 +231,9 @@ def test_errors_are_told_until_they_are_gone(world: World) -> None:
     consumer.ask({topic: {0: 0, 5: 0}})
     missing = {("orders", 5): WireError.UNKNOWN_TOPIC_OR_PARTITION}
     for _ in range(2):
-        assert told(consumer.ask({}, max_wait_ms=9_000)) == missing
-    assert told(consumer.ask({}, {topic: [5]})) == {}
-    assert told(consumer.ask({topic: {0: 9}})) == {("orders", 0): WireError.OFFSET_OUT_OF_RANGE}
+        assert reported(consumer.ask({}, max_wait_ms=9_000)) == missing
+    assert reported(consumer.ask({}, {topic: [5]})) == {}
+    assert reported(consumer.ask({topic: {0: 9}})) == {("orders", 0): WireError.OFFSET_OUT_OF_RANGE}
 
 
 def test_a_topic_that_is_deleted_is_told_and_one_of_its_name_is_read(world: World) -> None:
@@ -244,9 +244,9 @@ def test_a_topic_that_is_deleted_is_told_and_one_of_its_name_is_read(world: Worl
     assert not consumer.peer.sent
     world.memory.broker.delete_topic(topic)
     consumer.peer.pass_by()
-    assert told(consumer.hear()) == {("orders", 0): WireError.UNKNOWN_TOPIC_OR_PARTITION}
+    assert reported(consumer.hear()) == {("orders", 0): WireError.UNKNOWN_TOPIC_OR_PARTITION}
     put(world, make(world), b"new")
-    assert told(consumer.ask()) == {("orders", 0): [b"new"]}
+    assert reported(consumer.ask()) == {("orders", 0): [b"new"]}
 
 
 def test_whoever_may_not_read_any_more_reads_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_whoever_may_not_read_any_more_reads_nothing(world: World, monkeypatch: 
     monkeypatch.setattr(type(world.memory.broker.access), "authorize", denied)
     put(world, topic, b"secret")
     consumer.peer.pass_by()
-    assert told(consumer.hear()) == {("orders", 0): WireError.TOPIC_AUTHORIZATION_FAILED}
+    assert reported(consumer.hear()) == {("orders", 0): WireError.TOPIC_AUTHORIZATION_FAILED}
 
 
 def test_sessions_that_are_not_the_connections_are_refused(world: World) -> None:
@@ -282,7 +282,7 @@ def test_sessions_that_are_not_the_connections_are_refused(world: World) -> None
         answer = consumer.peer.ask(Api.FETCH, 12, session_id=number, session_epoch=epoch)
         assert (answer.error, answer.session_id, list(answer.responses)) == (error, 0, [])
     assert thief.ask().error == WireError.FETCH_SESSION_ID_NOT_FOUND
-    assert told(consumer.ask()) == {}, "none of that did anything to it"
+    assert reported(consumer.ask()) == {}, "none of that did anything to it"
 
 
 def test_a_session_has_names_or_ids(world: World) -> None:
@@ -321,7 +321,7 @@ def test_a_session_ends_when_its_client_says_so(world: World, epoch: int) -> Non
     consumer.ask({topic: {0: 0}})
     former = consumer.number
     answer = consumer.ask({topic: {0: 0}}, session_epoch=epoch)
-    assert told(answer) == {("orders", 0): [b"a"]}
+    assert reported(answer) == {("orders", 0): [b"a"]}
     assert (answer.session_id != 0) == (epoch == fetch.BEGINNING)
     assert answer.session_id != former
     assert world.factory.shared.fetch_sessions.count == (epoch == fetch.BEGINNING)
@@ -336,7 +336,7 @@ def test_epochs_begin_again_behind_the_highest(world: World) -> None:
     kept.epoch = consumer.epoch = fetch_sessions.EPOCH_MAX
     consumer.ask()
     consumer.epoch = 1
-    assert told(consumer.ask()) == {}
+    assert reported(consumer.ask()) == {}
 
 
 def test_nothing_is_left_of_a_connection_that_is_gone(world: World) -> None:
@@ -366,13 +366,13 @@ def test_there_are_not_more_than_may_be_unless_one_is_idle(world: World, monkeyp
     second.ask({topic: {0: 0}})
     assert third.ask({topic: {0: 0}}).session_id == 0, "both are in use"
     world.memory.advance(fetch_sessions.IDLE_S - 1)
-    assert told(first.ask()) == {}
+    assert reported(first.ask()) == {}
     world.memory.advance(2)
     third.epoch = 0
     third.ask({topic: {0: 0}})
     assert third.number > 0
     assert second.ask().error == WireError.FETCH_SESSION_ID_NOT_FOUND, "it was not used for longest"
-    assert told(first.ask()) == told(third.ask()) == {}
+    assert reported(first.ask()) == reported(third.ask()) == {}
 
 
 def test_they_do_not_take_more_than_may_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_they_do_not_take_more_than_may_be(world: World, monkeypatch: pytest.Mon
     consumer, small = Consumer(world), Consumer(world)
     small.ask({topic: {0: 0}})
     answer = consumer.ask({topic: dict.fromkeys(range(30), 0)})
-    assert (answer.session_id, told(answer)["orders", 29]) == (0, [b"a"]), "it is answered, without a session"
+    assert (answer.session_id, reported(answer)["orders", 29]) == (0, [b"a"]), "it is answered, without a session"
     consumer.peer.pass_by()
     consumer.epoch = 0
     consumer.ask({topic: dict.fromkeys(range(10), 0)})
@@ -392,7 +392,7 @@ def test_they_do_not_take_more_than_may_be(world: World, monkeypatch: pytest.Mon
     sessions = world.factory.shared.fetch_sessions
     assert sessions.count == 1
     assert 0 < sessions.bytes <= 2 * (fetch_sessions.PARTITION_BYTES + fetch_sessions.TOPIC_BYTES)
-    assert told(small.ask()) == {}
+    assert reported(small.ask()) == {}
 
 
 def test_an_idle_session_makes_room_for_one_that_is_larger(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +442,7 @@ def test_a_request_costs_what_has_changed(world: World, monkeypatch: pytest.Monk
     consumer.ask()
     assert calls == []
     put(world, topic, b"a", partition=1_999)
-    assert told(consumer.ask()) == {("orders", 1_999): [b"a"]}
+    assert reported(consumer.ask()) == {("orders", 1_999): [b"a"]}
     consumer.ask({topic: {1_999: 1}})
     assert calls == ["fetch", "wait"]
 

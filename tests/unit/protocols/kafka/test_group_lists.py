@@ -54,9 +54,9 @@ def test_descriptions_in_every_version(peer: Asker, version: int) -> None:
     sync(peer, member, 1)
     [stable] = describe(peer, "g", version=version)
     assert (stable.group_state, stable.protocol_type, stable.protocol_data) == ("Stable", "consumer", "range")
-    [told] = stable.members
-    assert (told.member_id, told.client_id, told.client_host) == (member, "me", "/127.0.0.1")
-    assert (bytes(told.member_metadata), bytes(told.member_assignment)) == (subscription("t"), b"mine")
+    [reported] = stable.members
+    assert (reported.member_id, reported.client_id, reported.client_host) == (member, "me", "/127.0.0.1")
+    assert (bytes(reported.member_metadata), bytes(reported.member_assignment)) == (subscription("t"), b"mine")
 
 
 def test_operations_are_told_when_asked_for(peer: Asker) -> None:
@@ -66,8 +66,8 @@ def test_operations_are_told_when_asked_for(peer: Asker) -> None:
 
 def test_groups_of_other_wires_are_described(peer: Asker) -> None:
     peer.broker.groups.join("g", "t", "m", wire="flux")
-    [told] = describe(peer, "g")
-    assert (told.group_state, [member.member_id for member in told.members]) == ("Stable", ["m"])
+    [reported] = describe(peer, "g")
+    assert (reported.group_state, [member.member_id for member in reported.members]) == ("Stable", ["m"])
     assert peer.ask(Api.DELETE_GROUPS, 2, groups_names=["g"]).results[0].error == WireError.NON_EMPTY_GROUP
 
 
@@ -76,7 +76,7 @@ def test_deletions_in_every_version(peer: Asker, version: int) -> None:
     commit(peer, group_id="positions")
     member = member_of(peer)
     answer = peer.ask(Api.DELETE_GROUPS, version, groups_names=["g", "positions", "missing"])
-    assert {told.group_id: told.error for told in answer.results} == {
+    assert {reported.group_id: reported.error for reported in answer.results} == {
         "g": WireError.NON_EMPTY_GROUP,
         "positions": WireError.NONE,
         "missing": WireError.GROUP_ID_NOT_FOUND,

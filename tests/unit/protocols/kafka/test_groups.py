@@ -20,7 +20,7 @@ from polywire.protocols.kafka.groups import AT_ONCE_MAX, group_error
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
 from polywire.protocols.kafka.subscription import WRITING, Subscription, read_subscriptions
 from polywire.testing.memory_broker import MemoryBroker
-from tests.unit.protocols.kafka.group_dialogue import Asker, Told
+from tests.unit.protocols.kafka.group_dialogue import Asker, Reported
 
 JOIN, SYNC = Api.JOIN_GROUP, Api.SYNC_GROUP
 LAST = SERVED[JOIN].last
@@ -47,7 +47,7 @@ def subscription(*topics: str, version: int = 3) -> bytes:
     return struct.pack(">hi", version, len(topics)) + names + struct.pack(">i", -1)
 
 
-def begin_join(peer: Asker, member: str = "", *, version: int = LAST, **fields: Any) -> Told:
+def begin_join(peer: Asker, member: str = "", *, version: int = LAST, **fields: Any) -> Reported:
     asked: dict[str, Any] = {
         "group_id": "g",
         "session_timeout_ms": 10_000,
@@ -61,9 +61,9 @@ def begin_join(peer: Asker, member: str = "", *, version: int = LAST, **fields: 
 
 
 def join(peer: Asker, member: str = "", *, version: int = LAST, **fields: Any) -> Any:
-    told = begin_join(peer, member, version=version, **fields)
+    reported = begin_join(peer, member, version=version, **fields)
     peer.memory.run()
-    return told.body
+    return reported.body
 
 
 def member_of(peer: Asker, **fields: Any) -> str:
@@ -75,7 +75,7 @@ def member_of(peer: Asker, **fields: Any) -> str:
     return str(given.member_id)
 
 
-def begin_sync(peer: Asker, member: str, generation: int, *, version: int = 5, **fields: Any) -> Told:
+def begin_sync(peer: Asker, member: str, generation: int, *, version: int = 5, **fields: Any) -> Reported:
     assignment = schema.request(SYNC).Assignments(member_id=member, assignment=b"mine")
     if version >= 5:
         fields = {"protocol_type": "consumer", "protocol_name": "range"} | fields
@@ -91,9 +91,9 @@ def begin_sync(peer: Asker, member: str, generation: int, *, version: int = 5, *
 
 
 def sync(peer: Asker, member: str, generation: int, *, version: int = 5, **fields: Any) -> Any:
-    told = begin_sync(peer, member, generation, version=version, **fields)
+    reported = begin_sync(peer, member, generation, version=version, **fields)
     peer.memory.run()
-    return told.body
+    return reported.body
 
 
 @pytest.fixture
@@ -349,16 +349,16 @@ def wide_peer() -> tuple[Asker, list[str]]:
     return Asker(memory), topics
 
 
-def wide_join(peer: Asker, topics: list[str], member: str = "") -> Told:
+def wide_join(peer: Asker, topics: list[str], member: str = "") -> Reported:
     return begin_join(peer, member, protocols=protocols_of(*topics))
 
 
 def test_many_topics_of_a_member_are_looked_at_in_slices() -> None:
     peer, topics = wide_peer()
-    told = wide_join(peer, topics)
-    assert not told.bodies, "others have their turn first"
+    reported = wide_join(peer, topics)
+    assert not reported.bodies, "others have their turn first"
     peer.memory.run()
-    member = told.body.member_id
+    member = reported.body.member_id
     joined = wide_join(peer, topics, member)
     peer.memory.run()
     assert joined.body.error == WireError.NONE
@@ -386,20 +386,20 @@ def test_who_may_not_read_the_last_of_many_topics_is_no_member() -> None:
             raise Denied(ErrorCode.DENIED, "not allowed")
 
     peer.authorize = authorize  # type: ignore[method-assign]
-    told = wide_join(peer, topics)
+    reported = wide_join(peer, topics)
     peer.memory.run()
-    assert told.body.error == WireError.GROUP_AUTHORIZATION_FAILED
+    assert reported.body.error == WireError.GROUP_AUTHORIZATION_FAILED
     assert sorted(refused) == sorted(topics)
     assert peer.broker.classic.view("g") is None
 
 
 def test_nobody_joins_for_a_connection_that_is_gone() -> None:
     peer, topics = wide_peer()
-    told = wide_join(peer, topics)
-    assert told.cancel is not None
-    told.cancel()
+    reported = wide_join(peer, topics)
+    assert reported.cancel is not None
+    reported.cancel()
     peer.memory.run()
-    assert not told.bodies
+    assert not reported.bodies
     assert peer.broker.classic.view("g") is None
 
 

@@ -49,7 +49,7 @@ def commit(
     one = made.Partitions(index=index, offset=offset, leader_epoch=leader_epoch, metadata=metadata)
     topics = [made(**named(peer, topic, version), partitions=[one])]
     answer = peer.ask(COMMIT, version, **({"group_id": "g", "topics": topics} | fields))
-    [[entry]] = [told.partitions for told in answer.topics]
+    [[entry]] = [reported.partitions for reported in answer.topics]
     assert entry.index == index
     return WireError(entry.error)
 
@@ -71,10 +71,10 @@ def fetch(peer: Asker, topics: dict[str, list[int]] | None, *, version: int = 8,
         assert answer.group_id == group
     assert answer.error == WireError.NONE
     return {
-        (told.topic_id if version >= 10 else told.name): {
-            one.index: (one.offset, one.leader_epoch, one.metadata, one.error) for one in told.partitions
+        (reported.topic_id if version >= 10 else reported.name): {
+            one.index: (one.offset, one.leader_epoch, one.metadata, one.error) for one in reported.partitions
         }
-        for told in answer.topics
+        for reported in answer.topics
     }
 
 
@@ -101,8 +101,8 @@ def test_fetches_in_every_version(peer: Asker, version: int) -> None:
     assert fetch(peer, {"t": [0]}, version=version) == {key["t"]: {0: (5, epoch, "m", 0)}}
     assert fetch(peer, {"t": [7]}, version=version, group="nobody") == {key["t"]: {7: (-1, -1, "", 0)}}
     unknown = WireError.UNKNOWN_TOPIC_ID if version >= 10 else WireError.NONE
-    [told] = fetch(peer, {"missing": [0]}, version=version).values()
-    assert told == {0: (-1, -1, "", unknown)}
+    [reported] = fetch(peer, {"missing": [0]}, version=version).values()
+    assert reported == {0: (-1, -1, "", unknown)}
     if version >= 2:
         everything = {key["t"]: {0: (5, epoch, "m", 0)}, key["u"]: {1: (9, -1, "", 0)}}
         assert fetch(peer, None, version=version) == everything
@@ -156,7 +156,10 @@ def test_single_positions_are_deleted(peer: Asker) -> None:
     commit(peer)
     commit(peer, "u")
     answer = delete(peer, "t", "missing")
-    assert [one.error for told in answer.topics for one in told.partitions] == [0, WireError.UNKNOWN_TOPIC_OR_PARTITION]
+    assert [one.error for reported in answer.topics for one in reported.partitions] == [
+        0,
+        WireError.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
     assert list(fetch(peer, None)) == ["u"]
     assert delete(peer, "t", group="nobody").error == WireError.GROUP_ID_NOT_FOUND
 
@@ -166,7 +169,10 @@ def test_positions_that_members_use_are_not_deleted(peer: Asker) -> None:
     commit(peer, "u")
     member_of(peer)
     answer = delete(peer, "t", "u")
-    assert [one.error for told in answer.topics for one in told.partitions] == [WireError.GROUP_SUBSCRIBED_TO_TOPIC, 0]
+    assert [one.error for reported in answer.topics for one in reported.partitions] == [
+        WireError.GROUP_SUBSCRIBED_TO_TOPIC,
+        0,
+    ]
 
 
 def test_many_groups_are_asked_for_at_once(peer: Asker) -> None:

@@ -338,16 +338,16 @@ def test_a_producer_belongs_to_who_used_it_first(world: World) -> None:
     topic = make(world)
     guard(world.memory)
 
-    def told(name: str, sequence: int) -> Any:
+    def reported(name: str, sequence: int) -> Any:
         peer = world.connect()
         peer.certified = world.memory.broker.access.certified(name)
         batch = encode_batch([Record(name.encode())], producer_id=7, producer_epoch=0, base_sequence=sequence)
         (entry,) = produce(peer, topic, batch)
         return entry.error, entry.base_offset
 
-    assert told("alice", 0) == (WireError.NONE, 0)
-    assert told("bob", 1) == (WireError.TOPIC_AUTHORIZATION_FAILED, -1)
-    assert told("alice", 1) == (WireError.NONE, 1)
+    assert reported("alice", 0) == (WireError.NONE, 0)
+    assert reported("bob", 1) == (WireError.TOPIC_AUTHORIZATION_FAILED, -1)
+    assert reported("alice", 1) == (WireError.NONE, 1)
 
 
 # Times of append

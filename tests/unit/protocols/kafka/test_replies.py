@@ -120,17 +120,17 @@ def test_what_comes_behind_many_changes_finds_them_made(world: World) -> None:
     peer.pass_by()
     changed, described = peer.frames()
     assert len(decode_response(Api.ALTER_CONFIGS, 2, changed)[1].responses) == COUNT
-    told = decode_response(Api.DESCRIBE_CONFIGS, 4, described)[1]
-    assert [config.value for config in told.results[0].configs] == ["1000"]
+    reported = decode_response(Api.DESCRIBE_CONFIGS, 4, described)[1]
+    assert [config.value for config in reported.results[0].configs] == ["1000"]
     assert ages(world) == [1_000_000] * COUNT
 
 
 def test_many_changes_are_answered_one_by_one(world: World) -> None:
     asked = altered(Api.ALTER_CONFIGS, validate_only=False)
     asked.resources[COUNT - 2].resource_name = "none"
-    told = world.connect().ask(Api.ALTER_CONFIGS, resources=asked.resources).responses
-    assert [one.resource_name for one in told] == [one.resource_name for one in asked.resources]
-    assert [bool(one.error) for one in told] == [number == COUNT - 2 for number in range(COUNT)]
+    reported = world.connect().ask(Api.ALTER_CONFIGS, resources=asked.resources).responses
+    assert [one.resource_name for one in reported] == [one.resource_name for one in asked.resources]
+    assert [bool(one.error) for one in reported] == [number == COUNT - 2 for number in range(COUNT)]
 
 
 def test_changes_that_nobody_waits_for_any_more_are_not_begun(world: World) -> None:
@@ -170,8 +170,8 @@ def test_a_wide_answer_is_encoded_entry_by_entry(
     (entries,) = [value for name in body.DEFAULTS if isinstance(value := getattr(body, name), list)]
     assert len(entries) == COUNT
     assert {type(entry) for entry in entries} == {bytes}
-    told = decode_response(api, SERVED[api].last, frame)[1]
-    named = [one.resource_name for one in (told.results if api is Api.DESCRIBE_CONFIGS else told.responses)]
+    reported = decode_response(api, SERVED[api].last, frame)[1]
+    named = [one.resource_name for one in (reported.results if api is Api.DESCRIBE_CONFIGS else reported.responses)]
     assert named == [f"t{number}" for number in range(COUNT)]
 
 
@@ -197,8 +197,8 @@ def test_a_request_of_very_many_elements_is_read_in_slices(world: World) -> None
     peer.pass_by()
     frames = list(peer.frames())
     assert [int.from_bytes(frame[:4], "big") for frame in frames] == [first, second]
-    told = decode_response(Api.METADATA, 9, frames[0])[1].topics
-    assert [topic.name for topic in told] == names
+    reported = decode_response(Api.METADATA, 9, frames[0])[1].topics
+    assert [topic.name for topic in reported] == names
 
 
 def test_a_wide_request_that_makes_no_sense_ends_its_connection(world: World) -> None:
@@ -258,13 +258,13 @@ def test_many_positions_are_stored_and_told_in_slices(world: World) -> None:
         assert not peer.sent
         peer.pass_by()
         (frame,) = peer.frames()
-        told = decode_response(type_of(body), 8, frame)[1]
+        reported = decode_response(type_of(body), 8, frame)[1]
         if body is commit:
-            assert [topic.name for topic in told.topics] == [topic.name for topic in commit.topics]
-            assert {entry.error for topic in told.topics for entry in topic.partitions} == {0}
+            assert [topic.name for topic in reported.topics] == [topic.name for topic in commit.topics]
+            assert {entry.error for topic in reported.topics for entry in topic.partitions} == {0}
         else:
-            assert [len(group.topics) for group in told.groups] == [1, 1]
-            entries = told.groups[1].topics[0].partitions
+            assert [len(group.topics) for group in reported.groups] == [1, 1]
+            entries = reported.groups[1].topics[0].partitions
             assert [(entry.index, entry.offset) for entry in entries] == [(n, n + 1) for n in range(count // 2)]
 
 

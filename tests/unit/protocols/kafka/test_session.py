@@ -35,9 +35,9 @@ def test_every_version_of_the_first_request_tells_what_there_is_a_handler_for(wo
         Api.API_VERSIONS, version, client_software_name="librdkafka", client_software_version="2.16.0-RC1"
     )
     assert peer.session.spoken_dialect == ("librdkafka 2.16.0-RC1" if version >= NAMED_SINCE else "")
-    told = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
+    reported = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
     assert answer.error == WireError.NONE
-    assert told == {api: (SERVED[api].first, SERVED[api].last) for api in COMMANDS}
+    assert reported == {api: (SERVED[api].first, SERVED[api].last) for api in COMMANDS}
 
 
 def test_an_unknown_version_is_answered_in_the_layout_of_the_first(world: World) -> None:

@@ -180,15 +180,17 @@ def test_entries_may_be_encoded_one_by_one(version: int, topics: int, partitions
 
     def made() -> Any:
         answer = schema.response(Api.METADATA)
-        told = [answer.Topics.Partitions(index=number, replica_nodes=[1]) for number in range(partitions)]
-        return answer(topics=[answer.Topics(name=f"t{number}", partitions=list(told)) for number in range(topics)])
+        reported = [answer.Topics.Partitions(index=number, replica_nodes=[1]) for number in range(partitions)]
+        return answer(topics=[answer.Topics(name=f"t{number}", partitions=list(reported)) for number in range(topics)])
 
     program, body = schema.response_program(Api.METADATA, version), made()
     assert len(list(encode_entries(program, body))) == steps
     assert encode(program, body) == encode(program, made())
-    told = [part for topic in made().topics for part in encode_entry(program, topic)]
-    assert encode(program, schema.response(Api.METADATA)(topics=list(filter(None, told)))) == encode(program, made())
-    assert len(told) == steps
+    reported = [part for topic in made().topics for part in encode_entry(program, topic)]
+    assert encode(program, schema.response(Api.METADATA)(topics=list(filter(None, reported)))) == encode(
+        program, made()
+    )
+    assert len(reported) == steps
 
 
 def test_a_null_that_a_version_does_not_have_is_written_as_empty() -> None:

@@ -47,9 +47,9 @@ def test_metadata_of_one_topic_and_of_all(peer: Dialogue, version: int) -> None:
     topic = peer.world.memory.broker.create_topic(TopicName.parse("shop.orders"), 2)
     every = peer.ask(Api.METADATA, version, topics=() if version == 0 else None)
     one = peer.ask(Api.METADATA, version, topics=[ASKED(name="shop.orders")])
-    for told in (every, one):
-        assert [(node.node_id, node.host, node.port) for node in told.brokers] == [(1, "127.0.0.1", 9094)]
-        (entry,) = told.topics
+    for reported in (every, one):
+        assert [(node.node_id, node.host, node.port) for node in reported.brokers] == [(1, "127.0.0.1", 9094)]
+        (entry,) = reported.topics
         assert (entry.error, entry.name) == (0, "shop.orders")
         assert entry.topic_id == (topic.id if version >= 10 else NO_ID)
         assert [(p.index, p.leader_id, list(p.replica_nodes), list(p.isr_nodes)) for p in entry.partitions] == [
@@ -62,8 +62,8 @@ def test_metadata_of_one_topic_and_of_all(peer: Dialogue, version: int) -> None:
 
 def test_metadata_of_no_topic(peer: Dialogue) -> None:
     peer.world.memory.broker.create_topic(TopicName.parse("orders"), 1)
-    told = peer.ask(Api.METADATA, 1, topics=[])
-    assert (list(told.topics), told.controller_id) == ([], 1)
+    reported = peer.ask(Api.METADATA, 1, topics=[])
+    assert (list(reported.topics), reported.controller_id) == ([], 1)
 
 
 def test_the_cluster_keeps_its_id(peer: Dialogue) -> None:
@@ -87,8 +87,10 @@ def test_what_is_advertised_is_told_instead_of_where_the_peer_connected_to() -> 
 def test_topics_are_asked_for_by_id(peer: Dialogue) -> None:
     topic = peer.world.memory.broker.create_topic(TopicName.parse("orders"), 1)
     unknown = b"\7" * 16
-    told = peer.ask(Api.METADATA, 12, topics=[ASKED(topic_id=topic.id, name=None), ASKED(topic_id=unknown, name=None)])
-    assert [(entry.error, entry.name) for entry in told.topics] == [
+    reported = peer.ask(
+        Api.METADATA, 12, topics=[ASKED(topic_id=topic.id, name=None), ASKED(topic_id=unknown, name=None)]
+    )
+    assert [(entry.error, entry.name) for entry in reported.topics] == [
         (0, "orders"),
         (WireError.UNKNOWN_TOPIC_ID, None),
     ]
@@ -98,8 +100,8 @@ def test_topics_are_asked_for_by_id(peer: Dialogue) -> None:
 
 def test_operations_are_told_when_asked_for(peer: Dialogue) -> None:
     peer.world.memory.broker.create_topic(TopicName.parse("orders"), 1)
-    told = peer.ask(Api.METADATA, 9, topics=None, want_topic_operations=True)
-    assert told.topics[0].operations == 3576
+    reported = peer.ask(Api.METADATA, 9, topics=None, want_topic_operations=True)
+    assert reported.topics[0].operations == 3576
     assert peer.ask(Api.DESCRIBE_CLUSTER, want_cluster_operations=True).cluster_operations == 8096 & ~0
 
 
@@ -139,8 +141,8 @@ def test_many_topics_are_told_in_slices(peer: Dialogue) -> None:
     broker = peer.world.memory.broker
     for number in range(200):
         broker.create_topic(TopicName.parse(f"t{number}"), 1)
-    told = peer.ask(Api.METADATA, topics=None)
-    assert {entry.name for entry in told.topics} == {f"t{number}" for number in range(200)}
+    reported = peer.ask(Api.METADATA, topics=None)
+    assert {entry.name for entry in reported.topics} == {f"t{number}" for number in range(200)}
 
 
 # Topics begin
@@ -207,7 +209,7 @@ def test_partitions_are_added(peer: Dialogue, version: int) -> None:
     broker.create_topic(TopicName.parse("orders"), 2)
     asked = schema.request(Api.CREATE_PARTITIONS).Topics
     placed = asked.Assignments(broker_ids=[1])
-    told = peer.ask(
+    reported = peer.ask(
         Api.CREATE_PARTITIONS,
         version,
         topics=[
@@ -217,7 +219,7 @@ def test_partitions_are_added(peer: Dialogue, version: int) -> None:
             asked(name="none", count=9, assignments=None),
         ],
     )
-    assert errors(told.results) == [
+    assert errors(reported.results) == [
         0,
         WireError.INVALID_PARTITIONS,
         WireError.INVALID_REPLICA_ASSIGNMENT,
@@ -243,9 +245,9 @@ def test_topics_are_deleted(peer: Dialogue, version: int) -> None:
     else:
         fields = {"topic_names": ["orders", "none"]}
         expected = [0, WireError.UNKNOWN_TOPIC_OR_PARTITION]
-    told = peer.ask(Api.DELETE_TOPICS, version, **fields)
-    assert errors(told.responses) == expected
-    assert told.responses[0].name == "orders"
+    reported = peer.ask(Api.DELETE_TOPICS, version, **fields)
+    assert errors(reported.responses) == expected
+    assert reported.responses[0].name == "orders"
     assert broker.find_topic("orders") is None
 
 

@@ -79,9 +79,9 @@ def test_producers_are_told_of_partitions_that_are_there_and_of_each_once(world:
     topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
     asked = [topics(name="t", indexes=[0, 7, 0]), topics(name="missing", indexes=[0]), topics(name="t", indexes=[0, 1])]
     answer = world.connect().ask(Api.DESCRIBE_PRODUCERS, topics=asked)
-    told = [(topic.name, [(entry.index, entry.error) for entry in topic.partitions]) for topic in answer.topics]
+    reported = [(topic.name, [(entry.index, entry.error) for entry in topic.partitions]) for topic in answer.topics]
     missing = WireError.UNKNOWN_TOPIC_OR_PARTITION
-    assert told == [("t", [(0, 0), (7, missing)]), ("missing", [(0, missing)]), ("t", [(1, 0)])]
+    assert reported == [("t", [(0, 0), (7, missing)]), ("missing", [(0, missing)]), ("t", [(1, 0)])]
 
 
 # The second dialect
@@ -146,8 +146,8 @@ def test_who_fences_during_a_large_commit_keeps_the_epoch(world: World, producer
 
 def test_the_second_dialect_is_told(world: World) -> None:
     answer = world.connect().ask(Api.API_VERSIONS, 4, client_software_name="a", client_software_version="1")
-    told = [(one.name, one.min_version_level, one.max_version_level) for one in answer.finalized_features]
-    assert (told, answer.finalized_features_epoch) == ([("transaction.version", 2, 2)], 0)
+    reported = [(one.name, one.min_version_level, one.max_version_level) for one in answer.finalized_features]
+    assert (reported, answer.finalized_features_epoch) == ([("transaction.version", 2, 2)], 0)
     assert [(one.name, one.max_version) for one in answer.supported_features] == [("transaction.version", 2)]
 
 

@@ -55,8 +55,8 @@ def stored(processes: Processes, topic: str, partition: int = 0) -> list[bytes |
     client = Client(processes, processes.shards.home(topic))
     asked = schema.request(Api.FETCH).Topics
     entries = [asked.Partitions(partition=partition, fetch_offset=0, partition_max_bytes=1 << 24)]
-    told = client.ask(Api.FETCH, 12, topics=[asked(topic=topic, partitions=entries)])
-    return [record.value for record in decode_batches(told.responses[0].partitions[0].records or b"")]
+    reported = client.ask(Api.FETCH, 12, topics=[asked(topic=topic, partitions=entries)])
+    return [record.value for record in decode_batches(reported.responses[0].partitions[0].records or b"")]
 
 
 def everywhere(processes: Processes) -> list[list[bytes | None]]:
@@ -133,25 +133,25 @@ def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> N
     assert client.ask(Api.END_TXN, 3, **who, committed=True).error == refused
     assert client.ask(Api.ADD_OFFSETS_TO_TXN, **who, group_id="g").error == refused
     topics = [schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name="a", partitions=[0, 1])]
-    told = client.ask(Api.ADD_PARTITIONS_TO_TXN, **who, topics=topics)
-    assert [one.error for one in told.topics[0].partitions] == [refused] * 2
+    reported = client.ask(Api.ADD_PARTITIONS_TO_TXN, **who, topics=topics)
+    assert [one.error for one in reported.topics[0].partitions] == [refused] * 2
     made = schema.request(Api.TXN_OFFSET_COMMIT).Topics
-    told = client.ask(
+    reported = client.ask(
         Api.TXN_OFFSET_COMMIT, **who, group_id="ccc", topics=[made(name="a", partitions=[made.Partitions(offset=1)])]
     )
-    assert told.topics[0].partitions[0].error == refused
-    (told,) = client.ask(Api.FIND_COORDINATOR, 6, coordinator_keys=[HOME], key_type=1).coordinators
-    assert (told.error, told.node_id, told.port) == (0, 1, 9100)
-    told = client.ask(Api.DESCRIBE_TRANSACTIONS, transactional_ids=[HOME]).transaction_states[0]
-    assert told.error == refused
+    assert reported.topics[0].partitions[0].error == refused
+    (reported,) = client.ask(Api.FIND_COORDINATOR, 6, coordinator_keys=[HOME], key_type=1).coordinators
+    assert (reported.error, reported.node_id, reported.port) == (0, 1, 9100)
+    reported = client.ask(Api.DESCRIBE_TRANSACTIONS, transactional_ids=[HOME]).transaction_states[0]
+    assert reported.error == refused
 
 
 def test_all_partitions_are_added_or_none(processes: Processes) -> None:
     made = producer(processes)
     topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
     asked = [topics(name="a", partitions=[0]), topics(name="bb", partitions=[7]), topics(name="no", partitions=[0])]
-    told = made.ask(Api.ADD_PARTITIONS_TO_TXN, topics=asked)
-    assert {one.name: one.partitions[0].error for one in told.topics} == {
+    reported = made.ask(Api.ADD_PARTITIONS_TO_TXN, topics=asked)
+    assert {one.name: one.partitions[0].error for one in reported.topics} == {
         "a": WireError.OPERATION_NOT_ATTEMPTED,
         "bb": WireError.UNKNOWN_TOPIC_OR_PARTITION,
         "no": WireError.UNKNOWN_TOPIC_OR_PARTITION,
@@ -231,13 +231,13 @@ def test_positions_move_with_it_wherever_their_topics_are(processes: Processes, 
         assert position(processes, GROUP, topic) is None
     asked = schema.request(Api.OFFSET_FETCH).Topics
     fields = {"group_id": GROUP, "topics": [asked(name=one, indexes=[0]) for one in ("a", "bb", "ccc")]}
-    told = client.ask(Api.OFFSET_FETCH, 7, **fields, require_stable=True)
-    assert [one.partitions[0].error for one in told.topics] == [WireError.UNSTABLE_OFFSET_COMMIT] * 3
+    reported = client.ask(Api.OFFSET_FETCH, 7, **fields, require_stable=True)
+    assert [one.partitions[0].error for one in reported.topics] == [WireError.UNSTABLE_OFFSET_COMMIT] * 3
     assert end(made, dialect, commits=commits) == 0
     expected = [7, 8, 9] if commits else [None] * 3
     assert [position(processes, GROUP, topic) for topic in ("a", "bb", "ccc")] == expected
-    told = client.ask(Api.OFFSET_FETCH, 7, **fields, require_stable=True)
-    assert [one.partitions[0].error for one in told.topics] == [0] * 3
+    reported = client.ask(Api.OFFSET_FETCH, 7, **fields, require_stable=True)
+    assert [one.partitions[0].error for one in reported.topics] == [0] * 3
 
 
 @each_dialect
@@ -383,13 +383,13 @@ def test_a_branch_that_home_knows_nothing_of_has_aborted(processes: Processes) -
 def test_tools_are_told_of_a_transaction_by_its_home_with_all_that_it_writes_to(processes: Processes) -> None:
     made = producer(processes)
     write(made, 1, "a", "bb", "ccc")
-    told = Client(processes, 0).ask(Api.DESCRIBE_TRANSACTIONS, transactional_ids=[HOME, "no"]).transaction_states
-    assert [(one.transactional_id, one.error) for one in told] == [(HOME, 0), ("no", WireError.NOT_COORDINATOR)]
-    assert told[0].transaction_state == "Ongoing"
-    assert {one.topic: one.partitions for one in told[0].topics} == {"a": [0], "bb": [0], "ccc": [0]}
+    reported = Client(processes, 0).ask(Api.DESCRIBE_TRANSACTIONS, transactional_ids=[HOME, "no"]).transaction_states
+    assert [(one.transactional_id, one.error) for one in reported] == [(HOME, 0), ("no", WireError.NOT_COORDINATOR)]
+    assert reported[0].transaction_state == "Ongoing"
+    assert {one.topic: one.partitions for one in reported[0].topics} == {"a": [0], "bb": [0], "ccc": [0]}
     listed = [
-        {one.transactional_id: one.transaction_state for one in told.transaction_states}
-        for told in (Client(processes, own).ask(Api.LIST_TRANSACTIONS) for own in range(COUNT))
+        {one.transactional_id: one.transaction_state for one in reported.transaction_states}
+        for reported in (Client(processes, own).ask(Api.LIST_TRANSACTIONS) for own in range(COUNT))
     ]
     assert listed == [{HOME: "Ongoing"}, {}, {}]
     for broker in processes.shards.brokers:

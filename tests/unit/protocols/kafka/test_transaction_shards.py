@@ -90,8 +90,8 @@ def test_what_follows_the_first_records_waits_until_home_has_let_them_in(process
         processes.loop.run_due()
         for broker in processes.shards.brokers:
             broker.commit()
-    told = [decode_response(Api.PRODUCE, 12, frame) for frame in frames(client)]
-    assert [(number, one.responses[0].partitions[0].error) for number, one in told] == [(n, 0) for n in range(5)]
+    reported = [decode_response(Api.PRODUCE, 12, frame) for frame in frames(client)]
+    assert [(number, one.responses[0].partitions[0].error) for number, one in reported] == [(n, 0) for n in range(5)]
     assert made.finish() == 0
     assert stored(processes, "a") == [b"%d" % number for number in range(5)]
 
@@ -142,13 +142,13 @@ def test_an_end_that_is_asked_for_again_is_answered_the_same(processes: Processe
         other = Client(processes, 0)
         other.tell(Api.END_TXN, version, **made.who, committed=True)
         processes.loop.advance(SETTLED_S)
-        told = other.hear(Api.END_TXN, version)
-        assert told.error == (WireError.CONCURRENT_TRANSACTIONS if dialect == 1 else 0)
+        reported = other.hear(Api.END_TXN, version)
+        assert reported.error == (WireError.CONCURRENT_TRANSACTIONS if dialect == 1 else 0)
     back(processes, was)
-    told = Client(processes, 0).ask(Api.END_TXN, version, **made.who, committed=True)
-    assert told.error == 0
+    reported = Client(processes, 0).ask(Api.END_TXN, version, **made.who, committed=True)
+    assert reported.error == 0
     if dialect == 2:
-        assert (told.producer_id, told.producer_epoch) == (made.number, before + 1)
+        assert (reported.producer_id, reported.producer_epoch) == (made.number, before + 1)
     assert everywhere(processes) == [[b"v"], [b"v"], []]
 
 
@@ -176,14 +176,14 @@ def test_the_next_transaction_waits_for_a_shard_that_is_away(processes: Processe
     version = client.tell(Api.END_TXN, 5, **made.who, committed=True)
     client.hear(Api.END_TXN, version)
     processes.loop.advance(SETTLED_S)
-    told = client.hear(Api.END_TXN, version)
-    made.number, made.epoch = told.producer_id, told.producer_epoch
+    reported = client.hear(Api.END_TXN, version)
+    made.number, made.epoch = reported.producer_id, reported.producer_epoch
     assert made.produce(0, b"next", topic="ccc", version=12).error == WireError.REQUEST_TIMED_OUT
     elsewhere = made.peer.clients[1]  # type: ignore[attr-defined]
     elsewhere.tell(Api.PRODUCE, 12, **sent(made, "a", 0, b"next"))
     processes.loop.advance(SETTLED_S)
-    told = elsewhere.hear(Api.PRODUCE, 12)
-    assert told.responses[0].partitions[0].error == WireError.REQUEST_TIMED_OUT
+    reported = elsewhere.hear(Api.PRODUCE, 12)
+    assert reported.responses[0].partitions[0].error == WireError.REQUEST_TIMED_OUT
     back(processes, was)
     write(made, 2, "a", "ccc", value=b"next")
     assert made.finish() == 0
@@ -240,12 +240,14 @@ def test_a_shard_begins_no_branch_by_itself(processes: Processes) -> None:
     assert end(made, 1) == 0
     assert made.add(0, topic="ccc") == [0], "the next transaction has begun at home"
     link = KafkaLink(Seen(processes.shards, 0), 1, Alone())
-    told: list[Any] = []
+    reported: list[Any] = []
     topics = [schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name="a", partitions=[0])]
     asked = schema.request(Api.ADD_PARTITIONS_TO_TXN)(**made.who, topics=topics)
-    link.ask(Api.ADD_PARTITIONS_TO_TXN, 3, asked, told.append, client_id=None)
+    link.ask(Api.ADD_PARTITIONS_TO_TXN, 3, asked, reported.append, client_id=None)
     processes.loop.run_due()
-    assert told[0].topics[0].partitions[0].error == WireError.CONCURRENT_TRANSACTIONS, "at which clients ask once more"
+    assert reported[0].topics[0].partitions[0].error == WireError.CONCURRENT_TRANSACTIONS, (
+        "at which clients ask once more"
+    )
     branch = processes.shards.brokers[1].branches.find(HOME)
     assert branch is not None
     assert not branch.is_open
@@ -262,10 +264,10 @@ def test_a_branch_of_another_home_is_waited_for(processes: Processes) -> None:
 
 
 def test_nobody_holds_the_name_of_a_branch(processes: Processes) -> None:
-    told = Client(processes, 1).ask(
+    reported = Client(processes, 1).ask(
         Api.INIT_PRODUCER_ID, 4, transactional_id="\0abc", transaction_timeout_ms=1000
     )  # a name of four
-    assert told.error == WireError.INVALID_REQUEST
+    assert reported.error == WireError.INVALID_REQUEST
 
 
 def test_what_is_open_is_aborted_where_its_home_moves(processes: Processes) -> None:
@@ -292,9 +294,9 @@ def logged_in(processes: Processes, name: str) -> Everywhere:
         client.ask(Api.SASL_HANDSHAKE, mechanism=PLAIN)
         version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
         end_s = time.monotonic() + WAIT_S
-        while (told := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
+        while (reported := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
             assert time.monotonic() < end_s, "passwords are looked at in a thread"
-        assert not told.error
+        assert not reported.error
     return everywhere_
 
 

@@ -45,9 +45,9 @@ def producer(world: World) -> Producer:
 def test_nothing_is_seen_before_the_commit_and_everything_after_it(world: World, producer: Producer) -> None:
     assert producer.add(0, 1) == [0, 0]
     assert producer.add(0, topic="u") == [0]
-    told = [producer.produce(0, b"a", b"b"), producer.produce(2, b"c"), producer.produce(0, b"d", partition=1)]
-    told.append(producer.produce(0, b"e", topic="u"))
-    assert [(entry.error, entry.base_offset) for entry in told] == [(0, -1)] * 4
+    reported = [producer.produce(0, b"a", b"b"), producer.produce(2, b"c"), producer.produce(0, b"d", partition=1)]
+    reported.append(producer.produce(0, b"e", topic="u"))
+    assert [(entry.error, entry.base_offset) for entry in reported] == [(0, -1)] * 4
     assert producer.offsets() == 0
     assert (producer.move(7), producer.move(8, group="h", topic="u")) == (0, 0)
     assert stored(world) == stored(world, 1) == stored(world, topic="u") == []
@@ -286,8 +286,8 @@ def test_limits(world: World) -> None:
     assert producer.add(0, 1, 2) == [busy] * 3
     assert producer.add(0, 1) == [0, 0]
     assert producer.add(2) == [busy]
-    told = [producer.produce(0, b"v").error, producer.produce(1, b"v").error, producer.produce(2, b"v").error]
-    assert told == [0, 0, WireError.REQUEST_TIMED_OUT]
+    reported = [producer.produce(0, b"v").error, producer.produce(1, b"v").error, producer.produce(2, b"v").error]
+    assert reported == [0, 0, WireError.REQUEST_TIMED_OUT]
     assert producer.move(1) == 0
     world.memory.broker.create_topic(TopicName.parse("u"), 1)
     assert producer.move(1, topic="u") != 0
@@ -407,5 +407,5 @@ def test_transactions_are_listed_and_described(world: World, producer: Producer)
     open_one, missing = producer.peer.ask(Api.DESCRIBE_TRANSACTIONS, transactional_ids=["V", "Z"]).transaction_states
     assert (open_one.error, open_one.transaction_state, open_one.transaction_timeout_ms) == (0, "Ongoing", 30_000)
     assert (open_one.producer_id, open_one.producer_epoch) == (third.number, 0)
-    assert [(told.topic, list(told.partitions)) for told in open_one.topics] == [("t", [0, 1])]
+    assert [(reported.topic, list(reported.partitions)) for reported in open_one.topics] == [("t", [0, 1])]
     assert missing.error == WireError.TRANSACTIONAL_ID_NOT_FOUND

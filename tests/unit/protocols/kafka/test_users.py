@@ -118,11 +118,11 @@ def test_who_may_log_in_by_scram() -> None:
     assert [entry.user for entry in every.results] == ["admin"]
     assert [(info.mechanism, info.iterations) for info in every.results[0].credential_infos] == [(1, 16384), (2, 16384)]
     named = schema.request(Api.DESCRIBE_USER_SCRAM_CREDENTIALS).Users
-    told = peer.ask(
+    reported = peer.ask(
         Api.DESCRIBE_USER_SCRAM_CREDENTIALS,
         users=[named(name=name) for name in ("admin", "reader", "none", "two", "two")],
     )
-    assert [(entry.user, entry.error) for entry in told.results] == [
+    assert [(entry.user, entry.error) for entry in reported.results] == [
         ("admin", WireError.NONE),
         ("reader", WireError.RESOURCE_NOT_FOUND),
         ("none", WireError.RESOURCE_NOT_FOUND),

@@ -48,7 +48,7 @@ class Producer:
         topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
         asked = [topics(name=topic, partitions=list(numbers or (0,)))]
         answer = self.ask(Api.ADD_PARTITIONS_TO_TXN, version, topics=asked)
-        return [entry.error for told in answer.topics for entry in told.partitions]
+        return [entry.error for reported in answer.topics for entry in reported.partitions]
 
     def produce(
         self, first: int, *values: bytes, partition: int = 0, topic: str = "t", version: int = 9, acks: int = -1

@@ -251,8 +251,8 @@ def test_everybody_reads_every_record_that_was_kept(
         assert values == wanted, "each once, and nothing else"
     assert all(value in wanted or not value.strip(b"\0") for value in values)
     for number, (place, _, _) in enumerate(found[:20]):
-        told = values[: number + 1]
-        assert _is_subsequence(wanted, told + partition.behind(place)), (
+        reported = values[: number + 1]
+        assert _is_subsequence(wanted, reported + partition.behind(place)), (
             "whoever stops here and goes on there misses none"
         )
     assert _is_subsequence(wanted, values)

@@ -558,9 +558,9 @@ def test_recognition(world: World) -> None:
         encode_offsets(b"t", 0, -1, 1),
     ]
     for frame in frames:
-        told = [recognise(frame[:size]) for size in range(len(frame) + 1)]
-        assert told[-1] is True
-        assert False not in told
+        reported = [recognise(frame[:size]) for size in range(len(frame) + 1)]
+        assert reported[-1] is True
+        assert False not in reported
     others = [b"V1|1|PRODUCE|t k:v\n", b"PWIRE", bytes.fromhex("04000000010000 00"), b"\x16\x03\x01\x02\x00\x01"]
     others += [bytes.fromhex("00000006 0000") + b"LIST", bytes.fromhex("0000000c 0004") + b"testLIST", b"GET / HTTP"]
     for opening in others:

@@ -35,9 +35,9 @@ def test_nothing_is_told_behind_sets_that_the_disk_does_not_take(asked: bytes, m
 def test_what_is_asked_behind_sets_waits_until_they_are_as_durable_as_the_broker_is_set() -> None:
     world = World(BrokerSettings(durability=Level.SYNCED))
     asked = encode_produce(b"t", 0, A) + encode_fetch(b"t", 0, 0, 1 << 20) + encode_offsets(b"t", 0, -1, 1)
-    told = world.connect().exchange(asked)
-    assert told.startswith(struct.pack(">ih", 2 + len(A), 0) + A)
-    assert parse_offsets_answer(told[10 + len(A) :]) == [len(A)]
+    reported = world.connect().exchange(asked)
+    assert reported.startswith(struct.pack(">ih", 2 + len(A), 0) + A)
+    assert parse_offsets_answer(reported[10 + len(A) :]) == [len(A)]
 
 
 def test_a_peer_that_goes_while_its_sets_are_synced() -> None:

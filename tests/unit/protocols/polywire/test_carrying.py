@@ -288,7 +288,7 @@ def wait_for(shards: MemoryShards, peer: Peer, count: int) -> list[Answer]:
 def test_pages_of_a_list_tell_everything_once(sizes: tuple[int, ...], limit: int) -> None:
     """Each shard tells so many at a time, as if ``GROUPS_MAX`` were small."""
     kept = [sorted(f"{(7 * n + shard) % 10}-{shard}-{n}" for n in range(size)) for shard, size in enumerate(sizes)]
-    told: list[str] = []
+    reported: list[str] = []
     after = ""
     for _ in range(sum(sizes) + 2):
         found = gathering(MemoryShards(), Verb.WRITERS, messages.AskKept(after))
@@ -301,11 +301,11 @@ def test_pages_of_a_list_tell_everything_once(sizes: tuple[int, ...], limit: int
             found.answered(_encoded(page))
         whole = found.whole()
         assert isinstance(whole, messages.KeptList)
-        told += [entry.name for entry in whole.entries]
+        reported += [entry.name for entry in whole.entries]
         if not whole.more:
             break
-        after = told[-1]
-    assert told == sorted(name for names in kept for name in names)
+        after = reported[-1]
+    assert reported == sorted(name for names in kept for name in names)
 
 
 def _encoded(head: Head) -> bytes:

@@ -84,8 +84,8 @@ def test_groups_are_told_with_members_and_positions(peer: Peer) -> None:
     peer.ask(Verb.COMMIT, messages.Commit("t", 2, 1, "g", 42)).decode(Head)
     peer.ask(Verb.COMMIT, messages.Commit("t", 0, 1, "only-positions", 7)).decode(Head)
     peer.ask(Verb.COMMIT, messages.Commit("t", 0, 0, "a-consumer", 7)).decode(Head)
-    told = peer.ask(Verb.GROUPS, messages.AskGroups()).decode(messages.GroupList)
-    with_members, without = told.groups
+    reported = peer.ask(Verb.GROUPS, messages.AskGroups()).decode(messages.GroupList)
+    with_members, without = reported.groups
     assert (with_members.name, with_members.group, with_members.generation) == ("t", "g", membership.generation)
     assert (with_members.assignor, with_members.positions) == ("round_robin", [[2, 42]])
     assert [(m.member, m.wire, m.partitions) for m in with_members.members] == [("a", "polywire", [0, 1, 2, 3])]
@@ -113,8 +113,8 @@ def test_many_groups_are_told_in_pages(
     after: list[str] = []
     more = True
     while more:
-        told = peer.ask(Verb.GROUPS, messages.AskGroups(None, after)).decode(messages.GroupList)
-        pages.append([entry.group for entry in told.groups])
-        after, more = [told.groups[-1].name, told.groups[-1].group], told.more
+        reported = peer.ask(Verb.GROUPS, messages.AskGroups(None, after)).decode(messages.GroupList)
+        pages.append([entry.group for entry in reported.groups])
+        after, more = [reported.groups[-1].name, reported.groups[-1].group], reported.more
     assert [name for page in pages for name in page] == [f"g{number}" for number in range(5)]
     assert len(pages[0]) == expected

@@ -29,7 +29,7 @@ class Door:
         self.broker = self.memory.broker
         self.partition = self.broker.ensure_topic("t").partitions[0]
         self.room = 0
-        self.told: list[tuple[str, int | ErrorCode]] = []
+        self.reported: list[tuple[str, int | ErrorCode]] = []
         self._append = self.broker._append
         self.broker._append = self._let_in
         self.broker._log.append = self._let_in  # type: ignore[method-assign]  # what names a producer takes the long way
@@ -44,11 +44,11 @@ class Door:
         self._append(partition, batch, level=level, done=done)
 
     def _gone_on(self) -> None:
-        self.told.append(("gone on", 0))
+        self.reported.append(("gone on", 0))
 
     def send(self, value: bytes) -> None:
         def done(result: int | BrokerError) -> None:
-            self.told.append((value[:1].decode(), result.code if isinstance(result, BrokerError) else result))
+            self.reported.append((value[:1].decode(), result.code if isinstance(result, BrokerError) else result))
 
         self.append_queue.produce(self.partition, from_records([Record(value)]), Level.WRITTEN, done)
 
@@ -64,7 +64,7 @@ def test_what_finds_room_does_not_wait(door: Door) -> None:
     door.send(b"b")
     assert not door.append_queue.waiting
     door.memory.run()
-    assert door.told == [("a", 0), ("b", 1)]
+    assert door.reported == [("a", 0), ("b", 1)]
 
 
 def test_what_waits_keeps_its_order() -> None:
@@ -74,12 +74,12 @@ def test_what_waits_keeps_its_order() -> None:
     door.send(b"b")
     assert len(door.append_queue.waiting) == 2, "b has room and waits behind a"
     door.memory.advance(2 * BUSY_PAUSE_S)
-    assert door.told == [("a", 0)]
+    assert door.reported == [("a", 0)]
     door.room = 9
     door.memory.advance(2 * BUSY_PAUSE_S)
-    assert sorted(door.told[1:]) == [("b", 1), ("gone on", 0)]
+    assert sorted(door.reported[1:]) == [("b", 1), ("gone on", 0)]
     door.memory.advance(WAIT_S)
-    assert len(door.told) == 3
+    assert len(door.reported) == 3
 
 
 def test_what_has_waited_long_in_number_goes_on_in_several_passes(door: Door) -> None:
@@ -103,7 +103,7 @@ def test_what_has_waited_long_in_number_goes_on_in_several_passes(door: Door) ->
         passes.append(before - len(door.append_queue.waiting))
     door.memory.run()
     assert max(passes) <= 5
-    assert [number for what, number in door.told if what != "gone on"] == list(range(40))
+    assert [number for what, number in door.reported if what != "gone on"] == list(range(40))
 
 
 def test_what_finds_no_room_in_time_is_refused_and_the_next_one_waits_anew(door: Door) -> None:
@@ -111,12 +111,12 @@ def test_what_finds_no_room_in_time_is_refused_and_the_next_one_waits_anew(door:
     door.memory.advance(WAIT_S / 2)
     door.send(b"b")
     door.memory.advance(WAIT_S / 2 - BUSY_PAUSE_S)
-    assert door.told == []
+    assert door.reported == []
     door.memory.advance(3 * BUSY_PAUSE_S)
-    assert door.told == [("a", ErrorCode.BUSY), ("b", ErrorCode.BUSY), ("gone on", 0)]
+    assert door.reported == [("a", ErrorCode.BUSY), ("b", ErrorCode.BUSY), ("gone on", 0)]
     door.send(b"c")
     door.memory.advance(WAIT_S / 2)
-    assert len(door.told) == 3
+    assert len(door.reported) == 3
 
 
 def test_what_the_log_never_takes_is_refused_in_its_turn(door: Door) -> None:
@@ -125,41 +125,41 @@ def test_what_the_log_never_takes_is_refused_in_its_turn(door: Door) -> None:
     door.send(b"b")
     door.room = 2
     door.memory.advance(2 * BUSY_PAUSE_S)
-    assert door.told[0] == ("x", ErrorCode.RECORD_TOO_LARGE)
-    assert sorted(door.told[1:]) == [("a", 0), ("b", 1), ("gone on", 0)]
+    assert door.reported[0] == ("x", ErrorCode.RECORD_TOO_LARGE)
+    assert sorted(door.reported[1:]) == [("a", 0), ("b", 1), ("gone on", 0)]
 
 
 def test_a_refusal_comes_from_the_loop_and_holds_up_what_is_behind_it(door: Door) -> None:
     """Never from inside the call that handed the batch over (decision 0107)."""
     door.room = 1
     door.send(TOO_LARGE)
-    assert door.told == []
+    assert door.reported == []
     door.send(b"b")
     assert len(door.append_queue.waiting) == 2, "b has room and waits behind what is not refused yet"
     door.memory.run()
-    assert door.told[0] == ("x", ErrorCode.RECORD_TOO_LARGE)
-    assert sorted(door.told[1:]) == [("b", 0), ("gone on", 0)]
+    assert door.reported[0] == ("x", ErrorCode.RECORD_TOO_LARGE)
+    assert sorted(door.reported[1:]) == [("b", 0), ("gone on", 0)]
 
 
 def test_what_comes_behind_a_refusal_may_wait_as_long_as_anything(door: Door) -> None:
     door.send(TOO_LARGE)
     door.send(b"b")
     door.memory.advance(WAIT_S / 2)
-    assert door.told == [("x", ErrorCode.RECORD_TOO_LARGE)]
+    assert door.reported == [("x", ErrorCode.RECORD_TOO_LARGE)]
     door.room = 1
     door.memory.advance(2 * BUSY_PAUSE_S)
-    assert sorted(door.told[1:]) == [("b", 0), ("gone on", 0)]
+    assert sorted(door.reported[1:]) == [("b", 0), ("gone on", 0)]
 
 
 def test_batches_are_produced_by_who_sends_them(door: Door) -> None:
     """Whether they are taken at once or had to wait: a producer of one user is no other's."""
     guard(door.memory)
     alice, bob = user(door.memory, "alice"), user(door.memory, "bob")
-    told: list[tuple[Caller, int | ErrorCode]] = []
+    reported: list[tuple[Caller, int | ErrorCode]] = []
 
     def send(caller: Caller, sequence: int) -> None:
         def done(result: int | BrokerError) -> None:
-            told.append((caller, result.code if isinstance(result, BrokerError) else result))
+            reported.append((caller, result.code if isinstance(result, BrokerError) else result))
 
         batch = batch_by(b"p", 0, sequence, 1)
         door.append_queue.produce(door.partition, batch, Level.WRITTEN, done, by=caller)
@@ -172,7 +172,7 @@ def test_batches_are_produced_by_who_sends_them(door: Door) -> None:
     door.memory.advance(2 * BUSY_PAUSE_S)
     send(bob, 2)
     door.memory.run()
-    assert told == [(alice, 0), (alice, 1), (bob, ErrorCode.DENIED)]
+    assert reported == [(alice, 0), (alice, 1), (bob, ErrorCode.DENIED)]
 
 
 def test_a_refusal_may_drop_the_rest(door: Door) -> None:
@@ -198,5 +198,5 @@ def test_what_is_dropped_is_not_tried_again(door: Door) -> None:
     door.append_queue.drop()
     door.room = 9
     door.memory.advance(WAIT_S)
-    assert door.told == []
+    assert door.reported == []
     assert door.room == 9

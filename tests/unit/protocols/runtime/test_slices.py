@@ -21,9 +21,9 @@ class Made:
         self.loop = ManualLoop(self.clock)
         self.broker: Broker = MemoryBroker(loop=self.loop, clock=self.clock).broker
         self.loop.run_due()
-        self.told: list[list[bytes] | BrokerError] = []
+        self.reported: list[list[bytes] | BrokerError] = []
         self.asked = 0
-        self.slices = Slices(self.broker, self._parts(count, error), self.told.append)
+        self.slices = Slices(self.broker, self._parts(count, error), self.reported.append)
 
     def _parts(self, count: int, error: BrokerError | None) -> Iterator[bytes]:
         for number in range(count):
@@ -39,17 +39,17 @@ def test_others_have_their_turn_between_two_slices() -> None:
     made = Made(5)
     assert made.asked == 0, "nothing is made inside the call that asked"
     asked = []
-    while not made.told:
+    while not made.reported:
         made.loop.run_pass()
         asked.append(made.asked)
     assert asked == [2, 4, 5]
-    assert made.told == [[b"0", b"1", b"2", b"3", b"4"]]
+    assert made.reported == [[b"0", b"1", b"2", b"3", b"4"]]
 
 
 def test_an_error_is_told_instead() -> None:
     made = Made(1, error=Missing(ErrorCode.TOPIC_MISSING, "gone"))
     made.loop.run_due()
-    assert [type(told) for told in made.told] == [Missing]
+    assert [type(reported) for reported in made.reported] == [Missing]
 
 
 def test_nobody_is_told_once_it_was_cancelled() -> None:
@@ -57,7 +57,7 @@ def test_nobody_is_told_once_it_was_cancelled() -> None:
     made.loop.run_pass()
     made.slices.cancel()
     made.loop.run_due()
-    assert (made.told, made.asked) == ([], 2)
+    assert (made.reported, made.asked) == ([], 2)
 
 
 def test_a_pass_makes_one_slice_however_many_ask() -> None:
@@ -70,11 +70,11 @@ def test_a_pass_makes_one_slice_however_many_ask() -> None:
             first.clock.advance(QUANTUM_S / 2)
             yield b"x"
 
-    told: list[list[bytes] | BrokerError] = []
+    reported: list[list[bytes] | BrokerError] = []
     for number in range(3):
-        Slices(first.broker, parts(number), told.append)
+        Slices(first.broker, parts(number), reported.append)
     passes = 0
-    while len(told) < 3 or not first.told:
+    while len(reported) < 3 or not first.reported:
         before = first.asked + sum(asked)
         first.loop.run_pass()
         passes += 1
