@@ -1,16 +1,17 @@
-"""The ports of the log (decisions 0102, 0107).
+"""The interfaces between the log, its callers and its environment (decisions 0102, 0107).
 
-The broker calls the log through them, and the log calls broker, event loop and clock. To the log, the broker's state
-consists of partitions, batches and opaque changes. All additions between two commits are one atomic group.
+The broker calls the log through them, and the log calls the broker, the event loop and the clock. To the log, the
+broker's state consists of partitions, batches and opaque changes. All additions between two commits become one atomic
+journal group.
 
-Log, broker and protocols return results by the same rules. The calls of a port are named verbs.
+The log, the broker and the protocols return results by the same rules. "Verb" means a method of an interface.
 
 * A verb that takes time reports to a ``Completion``: a callback with one argument, the result or a BrokerError.
 * A completion is called on the event loop, exactly once unless cancelled, and never inside the verb that began the
   work.
 * A verb that raises calls no completion.
 * A verb whose result is available returns it at once, and does not call the completion.
-* Work that can be cancelled returns a ``Handle``. After ``cancel`` the completion is not called.
+* A verb whose work can be cancelled returns a ``Handle``. After ``cancel`` the completion is not called.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ Ranges = Sequence[tuple[int, int, int]]
 """(incarnation, first offset, next offset) of each partition that a publish has appended to."""
 
 NEVER_US: Final = 2**63 - 1
-"""Expiry of a staged batch that waits until it is published or abandoned."""
+"""Expiry time of a staged batch that never expires: it stays until it is published or abandoned."""
 
 NO_OFFSET: Final = -1
-"""``offset_of_address`` found no record; also the result of a change, a staged batch and a barrier."""
+"""Result of ``offset_of_address`` if there is no record, and of additions without an offset (change, staged batch,
+barrier).
+"""
 
 
 class Need(IntEnum):
-    """Purpose of an addition. When space is short, later members may use space that earlier ones may not: deletions
-    free space.
+    """Purpose of an addition. When space is short, later members may use more of it than earlier ones; deletions come
+    last, because they free space.
     """
 
     DATA = 0
@@ -56,11 +59,13 @@ class Handle(Protocol):
     """Operation that can be cancelled: a wait, a read, a timer, work in slices or in a thread."""
 
     def cancel(self) -> object:
-        """Release what the operation holds and call nothing. No effect if it has ended or was cancelled."""
+        """Stop the operation and release what it holds; its completion is not called. Has no effect once the operation
+        has ended.
+        """
 
 
 class Loop(Protocol):
-    """The three functions needed of an event loop; asyncio's and uvloop's loops have them."""
+    """The three methods that the log uses of an event loop; the loops of asyncio and uvloop have them."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle: ...
 
@@ -70,7 +75,7 @@ class Loop(Protocol):
 
 
 class Pin(Protocol):
-    """Keeps the bytes of a read in place; release it once they are copied or sent."""
+    """Keeps the bytes of a read in memory; release it once they are copied or sent."""
 
     def release(self) -> None: ...
 
@@ -83,7 +88,7 @@ class Read:
         chunks: each holds whole stored batches of this partition back to back, in offset order. The first batch may
             begin below the requested offset. Valid until ``pin.release()``.
         next_offset: offset after the last record in ``chunks``; the requested offset if there are none.
-        readable_offset: exclusive end of what readers may see, at the time of the read.
+        readable_offset: ``readable_offset`` of the partition at the time of the read.
     """
 
     chunks: Sequence[memoryview]
@@ -130,7 +135,7 @@ class PartitionLog(Protocol):
         """Unique number of this partition; never reused."""
 
     compression: Compression | None
-    """Compression of batches that are sealed from now on; not persisted by the log."""
+    """Compression for batches that are sealed from now on. The log does not persist it."""
 
     @property
     def first_offset(self) -> int:
@@ -138,74 +143,84 @@ class PartitionLog(Protocol):
 
     @property
     def next_offset(self) -> int:
-        """Offset of the next record, counting those of the open write batch as committed."""
+        """Offset of the next record; records in the open write batch count as committed."""
 
     @property
     def readable_offset(self) -> int:
-        """Exclusive end of what readers may see: next_offset, or its synced part with ``durability=synced``."""
+        """End of the offsets that may be read: next_offset, or the end of the synced records with
+        ``durability=synced``.
+        """
 
     @property
     def next_address(self) -> int:
-        """Kafka 0.7 address after the last record."""
+        """Kafka 0.7 address of the next record."""
 
     @property
     def last_append_time_us(self) -> int:
-        """Append time of the last batch, 0 without one."""
+        """Append time of the last batch; 0 if there is none."""
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of readable batches."""
+        """Total size of the readable batches, in bytes."""
 
     def read(
         self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None
     ) -> Read | Handle:
-        """Read batches from the one that contains ``offset``.
+        """Read batches, beginning with the one that contains ``offset``.
 
         Returns the read if its bytes are in memory; otherwise ``then`` is called later, unless the handle is cancelled.
 
         Args:
-            offset: first offset.
-            bytes_max: most bytes, but at least one batch if there is any.
-            then: completion.
+            offset: first offset to read.
+            bytes_max: size limit of the result; a first batch that is larger is returned nevertheless.
+            then: called with the result if it is not returned.
             offset_end: stop with the batch that reaches this offset.
 
         Raises:
-            Missing: OFFSET_OUT_OF_RANGE: below first_offset or above next_offset.
+            Missing: OFFSET_OUT_OF_RANGE: ``offset`` is below first_offset or above next_offset.
         """
 
     def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
-        """Locate the sealed, readable records from ``offset`` on and below ``offset_end``.
+        """Locate the sealed, readable records from ``offset`` up to ``offset_end``, exclusive.
 
-        A blob may be deleted at any time after the answer: when its records are trimmed, compacted or rewritten.
-        Returns the answer if it is in memory; otherwise ``then`` is called later, unless the handle is cancelled.
+        A located blob may be deleted at any time after the answer, because its records are trimmed, compacted or
+        rewritten. Returns the answer if it is in memory; otherwise ``then`` is called later, unless the handle is
+        cancelled.
 
         Raises:
-            Missing: OFFSET_OUT_OF_RANGE: below first_offset or above next_offset.
+            Missing: OFFSET_OUT_OF_RANGE: ``offset`` is below first_offset or above next_offset.
         """
 
     def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
         """Return the first offset whose append time is at or after ``time_us``; next_offset if there is none.
 
-        This and the two verbs below return the answer if it is in memory; otherwise ``then`` is called later, unless
-        the handle is cancelled.
+        The answer is returned if it is in memory; otherwise ``then`` is called later, unless the handle is cancelled.
         """
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
-        """Return the offset of the record that begins at this Kafka 0.7 address; next_offset for next_address, else
-        NO_OFFSET.
+        """Return the offset of the record that begins at a Kafka 0.7 address, or NO_OFFSET if none does.
 
-        covering: accept any address within a record, and for one within a hole return the record after it.
+        For ``next_address`` the result is ``next_offset``. It is returned or passed to ``then``, as in ``offset_at``.
+
+        Args:
+            covering: also accept an address inside a record. For an address of compacted records, return the next
+                record.
         """
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int | Handle:
-        """Return the Kafka 0.7 address of the record at ``offset``, or of the next one if it was compacted away.
+        """Return the Kafka 0.7 address of the record at ``offset``, or of the next one if that record was compacted
+        away.
 
-        next_address for next_offset. Raises Missing(OFFSET_OUT_OF_RANGE).
+        For ``next_offset`` the result is ``next_address``. It is returned or passed to ``then``, as in ``offset_at``.
+
+        Raises:
+            Missing: OFFSET_OUT_OF_RANGE.
         """
 
     def epoch_end(self, epoch: int) -> int:
-        """Return the offset at which this epoch's records end: the next epoch's first, or the readable end of the
-        current one.
+        """Return the offset at which the records of this epoch end.
+
+        That is the first offset of the next epoch; for the current epoch, the readable end.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE: the epoch is unknown.
@@ -215,12 +230,12 @@ class PartitionLog(Protocol):
         """Return the epoch of the record at this offset; the current epoch at next_offset."""
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
-        """Return the first offset to retain under these limits; never inside a batch."""
+        """Return the first offset to retain under these limits. It is always the start of a batch."""
 
 
 class Encoding:
-    """A state that is encoded piece by piece, as of one moment, while it keeps changing. ``pieces`` are the finished
-    ones.
+    """Encodes a state piece by piece, as it was at one moment, although the state keeps changing. ``pieces`` has the
+    encoded pieces so far.
     """
 
     __slots__ = ("_left", "pieces")
@@ -230,47 +245,51 @@ class Encoding:
         self._left: Final = pieces
 
     def go_on(self) -> Iterator[None]:
-        """Encode the rest, yielding after each piece so that others can use the loop."""
+        """Encode the remaining pieces; yields after each one, so that other work can run on the event loop."""
         for piece in self._left:
             self.pieces.append(piece)
             yield
 
 
 class Replay(Protocol):
-    """The broker's state, as recovery and snapshots need it."""
+    """The methods by which recovery and snapshots access the broker's state."""
 
     def restore(self, snapshot: bytes) -> None:
-        """Load a snapshot; called at most once, first."""
+        """Load a snapshot. Called at most once, before any other method."""
 
     def apply(self, change: bytes) -> None:
         """Apply one change, in commit order."""
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Record a producer's batch that became part of a partition, in commit order."""
+        """Record the producer of a batch that became part of a partition; called in commit order."""
 
     def snapshot(self) -> bytes:
-        """Return the whole state after everything committed so far."""
+        """Return the whole state, which includes everything committed so far."""
 
     def encoding(self) -> Encoding:
-        """Return an encoding of the current state; the caller runs it to its end."""
+        """Return an encoding of the current state. The caller must run it until it ends."""
 
 
 class Publication(Protocol):
     """A publish in preparation.
 
-    Until it is published or cancelled, no other publish takes its tokens, nothing is staged under them and they are not
-    abandoned.
+    Until it is published or cancelled, its tokens are reserved: no other publish can use them, nothing can be staged
+    under them, and they cannot be abandoned.
     """
 
     @property
     def incarnations(self) -> Collection[int]:
-        """Partitions with batches staged under the tokens taken so far."""
+        """Partitions that have batches staged under the tokens added so far."""
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Take tokens, a few per step; raise Missing(STAGE_MISSING) for one that is unknown, expired or taken."""
+        """Reserve tokens, a few per step of the iterator.
+
+        Raises:
+            Missing: STAGE_MISSING: a token is unknown, expired or used by another publish.
+        """
 
     def cancel(self) -> None:
-        """Return all tokens; not allowed after publishing."""
+        """Release all tokens; not allowed after publishing."""
 
 
 class Partitions(Protocol):
@@ -292,18 +311,18 @@ class Partitions(Protocol):
         """Make offsets below ``first_offset`` unreadable; their space is freed eventually."""
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        """Schedule a compaction of sealed records, if it is worthwhile: keep only the newest record of each key.
+        """Schedule a compaction of sealed records if it is worthwhile: keep only the newest record of each key.
 
-        Nulls older than ``null_age_us`` that are the newest of their key are removed too. Remaining records retain
+        If a key's newest record is a null older than ``null_age_us``, it is removed too. Remaining records keep their
         offsets and addresses. Raises Missing(PARTITION_MISSING).
         """
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once when readable_offset > offset or the partition ends, unless the handle is cancelled."""
+        """Call ``wake`` once when readable_offset > offset or the partition is dropped, unless the handle is cancelled."""
 
 
 class WriteBatch(Protocol):
-    """Additions to one shard. Everything added between two commits becomes one group, in call order.
+    """Additions to one shard. Everything added between two commits becomes one journal group, in call order.
 
     The first addition to an empty write batch schedules ``commit`` on the loop.
     """
@@ -314,21 +333,21 @@ class WriteBatch(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether to pause reading from producers: sealing or syncing is behind. A full disk is no reason."""
+        """Whether to pause reading from producers because sealing or syncing is behind. A full disk does not count."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call back once when the log is no longer congested."""
 
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
-        """Ensure that the next additions, ``size`` bytes in all, become part of one group; commit the write batch first
-        if necessary.
+        """Ensure that the next ``size`` bytes of additions become part of one journal group.
 
-        No addition, this one included, calls completions, so what the caller has looked up stays valid.
+        If necessary, this commits the write batch first. Neither this method nor an addition calls completions, so the
+        caller's look-ups stay valid.
 
         Args:
-            size: bytes of the additions.
-            need: their purpose. Changes may use space that is reserved for them when space is short, removals even
-                more.
+            size: total size of the additions.
+            need: purpose of the additions. When space is short, changes may use space that is reserved for them, and
+                removals even more.
 
         Raises:
             Invalid: RECORD_TOO_LARGE: above the limit of a group.
@@ -336,35 +355,34 @@ class WriteBatch(Protocol):
         """
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
-        """Append a validated, unnumbered batch.
+        """Append a validated batch that has no offsets yet.
 
-        ``done`` gets the offset of the batch's first record once ``level`` is reached. A writable batch is numbered in
-        place and must not be changed until the commit; small batches of one partition are merged.
+        ``done`` gets the offset of the batch's first record once ``level`` is reached. If the buffer is writable,
+        offsets are written into it, and it must not be changed until the commit. Small batches of one partition are
+        merged.
 
         Raises:
             Busy: DISK_FULL, or BUSY: too many bytes are not yet sealed or synced.
         """
 
     def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
-        """Add an opaque state change, replayed through ``Replay.apply``."""
+        """Add an opaque state change; recovery passes it to ``Replay.apply``."""
 
     def barrier(self, level: Level, done: Completion[int]) -> None:
         """Call ``done`` once everything committed so far has reached ``level``; sync now if necessary."""
 
     @property
     def uncommitted(self) -> bool:
-        """Whether something was added since the last commit; only otherwise does ``next_offset`` count everything."""
+        """Whether something was added since the last commit. If not, ``next_offset`` counts committed records only."""
 
     def hold(self) -> None:
-        """Schedule no commit for further additions: the caller commits soon."""
+        """Stop scheduling commits for further additions, because the caller commits soon."""
 
     def write(self) -> None:
-        """Write the write batch as one group now; completions are called later, not from in here."""
+        """Write the write batch as one journal group now. Completions are called later, not inside this call."""
 
     def commit(self) -> None:
-        """Write the write batch as one group now, and call the completions of additions that asked for ``written`` or
-        less.
-        """
+        """Write the write batch as one journal group now, and call the completions that need no sync."""
 
 
 class Staging(WriteBatch, Protocol):
@@ -380,15 +398,16 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Store a batch under a 16-byte token, invisible and without offsets.
+        """Store a batch under a 16-byte token. It stays invisible and has no offsets until it is published.
 
-        The token expires with the last of its batches; with ``NEVER_US`` it never does.
+        The token expires when the last of its batches does; a token with a ``NEVER_US`` batch never expires.
         """
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """Set the clock for expiry; without one nothing expires.
+        """Set the clock that determines expiry. Until then nothing expires.
 
-        Batches of earlier starts expire within ``age_us_max``, because their clock may have been ahead.
+        Batches staged before this start expire within ``age_us_max``, because the clock may have been ahead when they
+        were staged.
         """
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
@@ -405,11 +424,12 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[Ranges],
     ) -> None:
-        """Number all staged batches of these tokens, in token order, and add ``change``, as one group.
+        """Assign offsets to all batches staged under these tokens, in token order, and add ``change``, as one journal
+        group.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown or expired. Nothing is added, and a publication is cancelled.
-            Busy: as above.
+            Busy: as in ``WriteBatch.append``.
         """
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
@@ -417,7 +437,7 @@ class Staging(WriteBatch, Protocol):
 
 
 class Log(Partitions, Staging, Protocol):
-    """All ports of one shard. Callers use the narrower ports above."""
+    """All interfaces of one shard's log. Callers use the narrower ones above."""
 
     def close(self) -> None:
-        """Commit, sync and stop all threads; pending completions are called first."""
+        """Commit, sync, call the pending completions, and then stop all threads."""

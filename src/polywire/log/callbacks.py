@@ -1,7 +1,7 @@
 """Separate failures of the log's own callbacks from failures of a client's callback (decision 0107).
 
-* An exception of the log's own code ends the log. It is passed to ``broken`` before anything else runs.
-* An exception of a client's callback is raised again in its own callback of the event loop, which reports it. Other
+* An exception in the log's own code stops the log. It is passed to ``broken`` before anything else runs.
+* An exception in a client's callback is raised again in a separate callback of the event loop, which reports it. Other
   clients are still notified.
 """
 
@@ -20,10 +20,10 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class FailStop:
-    """Context in which the log's state changes.
+    """Context manager for code that changes the log's state.
 
-    After an exception the state cannot be trusted, so ``broken`` must stop the log. The exception propagates to the
-    caller.
+    After an exception the state cannot be trusted, so the callback ``broken`` must stop the log. The exception
+    propagates to the caller.
     """
 
     __slots__ = ("_broken",)
@@ -42,7 +42,7 @@ class FailStop:
 
 
 class FailStopLoop:
-    """A ``Loop`` for the log's own callbacks, which are passed to ``run``."""
+    """A ``Loop`` that passes every callback to ``run``; the log uses it for its own callbacks."""
 
     __slots__ = ("_loop", "_run")
 
@@ -62,10 +62,11 @@ class FailStopLoop:
 
 @cython.cclass
 class Notifications:
-    """Queue of completions for clients. Each is called once, in order; a callback's additions go to the end.
+    """Queue of completions for clients. Each is called once, in order. A completion that is added by another one goes
+    to the end.
 
-    As a context it passes exceptions to the loop, which reports them: a session that runs during a notification is not
-    responsible for the callbacks of others.
+    As a context manager it passes exceptions to the event loop, which reports them: they must not reach the session
+    that happens to run.
     """
 
     waiting = cython.declare(object, visibility="public")
@@ -82,9 +83,9 @@ class Notifications:
         self.waiting.append((callback, args))
 
     def notify(self) -> None:
-        """Call all queued callbacks. From inside a callback this does nothing: the outer call continues."""
+        """Call all queued callbacks. Inside a callback this returns at once; the outer call continues."""
         waiting = self.waiting
-        while waiting and not self._notifying:  # continue after one that raised
+        while waiting and not self._notifying:  # continue after a callback that raised
             with self:
                 while waiting:
                     callback, args = waiting.popleft()

@@ -22,7 +22,9 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 class Disk:
-    """Free space of a data directory, and its store. ``full`` is the last observation; it clears when space returns."""
+    """Tracks the free space of a data directory. ``full`` is the last observation; it becomes false when space is free
+    again.
+    """
 
     def __init__(
         self,
@@ -52,8 +54,9 @@ class Disk:
         self._see(self._refused or free_bytes < self._reserve_bytes, free_bytes)
 
     def refused(self, error: Busy) -> None:
-        """Record that a segment found no space, whatever the system reports as free. Too few descriptors do not fill a
-        disk.
+        """Record that a segment could not be written for lack of space, even if the system reports free space.
+
+        A lack of file descriptors does not count.
         """
         if error.code is ErrorCode.DISK_FULL:
             self._refused = True

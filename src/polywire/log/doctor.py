@@ -1,4 +1,4 @@
-"""Check a data directory for damage, and rebuild damaged second copies from intact first ones.
+"""Check a data directory for damage, and restore damaged copies of duplicated data from the intact ones.
 
 * A check reads every stored batch and changes nothing.
 * A rebuild copies only verified data.
@@ -30,7 +30,7 @@ from polywire.store.files import COPY_MODE, read_file, replace_file
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
-COPY_BYTES: Final = 1024 * 1024  # copied at a time
+COPY_BYTES: Final = 1024 * 1024  # bytes copied at a time
 _length: Final = header_fields("length")
 
 
@@ -54,8 +54,8 @@ class Remedy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One examined item. ``path`` is relative to the data directory, ``damage`` names records, ``remedy`` is None if
-    none is needed.
+    """Result for one examined file. ``path`` is relative to the data directory; ``damage`` names damaged records.
+    ``remedy`` is None if no action is needed.
     """
 
     severity: Severity
@@ -90,12 +90,12 @@ def is_newer(error: Exception) -> bool:
 
 
 def remedy_of(error: Exception) -> Remedy:
-    """Return the remedy for a directory whose broker does not start and that has no intact copy to rebuild from."""
+    """Return the remedy if the broker does not start with this directory and no intact copy exists."""
     return Remedy.UPGRADE if is_newer(error) else Remedy.BACKUP
 
 
 def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
-    """Rewrite the damaged second copies and return their paths; raise OSError or BrokerError."""
+    """Rewrite damaged copies from intact ones and return their paths; raise OSError or BrokerError."""
     paths = []
     for finding in findings:
         if finding.severity is not Severity.WORN:
@@ -181,7 +181,7 @@ def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
 
 
 def _footers(tail: bytes) -> tuple[int, int]:
-    """Return (valid footers, all footers) of the bytes after a segment's batches."""
+    """Return (number of valid footers, number of all footers) in the bytes after a segment's batches."""
     if _is_footer(tail):
         return 1, 1
     half = len(tail) // 2
@@ -198,7 +198,7 @@ def _is_footer(copy: bytes) -> bool:
 
 
 def _with_footers(store: Store, name: str) -> Iterator[Buffer]:
-    """Yield a segment with its valid footer as both copies."""
+    """Yield the segment's content with its valid footer as both copies."""
     info, _ = read_footer(store, name)
     for at in range(0, info.data_bytes, COPY_BYTES):
         yield store.get(name, at, min(at + COPY_BYTES, info.data_bytes))

@@ -1,7 +1,7 @@
 """The log on files: write batches become journal groups, groups become segments, and a start recovers both.
 
-It implements ``log.base.Log``. Syncs, sealing and cold reads run in threads. Everything else runs on the event loop, in
-the call or in ``commit``.
+It implements ``log.base.Log``. Syncs, sealing and reads from disk run in threads. Everything else runs on the event
+loop, in the call or in ``commit``.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ from polywire.log.worker import Worker, storage_failed
 from polywire.records.header import unnumbered_header
 from polywire.types import Buffer, Level
 
-NAMING_BYTES: Final = 2 * PAGE_BYTES  # space that naming segments may take: a page to begin on, and one to write
+# space that listing segments in the journal may take: up to a page of padding, and a page for the group
+NAMING_BYTES: Final = 2 * PAGE_BYTES
 EXPIRY_SECONDS: Final = 5.0
-TOKENS_EXPIRED_MAX: Final = 1000  # in one write batch
+TOKENS_EXPIRED_MAX: Final = 1000  # at most this many in one write batch
 
 
 class FileLog:
     """Implements ``Log``; created by ``opening.open_log``.
 
-    ``_rests_on`` is the last group that did more than append: a snapshot taken now includes its effect. Additions go to
-    ``_writer``, whose hot verbs are bound as the log's own.
+    ``_rests_on`` is the last group that did more than append; a snapshot taken now includes its effect. ``_writer``
+    performs additions; its frequently called methods are also attributes of the log.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class FileLog:
     # Queries
 
     congested: bool = property(attrgetter("_writer.congested"))  # type: ignore[assignment]
-    """Whether to pause reading from producers. Each request reads it twice, hence a property without a Python frame."""
+    """Whether to pause reading from producers. Each request reads it twice, so the property avoids a Python function
+    call.
+    """
 
     @property
     def uncommitted(self) -> bool:
@@ -124,12 +127,12 @@ class FileLog:
 
     @property
     def sealing(self) -> int:
-        """Number of full slots that are not free yet."""
+        """Number of full slots that are not yet free."""
         return self._sealer.waiting
 
     @property
     def synced_sequence(self) -> int:
-        """Last group that survives a power loss."""
+        """Sequence of the last group that survives a power loss."""
         return self._flusher.synced
 
     def on_relief(self, callback: Callable[[], None]) -> None:
@@ -138,7 +141,7 @@ class FileLog:
         self._relieve()
 
     def on_failure(self, callback: Callable[[BrokerError], None]) -> None:
-        """Call back when a write or sync has failed: nothing is acknowledged any more, and the broker must stop."""
+        """Call back when a write or sync has failed. From then on nothing is acknowledged, and the broker must stop."""
         self._on_failure.append(callback)
 
     # Partitions
@@ -235,7 +238,7 @@ class FileLog:
             self._writer.add(Abandon([staged.token for staged in known]), size, closing=True)
 
     def _refresh(self) -> None:
-        """React to a change of free space."""
+        """Recompute the capacity after a change of free space."""
         self._writer.refresh()
 
     def _relieve(self) -> None:
@@ -248,7 +251,7 @@ class FileLog:
     # Groups written
 
     def _changed(self, draft: Draft) -> None:
-        """Note a group that did more than append."""
+        """Record that a group did more than append."""
         sequence = self._writer.sequence
         self._rests_on = sequence
         if draft.removes:
@@ -265,7 +268,7 @@ class FileLog:
             self._notifications.notify()
 
     def _roll(self) -> None:
-        """Continue in the next slot; queue the full one for sealing, with the current state."""
+        """Continue in the next slot; queue the full one for sealing, with the log's current state."""
         full = self._journal.roll()
         current = self._journal.current
         assert current is not None, "there is one now"
@@ -293,13 +296,14 @@ class FileLog:
     # Syncs and sealing
 
     def broker_state(self) -> tuple[Encoding, int]:
-        self.write()  # journal what the broker has applied; completions keep their order
+        self.write()  # write what the broker has already applied to the journal; completions keep their order
         if self._broker_state is None:
             self._broker_state = self._replay.encoding()
         return self._broker_state, self._rests_on
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        # Recovery starts after this slot. It needs this group, and the segments and snapshot it refers to.
+        # After this group, recovery starts after this slot. It needs the group, and the segments and the snapshot it
+        # lists.
         if not self._write_apart():
             return
         alone = (rests_on := max(snapshot[1], self._removed_at)) <= slot.last and self._flusher.is_local
@@ -320,10 +324,10 @@ class FileLog:
             self._name(sealed_content(new, removed), sequence, done)
 
     def _write_apart(self) -> bool:
-        """Write the write batch separately, because it may be as large as a group and the last slot's reserve is for
-        such groups.
+        """Write the write batch as a separate group, so that the sealer's group stays small.
 
-        Returns False if that is impossible.
+        The write batch may be as large as a group can be, but the reserve in the last slot is meant for the sealer's
+        groups. Returns False if there is no capacity.
         """
         if self.uncommitted and not self._writer.closed:
             self.write()
@@ -332,7 +336,7 @@ class FileLog:
     def _name(
         self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
-        """Write one group; ``done`` is called once it and all before it are synced."""
+        """Write one group that lists segments; ``done`` is called once it and all earlier groups are synced."""
         self._writer.add(Entered(EntryKind.SEALED, content, sequence, Level.MEMORY, None), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
@@ -343,7 +347,9 @@ class FileLog:
             self._flusher.wait(self._writer.sequence, lambda synced: done() if synced is None else None)
 
     def adopt(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
-        """Seal slots of earlier starts, for which there was no space; ``sealed`` is the last group in segments."""
+        """Queue slots of earlier starts for sealing, which had no space for it; ``sealed`` is the last group in
+        segments.
+        """
         self._sealer.sealed = self._sealer.named = sealed
         for slot, image in full:
             self._sealer.add(slot, image)
@@ -353,7 +359,7 @@ class FileLog:
         if isinstance(error, Busy):
             self._disk.refused(error)
             self._refresh()
-            self._relieve()  # waiting producers get the answer that the disk is full
+            self._relieve()  # producers that wait get the answer that the disk is full
         else:
             self._fail(error)
 
@@ -391,7 +397,7 @@ class FileLog:
             self.write()
             self._roll()
         if self.congested and not self._sealer.waiting:
-            self._grow()  # a missing slot blocks all writes, so no write would trigger its creation
+            self._grow()  # create a missing slot here, because all writes wait for it and so cannot cause its creation
         self._disk.measure()
         self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)
         self._mark_synced()
@@ -399,12 +405,13 @@ class FileLog:
         self._relieve()
 
     def _mark_synced(self) -> None:
-        """Write an empty group if nothing follows the last synced one, so that damage to it is not mistaken for a torn
-        tail.
+        """Write an empty group if the last group is synced and nothing follows it.
+
+        Otherwise later damage to the last group would be mistaken for a torn tail.
         """
         fits = (
             self._flusher.is_local and self._writer.capacities[Need.CHANGE] > NAMING_BYTES
-        )  # the sealer's reserve stays
+        )  # leave the sealer's reserve untouched
         if self._marked_synced < self._flusher.synced == self._writer.sequence and fits and not self.uncommitted:
             self.name_sealed(self._sealer.named, (), (), lambda: None)
             self._marked_synced = self._writer.sequence
@@ -412,7 +419,7 @@ class FileLog:
     # End
 
     def _broken(self, error: BaseException | None) -> None:
-        """The log's own code has raised while state was changing."""
+        """Handle an exception of the log's own code while state was changing."""
         self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"internal error of the log: {error!r}"))
 
     def _fail(self, error: BrokerError) -> None:
@@ -432,7 +439,7 @@ class FileLog:
         if self._writer.closed:
             return
         self.commit()
-        self._writer.closed = True  # callbacks from here on cannot add anything
+        self._writer.closed = True  # from here on callbacks cannot add anything
         self._refresh()
         self.commit()
         self._sealer.stop()

@@ -57,15 +57,16 @@ def open_log(
     files: Files = SYSTEM_FILES,
     make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
-    """Recover the log of a data directory, or create one. Blocks on the disk: call it before serving.
+    """Recover the log of a data directory, or create one. Blocks on the disk, so call it before the broker serves
+    clients.
 
     Args:
-        through: last group that an operator keeps of a damaged journal, see ``journal.recovery.find_chain``.
+        through: last journal group that an operator keeps of a damaged journal; see ``journal.recovery.find_chain``.
 
     Raises:
         Busy: BUSY: the directory is in use. DISK_FULL: no space.
         Unavailable: the disk failed.
-        Corrupt: synced bytes do not verify.
+        Corrupt: synced data is damaged.
     """
     try:
         make_directories(files, directory)
@@ -87,14 +88,15 @@ def open_log(
 
 
 def _sync_names(files: Files, directory: Path) -> None:
-    """Sync the names of the data directory and those in it; a killed process may not have done so."""
-    with suppress(PermissionError):  # a process that may not open the parent has not created the directory
+    """Sync the directory entries of the data directory and of its files; a killed process may not have done so."""
+    # a process that may not open the parent directory cannot have created the data directory
+    with suppress(PermissionError):
         files.sync_directory(directory.parent)
     files.sync_directory(directory)
 
 
 def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[], None]:
-    """Keep all brokers out of a directory without changing it; return a function that unlocks it. Raise Busy(BUSY)."""
+    """Lock a directory against brokers without changing it; return a function that unlocks it. Raise Busy(BUSY)."""
     with ExitStack() as undone:
         for locked in (directory / MARK_FILE, directory):
             if exists(files, locked):
@@ -119,8 +121,8 @@ def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
 def own_directory(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
     """Take ownership of the directory; return a function that releases it.
 
-    The file that names the owner may be deleted, so the directory itself is locked as well. So is every slot: even a
-    directory that was moved aside and re-created never has two writers (``journal.slots.Slot``).
+    The file that names the owner may be deleted, so the directory itself is locked as well. Every slot is locked, too:
+    even a directory that was moved and re-created never has two writers (``journal.slots.Slot``).
     """
     path = directory / MARK_FILE
     with ExitStack() as undone:
@@ -133,8 +135,9 @@ def own_directory(files: Files, directory: Path, data_directory: DataDirectory) 
 
 
 def _write_mark(file: File, content: bytes) -> None:
-    """Write the owner's token. Failure only means that no client finds the directory by it, and a full disk must not
-    prevent a start.
+    """Write the owner's token. A failure is ignored.
+
+    Without the token, clients cannot find the broker by its directory, but a full disk must not prevent a start.
     """
     with suppress(OSError):
         file.truncate(0)
@@ -197,7 +200,7 @@ class _Opening:
         self._sequence = self._checksum = 0
         self._sealed = True
         self._image: Image | None = None
-        """State after recovery, once it is to be sealed."""
+        """State after recovery, if it must be sealed."""
 
     def run(self) -> FileLog:
         slots = self._journal.open_all()
@@ -210,9 +213,9 @@ class _Opening:
         state = self._make_state(segments, worker, start)
         player = None
         if chain is not None:
-            # A killed broker leaves groups that are only in the page cache; after a failed disk even groups counted as
-            # synced may be. The following steps delete files that those groups make unnecessary, so sync the groups
-            # first.
+            # After a broker was killed, some groups may exist only in the page cache; after a disk failure, even groups
+            # that count as synced. The following steps delete files that those groups make unnecessary, so sync the
+            # groups first.
             for slot in slots:
                 slot.recover()
             self._journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
@@ -250,7 +253,7 @@ class _Opening:
         return log
 
     def _keep_seed(self) -> None:
-        """Write the seed's missing copy; without space, a later start does it."""
+        """Write the missing copy of the seed; if there is no space, a later start does it."""
         try:
             self._journal.keep_seed()
         except OSError as error:
@@ -258,7 +261,7 @@ class _Opening:
                 raise
 
     def give_up(self) -> None:
-        """Release everything: the log is not opened."""
+        """Release everything, because the log cannot be opened."""
         self._disk.deleter.stop()
         self._journal.close()
 
@@ -296,8 +299,10 @@ class _Opening:
             )
 
     def _delete_unnamed(self, state: LogState, chain: Chain) -> None:
-        """Delete blobs that no valid group names: a stop came between writing and naming them, or between removal and
-        deletion.
+        """Delete blobs that no valid group lists.
+
+        They remain if the broker stopped between writing a blob and listing it, or between removing it from the list
+        and deleting it.
         """
         named = {segment_name(number) for number in state.segments.numbers()} | {chain.snapshot}
         for directory in (SEGMENTS, SNAPSHOTS):
@@ -353,13 +358,12 @@ class _Opening:
         assert current is not None, "the start was written to it"
         state.contents.setdefault(current.serial, Contents())
 
-    # Starts without space (decision 0102), or with a body that the disk cannot read yet
+    # Starts without space to seal (decision 0102), or with a body that the disk cannot read yet
 
     def _begin_unsealed(self, state: LogState, chain: Chain, start: int, busy: Busy) -> str:
-        """Continue where the last start ended: slots wait for the sealer, and the start begins in a free one or after
-        the last group.
+        """Begin the start without sealing: recovered slots wait for the sealer.
 
-        Raises Busy(DISK_FULL) if even that does not fit.
+        The start is written to a free slot, or after the last group. Raises Busy(DISK_FULL) if even that does not fit.
         """
         self._sealed = False
         self._disk.refused(busy)
@@ -373,7 +377,7 @@ class _Opening:
             last = chain.groups[-1]
             self._journal.go_on(last.slot, last.position + last.length)
             pages = -(-head.size // PAGE_BYTES)
-            if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # the sealer's reserve
+            if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # leave the sealer's reserve untouched
                 raise busy
         self._write_start(head, parts, start)
         self._note_current(state)
@@ -388,14 +392,14 @@ class _Opening:
     def _unsealed(self, player: Player, state: LogState, chain: Chain) -> list[tuple[Slot, Image]]:
         """Return the slots that wait for the sealer, each with the state at its end."""
         if not chain.groups or self._image is None:
-            return player.full  # the last one is still being written
+            return player.full  # exclude the last slot, which is still being written
         return [*player.full, (chain.groups[-1].slot, self._image)]
 
     def _delete(self, name: str) -> None:
-        """Delete a blob after the start, since there may be many.
+        """Delete a blob after the start, because there may be many.
 
-        It is deleted at once if the start needs the space or the name: a failed start has left names that this one
-        reuses.
+        It is deleted at once if the start needs its space, or its name: a failed start may have left blobs with names
+        that this start uses again.
         """
         if self._disk.full or name.partition("/")[2] >= f"{self._start:08x}":
             self._store.delete(name)
@@ -403,7 +407,9 @@ class _Opening:
             self._disk.deleter.delete([name])
 
     def _free(self, *, slot_needed: set[Slot]) -> None:
-        """Ensure a slot for the start, and a second one if there is space; raise Busy(DISK_FULL) or OSError."""
+        """Ensure that a slot is free for the start, and a second one if space permits; raise Busy(DISK_FULL) or
+        OSError.
+        """
         for slot in list(self._journal.slots.values()):
             if slot not in slot_needed:
                 self._journal.release(slot)
@@ -433,7 +439,7 @@ class _Opening:
 def seal_recovered(
     store: Store, state: LogState, journal: FileJournal, image: Image, replay: Replay, name: str
 ) -> Written:
-    """Write recovered groups into segments, with the snapshot ``name`` that lists them.
+    """Write recovered groups into segments, and the snapshot ``name`` that lists them.
 
     Args:
         image: state after the last group.

@@ -1,6 +1,6 @@
-"""Completions that can be cancelled: called once, or never after ``cancel``.
+"""Completions that can be cancelled: each is called once, or never after ``cancel``.
 
-The result of a cancelled read is unpinned.
+The pin of a cancelled read's result is released.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 class Pending(Generic[_Result]):
-    """Cancellable completion. Implements ``Handle``; called as a completion, it passes the result on.
+    """Cancellable completion. Implements ``Handle``. When it is called, it passes the result to its completion.
 
     Invariant: ``_then`` is None once it was called or cancelled.
     """
@@ -42,5 +42,7 @@ class Pending(Generic[_Result]):
 
 
 def pending(then: Completion[_Result]) -> Pending[_Result]:
-    """Return a cancellable completion; the same one if the operation is retried."""
+    """Return a cancellable completion. If ``then`` is one already, because the operation is retried, return it
+    unchanged.
+    """
     return then if isinstance(then, Pending) else Pending(then)

@@ -1,7 +1,7 @@
-"""Repair a journal with a hole or a damaged group: report what remains and what is lost, then cut.
+"""Repair a journal with a gap or a damaged group: report what remains and what is lost, then cut.
 
 * Diagnosis changes nothing.
-* A repair retains the longest valid prefix of the journal. It moves the slots with the rest aside.
+* A repair retains the longest valid prefix of the journal. It moves slots with later groups aside.
 * The loss is reported by group and by offset.
 """
 
@@ -41,7 +41,7 @@ ASIDE: Final = "aside"
 ALL_GROUPS: Final = 2**63 - 1
 
 Offsets = tuple[int, int]
-"""First offset and end, exclusive."""
+"""(first offset, end offset); the end is exclusive."""
 
 
 @dataclass(slots=True)
@@ -49,10 +49,10 @@ class Loss:
     """Loss that a repair causes.
 
     Attributes:
-        groups: groups that are cut off.
-        unknown: those whose header is damaged; their content is known only as far as later groups imply it.
+        groups: number of journal groups that are cut off.
+        unknown: groups whose header is damaged; their content is known only as far as later groups imply it.
         records: lost offsets by partition; later records get these offsets again.
-        damaged: offsets by partition of batches that stay in place but cannot be read.
+        damaged: offsets by partition of batches that stay in the log but cannot be read.
     """
 
     groups: int = 0
@@ -74,7 +74,7 @@ class Diagnosis:
 
     Attributes:
         reason: why a broker does not start; None if it does.
-        through: last group that can be kept.
+        through: last journal group that can be kept.
     """
 
     reason: Corrupt | None
@@ -84,17 +84,16 @@ class Diagnosis:
 
 
 class OfflineLog:
-    """A data directory that is kept from brokers and examined without changes.
+    """A data directory that is locked against brokers and examined without changes.
 
     Args:
         replay: creates an empty broker state.
-        store: of the blobs, if they are not beside the journal.
+        store: store of the blobs, if they are not in the data directory.
     """
 
     def __init__(
         self, directory: Path, replay: Callable[[], Replay], loop: Loop, store: FileStore | None = None
     ) -> None:
-        """replay: makes an empty broker's state. store: of the blobs, where they lie elsewhere than the journal."""
         self.directory: Final = directory
         self.store: Final = FileStore(directory) if store is None else store
         self.state: Replay = replay()
@@ -104,10 +103,9 @@ class OfflineLog:
         self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
 
     def diagnose(self) -> Diagnosis:
-        """Return whether a broker would start, and if not, what could be kept.
+        """Determine whether a broker would start and, if not, what could be kept.
 
-        A start recovers the journal and seals what it recovered; both are done here, and the second one's output is
-        discarded.
+        A start recovers the journal and seals the recovered data. Both are done here; the sealed data is discarded.
 
         Raises:
             Corrupt: nothing can be kept, or cutting groups off does not help. NEWER_FORMAT: a newer version wrote the
@@ -137,14 +135,16 @@ class OfflineLog:
             through = broken.sequence - 1
 
     def recover(self) -> tuple[Chain | None, LogState]:
-        """Return what a broker would start from; the chain is None if nothing was ever stored. Raise Corrupt."""
+        """Return the state from which a broker would start; the chain is None if nothing was ever stored. Raise
+        Corrupt.
+        """
         chain, log_state, _ = self._play(None)
         if chain is None and self.slots and not self.journal.is_blank():
             raise Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
         return chain, log_state
 
     def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
-        """Recover in memory; with ``through``, return the group that is invalid instead of raising Corrupt."""
+        """Recover in memory. With ``through``, an invalid group is returned instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
         log_state = self._log_state(chain)
@@ -161,13 +161,13 @@ class OfflineLog:
         return chain, log_state, None
 
     def _rehearse_start(self, chain: Chain, log_state: LogState) -> None:
-        """Seal the recovered state as a start does, without writing anything; raise Corrupt or Unavailable."""
+        """Seal the recovered state like a start does, but discard the output; raise Corrupt or Unavailable."""
         try:
             for slot in self.slots:
                 slot.lost_pages()
             image = image_of_all(log_state, chain.sequence)
             name = snapshot_name(chain.start + 1, 0)
-            with suppress(Busy):  # a start continues without sealing what the disk cannot read yet
+            with suppress(Busy):  # if the disk cannot read a body yet, a start continues without sealing it
                 seal_recovered(_Discarding(self.directory), log_state, self.journal, image, self.state, name)
         except OSError as error:
             raise storage_failed(error) from error
@@ -193,7 +193,7 @@ class OfflineLog:
         return found
 
     def slots_with(self, after: int) -> list[Slot]:
-        """Return the slots that hold groups after this one."""
+        """Return the slots that hold groups after sequence ``after``."""
         found_groups = newest_groups(self.slots).values()
         return list({group.slot.number: group.slot for group in found_groups if group.sequence > after}.values())
 
@@ -209,12 +209,15 @@ class _Discarding(FileStore):
         deque(parts, maxlen=0)
 
     def delete(self, name: str) -> None:
-        """Nothing was stored."""
+        """Do nothing, because nothing was stored."""
 
 
 @contextmanager
 def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[OfflineLog]:
-    """Open a data directory and keep brokers out; raise Busy(BUSY), Unavailable if it is not one, Corrupt or OSError."""
+    """Open a data directory and lock it against brokers.
+
+    Raises Busy(BUSY), Unavailable if it is not a data directory, Corrupt or OSError.
+    """
     if not exists(SYSTEM_FILES, directory / JOURNAL):
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"not a data directory path={str(directory)!r}")
     unlock = lock_directory(directory)
@@ -229,9 +232,9 @@ def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> I
 
 
 def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
-    """Copy the slots that will lose groups aside, synced before any change, and return where.
+    """Back up the slots that will lose groups, synced before any change, and return the directory of the copies.
 
-    ``finish`` does the rest once the directory is released.
+    Release the directory and call ``finish`` to complete the repair.
     """
     aside = offline.directory / ASIDE / f"{diagnosis.through:016x}"
     make_directories(SYSTEM_FILES, aside)
@@ -245,7 +248,7 @@ def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
 
 
 def finish(directory: Path, through: int, slot_bytes: int, replay: Replay, loop: Loop, clock: Clock) -> None:
-    """Start from the kept groups, as every start does; raise BrokerError."""
+    """Start from the remaining groups, as every start does; raise BrokerError."""
     settings = LogSettings(slot_bytes=slot_bytes, disk_reserve_bytes=0)
     open_log(directory, settings=settings, loop=loop, clock=clock, replay=replay, through=through).close()
 
@@ -259,7 +262,7 @@ def _note_damaged(found: Loss, slot: Slot, entry: Entry) -> None:
 
 
 def _note_cut(found: Loss, group: FoundGroup) -> None:
-    """Note the content of a group that is cut off, as far as its directory and its batches' headers show it."""
+    """Record the content of a group that is cut off, as far as its directory and batch headers show it."""
     view = group.slot.view
     for entry in read_directory(view, group.position):
         found.changes += entry.kind == EntryKind.CHANGE
@@ -272,7 +275,7 @@ def _note_cut(found: Loss, group: FoundGroup) -> None:
 
 
 def _headers(kind: int, position: int, length: int) -> Iterable[int]:
-    """Return the positions of headers of numbered batches in an entry."""
+    """Return the positions of the headers of batches with offsets in an entry."""
     if kind == EntryKind.BATCH:
         return (position,)
     return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()

@@ -13,10 +13,11 @@ PAGE_BYTES: Final = 4096
 SLOT_BYTES_MIN: Final = 8 * PAGE_BYTES
 SLOT_MARGIN_BYTES: Final = (
     4 * PAGE_BYTES
-)  # end of a slot that no group uses: a page to begin on, and the sealer's own groups
+)  # end of a slot that data cannot use: up to a page of padding, and the sealer's own groups
 MERGE_SLACK_BYTES: Final = 2048  # a merged batch may need wider alignment than its parts
-KEPT_BYTES: Final = 2 * 1024 * 1024  # of the last slot: 128 removals, each synced alone, as many groups of the sealer
-# size of a group beside its only batch
+# reserved in the last slot: 128 removals, each synced separately, and as many groups of the sealer
+KEPT_BYTES: Final = 2 * 1024 * 1024
+# size of a group with one batch, without the batch
 GROUP_OVERHEAD_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES
 
 
@@ -26,23 +27,23 @@ class LogSettings:
 
     Attributes:
         slot_bytes: size of a journal file; 64 MiB are sealed at 1.1 to 1.3 GB/s (concepts: storage#what-it-costs). A
-            group is at most 16 MiB and never spans two slots.
+            journal group is at most 16 MiB and never spans two slots.
         slot_count_min: slots created when the log opens: one to write, one ready.
         slot_count_max: most slots. Mapped slots count as the broker's memory, so four of 64 MiB keep it below 500 MB.
             When all wait for the sealer, producers wait.
-        sync_interval_ms: how long ``written`` data may wait for a sync, or the sealing of its slot, to begin.
-        unsynced_bytes_max: above it the log is congested; half of it starts a sync at once.
+        sync_interval_ms: longest time until a sync of ``written`` data, or the sealing of its slot, begins.
+        unsynced_bytes_max: above it the log is congested; at half of it a sync starts at once.
         staged_bytes_max: most staged bytes.
         staged_batches_max: most staged batches; each costs some 300 bytes of memory.
-        group_bytes_max: see decision 0102; smaller slots lower it.
+        group_bytes_max: most bytes of a journal group (decision 0102); smaller slots lower it.
         disk_reserve_bytes: free space reserved for deletion, retention, offsets and the sealer; below it appends are
             refused.
         scrub_hours: period in which every segment is read and verified once; 0 for never. A week detects bit rot before
             a monthly backup is replaced.
         cache_bytes: recently sealed bytes cached for readers that are slightly behind; 0 for none.
         open_blobs_max: segments kept open, each with up to two descriptors.
-        durability: minimum of every acknowledgement, ``WRITTEN`` or ``SYNCED``; with ``SYNCED`` readers see synced
-            records only.
+        durability: minimum level of every acknowledgement, ``WRITTEN`` or ``SYNCED``. With ``SYNCED`` only synced
+            records can be read.
     """
 
     slot_bytes: int = 64 * 1024 * 1024
@@ -67,15 +68,15 @@ class LogSettings:
 
     @property
     def kept_bytes(self) -> tuple[int, int, int]:
-        """Capacity of the last slot that is reserved: against data, against changes, and against removals.
+        """Capacity of the last slot that data, changes, and removals cannot use, in this order.
 
-        When all slots wait for a disk without space, offset commits would use it up; freeing a slot or a segment takes
-        a group.
+        While all slots wait for a disk without space, offset commits would otherwise use the last slot up, but freeing
+        a slot or a segment needs a journal group.
         """
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
         last = max(
             kept // 2, 4 * PAGE_BYTES
-        )  # to name segments: two pages, and one that each of two syncs may leave unused
+        )  # space to list segments: two pages, and one that each of two syncs may leave unused
         return kept, max(kept * 3 // 4, last + PAGE_BYTES // 2), last
 
     @property

@@ -1,4 +1,4 @@
-"""The log's state in memory, and the effect of each kind of entry on it.
+"""The log's state in memory, and the effect of each kind of journal entry on it.
 
 Writing, sealing and recovery share this state machine. The same entries in the same order give the same state.
 """
@@ -19,12 +19,13 @@ from polywire.log.segments.segment_set import SegmentSet
 from polywire.records.fields import header_fields
 
 _numbers: Final = header_fields("base_offset", "base_address", "append_time_us")
-LOST_AT_ONCE_MAX: Final = 8  # a change releases so many runs at once; a topic may lose those of thousands of partitions
+# runs that a change releases at once; a dropped topic may have those of thousands of partitions
+LOST_AT_ONCE_MAX: Final = 8
 
 
 @dataclass(slots=True)
 class Contents:
-    """Partitions, in order, and staged batches that one use of a slot contains."""
+    """Partitions, in order, and staged batches that a slot contains, for one use of the slot."""
 
     partitions: dict[FilePartition, None] = field(default_factory=dict)
     staged: list[StagedBatch] = field(default_factory=list)
@@ -32,8 +33,9 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """State after group ``sequence``: packed partitions, and the tokens at that time; batches staged later are in later
-    slots.
+    """State after journal group ``sequence``: packed partitions, and the tokens at that time.
+
+    Batches staged later are in later slots.
     """
 
     sequence: int
@@ -42,7 +44,7 @@ class Image:
 
 
 class LogState:
-    """Invariant: ``partitions`` are those not dropped; ``_packed`` is their state at the last image."""
+    """Invariant: ``partitions`` are all partitions that are not dropped; ``_packed`` is their state at the last image."""
 
     def __init__(self, reader: Reader, segments: SegmentSet, staging: Staging, *, hides_unsynced: bool) -> None:
         self.reader: Final = reader
@@ -50,12 +52,12 @@ class LogState:
         self.staging: Final = staging
         self.partitions: Final[dict[int, FilePartition]] = {}
         self.contents: Final[dict[int, Contents]] = {}
-        """By serial of the slot."""
+        """Contents of slots, by serial."""
         self.clean: Final[dict[int, int]] = {}
         """End of compaction, by incarnation."""
         self._hides_unsynced: Final = hides_unsynced
         self._lost: deque[tuple[RunIndex, bool]] = deque()
-        """Unneeded runs that segments still count, and whether their partition was dropped."""
+        """Released runs that segments still count as needed, and whether their partition was dropped."""
         self._packed: dict[int, bytes] = {}
         self._next_published = 0
 
@@ -69,7 +71,7 @@ class LogState:
         return found
 
     def make(self, incarnation: int) -> FilePartition:
-        """Create a partition; it counts once it is ``opened``."""
+        """Create a partition. It exists for callers once it is ``opened``."""
         assert incarnation not in self.partitions, "incarnations are never used again"
         made = FilePartition(incarnation, self.reader, hides_unsynced=self._hides_unsynced)
         self.partitions[incarnation] = made
@@ -85,13 +87,13 @@ class LogState:
         self._lose(partition.take_runs(), dropped=True)
 
     def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
-        """Trim records below ``first_offset``; the partition is indexed up to ``end``."""
+        """Trim records below ``first_offset``; the partition's batches are indexed up to ``end``."""
         runs, published = partition.trim(first_offset, end)
         self._forget(published)
         self._lose(runs, dropped=False)
 
     def _lose(self, runs: RunIndex, *, dropped: bool) -> None:
-        """Release runs. A topic may release millions, so most are counted later, in portions."""
+        """Release runs. A topic may release millions, so most are subtracted from their segments later, in portions."""
         self._lost.append((runs, dropped))
         if len(self._lost) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
             self.count_lost(LOST_AT_ONCE_MAX)
@@ -114,7 +116,7 @@ class LogState:
                 self._lost.popleft()
 
     def cleaned(self, partition: FilePartition, offset: int) -> None:
-        """Record the end of a compaction pass; the partition may have ended before."""
+        """Record the end of a compaction pass; the partition may have been dropped before."""
         partition.clean_offset = offset
         if not partition.ended:
             self.clean[partition.incarnation] = offset
@@ -129,7 +131,7 @@ class LogState:
         return number
 
     def attach(self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int) -> None:
-        """Attach a staged batch to its partition, with this header, in a group of this slot."""
+        """Attach a published batch to its partition, with this header from a group in slot ``serial``."""
         number = self.add_published(PublishedBatch(PublishedGroup(header, serial), 0, batch))
         offset, address, time_us = _numbers(header)
         batch.published = True
@@ -138,7 +140,7 @@ class LogState:
         partition.tail_bytes += batch.length
 
     def unstage(self, tokens: Iterable[bytes]) -> None:
-        """Remove tokens; batches published into their partition stay needed until they are sealed."""
+        """Remove tokens. Batches that were published into a partition stay needed until they are sealed."""
         for staged in self.staging.remove(tokens):
             for batch in staged.batches:
                 if not batch.published:

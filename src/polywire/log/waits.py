@@ -23,7 +23,7 @@ class Wait:
         self.is_due = False
 
     def leave(self) -> bool:
-        """Deregister; return whether it was registered."""
+        """Deregister; return whether it was still registered."""
         if self not in self._partition.wakes:
             return False
         del self._partition.wakes[self]
@@ -31,7 +31,7 @@ class Wait:
         return True
 
     def wake(self) -> None:
-        """Notify, unless it has left."""
+        """Notify the reader unless it was cancelled."""
         if self.leave():
             self._wake()
 
@@ -44,13 +44,12 @@ class Waits:
     """All waiting readers; ``count`` is their number.
 
     Args:
-        loop: for the log's own callbacks.
+        loop: runs the log's own callbacks.
     """
 
     __slots__ = ("_loop", "_notifications", "count")
 
     def __init__(self, loop: Loop, notifications: Notifications) -> None:
-        """loop: for the log's own callbacks."""
         self._loop = loop
         self._notifications = notifications
         self.count = 0
@@ -65,12 +64,12 @@ class Waits:
         return wait
 
     def wake_due_soon(self, partition: FilePartition) -> None:
-        """Check in the loop's next pass which readers are due."""
+        """Check in the loop's next pass which readers of this partition are due."""
         if partition.wakes:
             self._loop.call_soon(self.wake_due, partition)
 
     def wake_due(self, partition: FilePartition | None) -> None:
-        """Queue the wakes that are due."""
+        """Queue the notifications of readers that are due."""
         if partition is None or not partition.wakes:
             return
         readable, ended = partition.readable_offset, partition.ended

@@ -1,4 +1,4 @@
-"""The port for work off the event loop, and its implementation as a thread that runs one job after another.
+"""The interface for work off the event loop, and its implementation: a thread that runs one job after another.
 
 Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
 """
@@ -26,11 +26,11 @@ class Worker(Protocol):
         """Submit ``job``; its result or error goes to ``completed`` on the loop."""
 
     def stop(self) -> None:
-        """Finish the submitted jobs and accept no more. Their answers may still be queued on the loop."""
+        """Finish the submitted jobs and accept no more. Some results may still be queued on the event loop afterwards."""
 
 
 MakeWorker = Callable[[str, Loop], Worker]
-"""Creates a worker with this name that answers on this loop."""
+"""Creates a worker with this name, which reports results on this loop."""
 
 
 class ThreadWorker:
@@ -63,28 +63,28 @@ class ThreadWorker:
             result = broken
             try:
                 result = attempt(job)
-            finally:  # also when the job broke an invariant: its caller must not wait forever
+            finally:  # also if the job raised an unexpected error: its caller must not wait forever
                 del job
                 if result is broken:
-                    self._thread = None  # this thread ends; the next job starts another
-                with suppress(RuntimeError):  # the loop was closed meanwhile, so there is no caller left
+                    self._thread = None  # this thread ends; the next job starts a new one
+                with suppress(RuntimeError):  # the loop was closed meanwhile, so no caller is left
                     self._loop.call_soon_threadsafe(completed, result)
 
 
 def attempt(job: Callable[[], _Result]) -> _Result | BrokerError:
-    """Run a job and return its result or error; the system's errors become Unavailable(STORAGE_FAILED)."""
+    """Run a job and return its result or error. An OSError becomes Unavailable(STORAGE_FAILED)."""
     try:
         return job()
     except BrokerError as error:
         return error
     except OSError as error:
         return storage_failed(error)
-    except BlobMissing as error:  # deleted between lookup and job
+    except BlobMissing as error:  # the blob was deleted between lookup and job
         return Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"blob was removed name={error}")
 
 
 def storage_failed(error: OSError) -> BrokerError:
-    """Return our error for a failed write or sync of the journal; Busy if there were only too many open files."""
+    """Return the BrokerError for a failed read or write of the log's files; Busy if too many files are open."""
     return no_descriptor(error) or Unavailable(
         ErrorCode.STORAGE_FAILED, f"storage failed: {error.strerror or error} path={error.filename!r}"
     )

@@ -1,1 +1,3 @@
-"""The journal: additions become write batches, write batches become groups, and a start recovers the groups."""
+"""The journal: additions are collected in write batches, each write batch is written as one group, and a start recovers
+the groups.
+"""

@@ -1,6 +1,6 @@
-"""Sync the journal: one flush in one thread for all callers, and periodic flushes while data is unsynced.
+"""Sync the journal: one flush at a time in one thread, on request and periodically while data is unsynced.
 
-* A callback is called once its sequence is on disk, in the order of requests.
+* A callback is called once its group is on disk, in the order of requests.
 * A failed sync is never retried.
 """
 
@@ -21,16 +21,16 @@ from polywire.log.settings import LogSettings
 from polywire.log.worker import MakeWorker
 from polywire.store.files import Mapping
 
-RECHECK_MS_MAX: Final = 10  # between two checks whether the sealer is still busy
+RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is still busy
 
 
 @dataclass(slots=True)
 class _Unsynced:
-    """Bytes [start, stop) of a slot that are not on the disk; ``groups`` counts how many of them are groups."""
+    """Bytes [start, stop) of a slot that are not on disk yet; ``groups`` is the number of groups in them."""
 
     slot: Slot
     mapping: Mapping
-    """Referenced while it is flushed."""
+    """Holds a reference to the mapping, so that it stays valid while it is flushed."""
     start: int
     stop: int
     since: float
@@ -53,8 +53,8 @@ def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settin
 class Flusher:
     """Implements ``Syncer``; see ``MakeSyncer`` for the arguments.
 
-    ``synced`` is the highest sequence up to which everything is on the disk: in the journal, or in segments named by a
-    group on the disk. ``unsynced_bytes`` are those of later groups. Only one sync runs at a time.
+    ``synced`` is the highest sequence up to which everything is on disk: in the journal, or in segments that a group on
+    disk lists. ``unsynced_bytes`` is the size of all later groups. Only one sync runs at a time.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Flusher:
         self._worker = make_worker("sync", loop)
         self._waiting: deque[tuple[int, Completion[None]]] = deque()
         self._unsynced: dict[int, _Unsynced] = {}
-        """By serial, oldest first, without the ranges of the running sync."""
+        """Unsynced ranges by slot serial, oldest first, without those that the running sync writes."""
         self._last_position = 0
         """Position of the last group, in the current slot."""
         self._running = False
@@ -136,7 +136,7 @@ class Flusher:
             callback(None)
 
     def start(self) -> None:
-        """Sync everything written so far, unless a sync is running; later groups follow."""
+        """Sync everything written so far. If a sync is running, the next one includes later groups."""
         if self._running or not self._unsynced:
             return
         self._running = True
@@ -146,7 +146,7 @@ class Flusher:
         self._worker.run(partial(self._flush, taken), partial(self._synced, self.written, size))
 
     def _flush(self, taken: Sequence[_Unsynced]) -> None:
-        """Flush, in the thread; a failure is remembered for callers that do not wait."""
+        """Flush in the thread; store a failure for callers that do not wait."""
         try:
             _flush_all(taken)
         except OSError as error:
@@ -156,7 +156,7 @@ class Flusher:
     def _is_sealed_soon(self) -> bool:
         """Return whether the sealer is busy and the oldest unsynced data is in a full slot.
 
-        It is then on the disk soon, and is written once instead of twice.
+        The sealer will soon write that data to segments, so a sync now would write it to disk twice.
         """
         oldest = next(iter(self._unsynced.values()), None)
         return oldest is not None and oldest.slot is not self._journal.current and self._sealing()
@@ -171,7 +171,7 @@ class Flusher:
             wait = self._recheck
             if not self._is_sealed_soon():
                 self.start()
-        if self._unsynced:  # not due yet, being sealed, or a sync was running
+        if self._unsynced:  # the sync was not due yet, the data is being sealed, or a sync was running
             self._timer = True
             self._loop.call_later(wait, self._tick)
 
@@ -183,27 +183,29 @@ class Flusher:
         self._reached(sequence, size)
 
     def _reached(self, sequence: int, size: int) -> None:
-        """Record that everything up to ``sequence`` is on the disk, ``size`` bytes more than before."""
+        """Record that everything up to ``sequence`` is on disk; ``size`` is the number of bytes synced since the last
+        call.
+        """
         self.synced = max(self.synced, sequence)
         self.unsynced_bytes -= size
         while self._waiting and self._waiting[0][0] <= self.synced:
             self._waiting.popleft()[1](None)
         self._advanced()
         if self._waiting or (self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon()):
-            self.start()  # congested producers write nothing that would start it
+            self.start()  # producers that wait for it write nothing that would start it
 
-    # Slots that were sealed before they were synced
+    # Ranges of slots that were sealed before they were synced
 
     def spare(self, slot: Slot) -> None:
-        """The last group names segments with a full slot's groups: a sync of that group needs nothing of the slot."""
+        """Do not sync a full slot: the last group lists segments that contain the slot's groups."""
         unsynced = self._unsynced.get(slot.serial)
         if unsynced is not None:
             unsynced.start = unsynced.stop
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Sync only the last group; it then counts for this slot, the oldest one, without the groups between.
+        """Sync only the last group, which lists segments for this slot, the oldest one; skip the groups between.
 
-        Everything up to the slot's end is on the disk then.
+        When ``done`` is called, everything up to the slot's end is on disk.
         """
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None
@@ -222,12 +224,12 @@ class Flusher:
         self._worker.run(partial(self._flush, [last]), named)
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Nothing to do: recovery reads the slots."""
+        """Do nothing: recovery reads the slots."""
 
     # End
 
     def finish(self) -> None:
-        """Sync everything now, for closing; raise OSError."""
+        """Sync everything now, before closing; raise OSError."""
         self._worker.stop()
         if self._error is not None:
             raise self._error

@@ -1,23 +1,18 @@
 """Build and verify the journal's groups: header, directory, entries (decision 0102).
 
-Building makes one call per entry, which also numbers a batch. Verifying makes one call per group. Nothing is read
-beyond the buffer, whatever lengths the bytes contain.
+Building makes one call per entry; the call for a batch also assigns its offsets. Verifying makes one call per group.
+Nothing is read beyond the buffer, whatever lengths the bytes contain.
 
-```
-group header, 64 bytes                             directory entry, 32 bytes
- 0 u32 magic "PWG1" (0x31475750)                    0 u32 kind (``EntryKind``)
- 4 u32 length   whole group, multiple of 8          4 u32 length, unpadded; entries start at multiples of 8
- 8 u64 start                                        8 u64 partition
-16 u64 sequence                                    16 u64 argument
-24 u64 synced                                      24 u64 checksum  batch: its header_checksum;
-32 u64 previous                                                     staged: XXH64 of token and batch header;
-40 u32 entries   44 u32 mark   48 i64 time_us                       others: XXH64 of the entry
-56 u64 checksum  XXH64 of the journal's seed, bytes 0..56 and the directory
-64 directory, then entries in its order
-```
+``` group header, 64 bytes                             directory entry, 32 bytes 0 u32 magic "PWG1" (0x31475750)
+0 u32 kind (``EntryKind``) 4 u32 length   whole group, multiple of 8          4 u32 length, unpadded; entries start at
+multiples of 8 8 u64 start                                        8 u64 partition 16 u64 sequence
+16 u64 argument 24 u64 synced                                      24 u64 checksum  batch: its header_checksum; 32 u64
+previous                                                     staged: XXH64 of token and batch header; 40 u32 entries
+44 u32 mark   48 i64 time_us                       others: XXH64 of the entry 56 u64 checksum  XXH64 of the journal's
+seed, bytes 0..56 and the directory 64 directory, then entries in its order ```
 
-The seed is secret, so a producer cannot send bytes that pass for a group, even if a reused slot still contains them.
-The mark is 32 bits of the XXH64 of the seed and bytes 0..44. It rejects most other bytes before a long hash is
+The seed is secret, so a producer cannot forge bytes that are accepted as a group, even if a reused slot still contains
+them. The mark is 32 bits of the XXH64 of the seed and bytes 0..44. It rejects most other bytes before a long hash is
 computed.
 """
 
@@ -88,7 +83,7 @@ _MAGIC = cython.declare(cython.uint, 0x31475750)
 _BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 64)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-_ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)  # as many as 16 MiB hold
+_ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)  # as many as fit 16 MiB
 _BYTES_MAX = cython.declare(cython.Py_ssize_t, 16777216)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _PRODUCER_BIT = cython.declare(cython.uint, 64)
@@ -130,11 +125,11 @@ class GroupFields(NamedTuple):
     time_us: int
     checksum: int
     kinds: int
-    """Bit k is set if there is an entry of kind k."""
+    """Bit k is set if the group has an entry of kind k."""
 
 
 class Entry(NamedTuple):
-    """One directory entry; ``position`` is that of its bytes in the buffer that holds the group."""
+    """One directory entry; ``position`` is the position of the entry's bytes in the buffer that holds the group."""
 
     kind: int
     partition: int
@@ -151,7 +146,7 @@ class GroupHead:
     ``size`` is the group's size if it is finished now. Entries are in the order they were added.
 
     Args:
-        seed: the journal's.
+        seed: seed of the journal.
     """
 
     _data: bytearray
@@ -163,7 +158,6 @@ class GroupHead:
     _seed: cython.ulonglong
 
     def __init__(self, seed: int) -> None:
-        """seed: the journal's."""
         self._seed = seed
         self._grow(16)
         self._count = 0
@@ -173,7 +167,7 @@ class GroupHead:
 
     @property
     def producers(self) -> bool:
-        """Whether a batch has a producer."""
+        """Whether any batch has a producer ID."""
         return self._producers
 
     @property
@@ -188,7 +182,7 @@ class GroupHead:
 
     @property
     def payload(self) -> int:
-        """Bytes of the entries, padding included."""
+        """Size of the entries in bytes, padding included."""
         return self._payload
 
     @property
@@ -235,10 +229,11 @@ class GroupHead:
     def batch(
         self, batch: Buffer, partition: int, epoch: int, base_offset: int, base_address: int, time_us: int
     ) -> tuple[int, int, bytearray | None]:
-        """Number a batch and enter it.
+        """Assign offset, address, epoch and time to a batch and add it to the directory.
 
-        Returns offset span, address span, and the numbered header to write instead of the batch's own if the batch is
-        read-only. Raises Invalid(INVALID_BATCH) unless it is exactly one whole batch.
+        Returns (offset span, address span, header). The header is None if the batch was changed in place; for a
+        read-only batch, write this header instead of the batch's own. Raises Invalid(INVALID_BATCH) unless ``batch`` is
+        exactly one whole batch.
         """
         lent: Lent = lend(batch)
         size: cython.Py_ssize_t = lent.size
@@ -261,18 +256,18 @@ class GroupHead:
         return load_offset_span(lent.p, 0), load_address_span(lent.p, 0), header
 
     def entry(self, kind: int, partition: int, argument: int, content: Buffer) -> None:
-        """Add an entry with a checksum of its own. Its bytes must be written padded to a multiple of 8."""
+        """Add an entry other than a batch, with its own checksum. Its bytes must be written padded to a multiple of 8."""
         lent: Lent = lend(content)
         self._enter(kind, lent.size, partition, argument, xxh64_raw(lent.p, 0, lent.size))
 
     def published(self, content: Buffer, entries: Lendable, numbers: Lendable, epoch: int) -> None:
-        """Number the staged batches of a publish and enter them.
+        """Assign offsets to the staged batches of a publish and add them to the directory.
 
         Args:
             content: writable; the entries back to back, each a token and the headers of its batches for one partition.
-            entries: (end of the entry, index of its partition or -1: the token is abandoned).
+            entries: (end of the entry, index of its partition or -1 if the token is abandoned).
             numbers: (incarnation, next offset, next address, time) by partition; updated in place.
-            epoch: of this start.
+            epoch: epoch of this start.
 
         Raises:
             IndexError: the arguments contradict each other.
@@ -303,9 +298,7 @@ class GroupHead:
             start = end
 
     def staged(self, front: bytes, batch_bytes: int, partition: int, expires_at_us: int) -> None:
-        """Enter a staged batch. ``front``, its token and header, is covered by the checksum; the body is written after
-        it.
-        """
+        """Add a staged batch. The checksum covers ``front``, the token and batch header; the body is written after it."""
         lent: Lent = lend(front)
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 
@@ -339,7 +332,7 @@ class GroupHead:
 @cython.nogil
 @cython.exceptval(check=False)
 def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the group at ``at`` if its sizes are consistent; 0 if it does not fit before ``limit``."""
+    """Return the length of the group at ``at``; 0 if its sizes are inconsistent or it does not fit before ``limit``."""
     if at < 0 or limit - at < _HEADER_BYTES or load_u32(p, at) != _MAGIC:
         return 0
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -350,8 +343,9 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
 
 
 def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
-    """Return the header of the group at ``at`` if header and directory verify and it fits the slot; entries are not
-    checked.
+    """Return the header of the group at ``at``, or None unless header and directory verify and the group fits the slot.
+
+    Entries are not checked.
     """
     lent: Lent = lend(slot)
     position: cython.Py_ssize_t = at

@@ -1,6 +1,7 @@
-"""Write the write batch to the journal as one group, and notify the owners of its additions.
+"""Write the write batch to the journal as one group, and call the completions of its additions.
 
-* A commit always fits. An addition that would not fit first writes the earlier ones, without calling completions.
+* A commit always fits. An addition that would not fit first causes the earlier ones to be written, without calling
+  completions.
 * An addition takes effect only after its group was written. If the write fails, the ends of partitions do not change.
 """
 
@@ -44,13 +45,13 @@ _MERGE_SLACK_BYTES = cython.declare(cython.Py_ssize_t, MERGE_SLACK_BYTES)
 class GroupWriter:
     """The log's write batch and its journal.
 
-    ``_scheduled`` is true while a commit is scheduled, or the log is ``_held``, so that one follows. ``sequence`` and
-    ``checksum`` are those of the last group. ``capacities`` is the size that one more write batch may have, by
-    ``Need``. ``write_batch`` takes additions, ``writing`` is being written. Nothing is added after a ``failure`` or
-    once ``closed``.
+    ``_scheduled`` is true while a commit is scheduled, or while the log is ``_held``, because a commit follows.
+    ``sequence`` and ``checksum`` belong to the last group. ``capacities`` is the permitted size of another write batch,
+    by ``Need``. ``write_batch`` accepts additions; ``writing`` is being written. Nothing is added after a ``failure``
+    or once ``closed``.
 
     Args:
-        roll: continue in the next slot.
+        roll: continues in the next slot.
         changed: called for groups that did more than append.
         failed: called when a write failed.
         broken: called for an error in the log's own code.
@@ -105,8 +106,6 @@ class GroupWriter:
         failed: Callable[[BrokerError], None],
         broken: Callable[[BaseException | None], None],
     ) -> None:
-        """roll: goes on in the next slot. changed: hears of groups that did more than append. failed: hears of a write that failed.
-        broken: hears of an error of the log's own."""
         self._draft = draft
         self._journal, self._syncer, self._disk = journal, syncer, disk
         self._loop, self._clock = loop, clock
@@ -150,7 +149,7 @@ class GroupWriter:
             self._schedule()
 
     def add(self, step: Step, size: int, *, closing: bool = False) -> None:
-        """Add a step that was admitted; with ``closing``, later batches go after it."""
+        """Add a step for which ``admit`` has ensured capacity; with ``closing``, later batches go after it."""
         if closing:
             self.write_batch.close()
         self.write_batch.steps.append(step)
@@ -166,7 +165,7 @@ class GroupWriter:
     # Capacity
 
     def admit(self, size: int, need: Need) -> None:
-        """Ensure capacity for ``size`` more bytes; raise as ``allocate``."""
+        """Ensure capacity for ``size`` more bytes; raise like ``allocate``."""
         if self.write_batch.size + size > self.capacities[need]:
             self.allocate(size, need)
 
@@ -175,8 +174,11 @@ class GroupWriter:
         return self.write_batch.size + size <= max(self.capacities[need], self.write_batch.granted)
 
     def allocate(self, size: int, need: Need) -> None:
-        """Make space for one more addition, writing the write batch if necessary, without notifying; raise Invalid or
-        Busy.
+        """Make space for one more addition, writing the write batch if necessary, without calling completions.
+
+        Raises:
+            Invalid: RECORD_TOO_LARGE.
+            Busy: DISK_FULL or BUSY.
         """
         self.check_open()
         if size > self._group_bytes_max - _GROUP_HEADER_BYTES:
@@ -258,8 +260,8 @@ class GroupWriter:
     def _write(self) -> None:
         """Write the write batch as one group and queue the callbacks.
 
-        An exception here ends the log, as in its own callbacks; the context is inlined because this runs for every
-        commit.
+        An exception here stops the log, like one in its own callbacks. ``FailStop`` is inlined because this runs for
+        every commit.
         """
         write_batch: WriteBatch = self.write_batch
         draft: Draft = self._draft
@@ -284,7 +286,7 @@ class GroupWriter:
 
     @cython.cfunc
     def _write_group(self, draft: Draft) -> cython.bint:
-        """Write the entries and apply them; False if the disk failed."""
+        """Write the entries and apply them; return False if the disk failed."""
         head, journal, syncer = draft.head, self._journal, self._syncer
         sequence: int = self.sequence + 1
         first = head.finish(draft.epoch, sequence, syncer.synced, self.checksum, draft.now_us)

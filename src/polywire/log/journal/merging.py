@@ -1,7 +1,7 @@
-"""Merge small neighbouring batches of a partition before they are written, and notify their owners.
+"""Merge small neighbouring batches of a partition before they are written, and complete the appends afterwards.
 
 One call handles all batches of a partition in a write batch. Batches stay in order. Batches that cannot be merged stay
-separate, which costs a few bytes.
+separate.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _WRITTEN = cython.declare(cython.int, Level.WRITTEN)
 
 
 def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Append], Sequence[int]]]:
-    """Return the batches to write for these items: (batch, owners, record counts of the owners; empty for a single
-    owner).
+    """Return the batches to write for these appends, each as (batch, its appends, record count of each append).
 
-    A merged batch may be aligned more widely than its parts; together they grow by at most ``slack`` bytes.
+    The counts are empty for a batch of a single append. Merging may widen alignment, so that the batches grow by at
+    most ``slack`` bytes in total.
     """
     entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
     counts: list[int]
@@ -89,7 +89,7 @@ def answer(
     written: list[tuple[Any, tuple[Any, ...]]],
     synced: list[tuple[Any, tuple[Any, ...]]],
 ) -> None:
-    """Complete each owner of a batch at ``offset`` with the offset of its own part, once the group has the requested
+    """Call the completions of a batch at ``offset``, each with its first offset, once the group has the requested
     level.
     """
     first: cython.longlong = offset

@@ -1,7 +1,7 @@
-"""Prepare a publish in short steps: lay out its group, except for the numbers (decision 0106).
+"""Prepare a publish in short steps: lay out its journal group, except for the offsets (decision 0106).
 
-* A token belongs to one publish until that is written or cancelled.
-* One compiled call numbers the group and another one applies it, however many batches it contains.
+* A token belongs to one publish until that publish is written or cancelled.
+* One compiled call assigns all offsets of the group and another one applies it, however many batches it contains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polywire.log.partition.tail_index import attach
 if TYPE_CHECKING:
     from polywire.log.state import LogState
 
-LOT_BATCHES: Final = 50  # laid out at once: some hundredths of a millisecond
+LOT_BATCHES: Final = 50  # batches laid out per step: takes some hundredths of a millisecond
 NO_PARTITION: Final = -1
 
 Publishable = Sequence[bytes] | Publication
@@ -32,10 +32,13 @@ Publishable = Sequence[bytes] | Publication
 class FilePublication:
     """Implements ``Publication``.
 
-    Invariant: every token in ``tokens`` is claimed for this publish. ``content`` holds the group's entries back to
-    back: a token and the headers of its batches for one partition. ``entries``: where each ends, and the index of its
-    partition in ``partitions``; NO_PARTITION if all partitions of the token have ended. ``positions``: of each batch,
-    in the form that a tail index uses.
+    Invariant: every token in ``tokens`` is claimed for this publish.
+
+    Attributes:
+        content: the group's entries back to back, each a token and the headers of its batches for one partition.
+        entries: end of each entry, and the index of its partition in ``partitions``. The index is NO_PARTITION if all
+            partitions of the token were dropped.
+        positions: position of each batch, in the form that a tail index uses.
     """
 
     __slots__ = (
@@ -69,7 +72,7 @@ class FilePublication:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in a group."""
+        """Size of the publish in a group, in bytes."""
         return len(self.content) + ENTRY_BYTES * (len(self.entries) // 2)
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
@@ -96,7 +99,7 @@ class FilePublication:
         del self.positions[:]
 
     def of_living(self) -> FilePublication:
-        """Return the publication without batches for partitions that have ended."""
+        """Return the publication without batches of dropped partitions."""
         if all(partition.opened for partition in self.partitions):
             return self
         self._drop_published()
@@ -142,7 +145,9 @@ class FilePublication:
         self._sizes[index] += batch.length
 
     def settle(self, serial: int) -> None:
-        """Apply the written group, which is in this slot: batches join their partitions and the tokens are removed."""
+        """Apply the written group, which is in slot ``serial``: add the batches to their partitions and remove the
+        tokens.
+        """
         self.group.serial = serial
         attach([partition.tail for partition in self.partitions], self.content, self.entries, self.positions, PUBLISHED)
         for partition, numbers, size in zip(self.partitions, self._numbers, self._sizes, strict=True):
@@ -155,9 +160,7 @@ class FilePublication:
 
 @contextmanager
 def prepared(state: LogState, tokens: Publishable) -> Iterator[FilePublication]:
-    """Yield the publication, laid out at once if given as tokens, and cancel it on errors; raise as
-    ``Publication.add``.
-    """
+    """Yield a publication of these tokens, and cancel it on errors; raise like ``Publication.add``."""
     made = FilePublication(state) if isinstance(tokens, Sequence) else tokens
     assert isinstance(made, FilePublication), "a publication of this log"
     try:

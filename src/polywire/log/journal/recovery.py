@@ -1,4 +1,4 @@
-"""Find the journal's unbroken chain of groups after any kind of stop (decision 0102).
+"""Find the unbroken chain of journal groups after any kind of stop (decision 0102).
 
 Recovery only reads. If there is evidence that a synced group is damaged, it raises Corrupt. Any other invalid data at
 the end is a torn tail, which is reported and cut.
@@ -37,7 +37,7 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 @dataclass(frozen=True, slots=True)
 class FoundGroup:
-    """A group whose header verified, with its location; ``whole``: its entries verified as well."""
+    """A group with a valid header, and its location. ``whole``: its entries are valid as well."""
 
     slot: Slot
     position: int
@@ -62,12 +62,12 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Result of recovery: ``groups`` follow ``sealed``, the sequence up to which everything is in segments.
+    """Result of recovery. ``groups`` follow group ``sealed``; that group and all earlier ones are in segments.
 
     Attributes:
         snapshot: name of the newest snapshot, None if there is none.
         rests_on: last group that the snapshot, or the segments it lists, depend on.
-        checksum: of the last group.
+        checksum: checksum of the last group.
         slots: the slots that were searched.
     """
 
@@ -88,8 +88,8 @@ class Chain:
     def missing(self, name: str) -> Corrupt:
         """Return the error for a missing snapshot.
 
-        A snapshot is deleted once the group that names its successor is synced, so that group may follow the last whole
-        one, damaged.
+        A snapshot is deleted once the group that lists its successor is synced. If it is missing, that group probably
+        follows the last whole one and is damaged.
         """
         if self.torn is not None:
             path, position = self.torn.path, self.torn.position
@@ -106,8 +106,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """State that a group names. The chain must reach ``rests_on``: then the snapshot has no effect of lost groups, and
-    no segment is missing that lost groups removed.
+    """Snapshot and segments that a group lists.
+
+    They are usable only if the chain reaches ``rests_on``. Then the snapshot contains no effect of lost groups, and no
+    segment is missing because lost groups removed it.
     """
 
     sealed: int
@@ -119,7 +121,8 @@ class _Naming:
 def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | None:
     """Return the newest start's chain; None if no slot holds a group. Raise Corrupt.
 
-    through: last sequence that an operator wants to keep; batches of which only the body is damaged are kept unchanged.
+    Args:
+        through: last sequence that an operator wants to keep. Batches with damage only in the body are kept unchanged.
     """
     found_groups = newest_groups(slots)
     if not found_groups:
@@ -140,17 +143,17 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
-    """Return the groups with valid headers of the newest start, and of the starts it continues, by sequence."""
+    """Return groups with valid headers by sequence: those of the newest start and of earlier starts that it continues."""
     found = [group for slot in slots for group in _search(slot)]
     if not found:
         return {}
-    whole = [group for group in found if group.whole]  # a start whose first group is torn has never begun
+    whole = [group for group in found if group.whole]  # a start counts only if its first group is whole
     start = max(map(read_start, whole or found))
     return _rests_on(found, {group.sequence: group for group in found if read_start(group) == start})
 
 
 def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
-    """Return the batches of a group of which only the body is damaged; None if anything else of the group is."""
+    """Return the batches of a group whose body is damaged; None if anything else in the group is damaged."""
     found, view = [], group.slot.view
     for entry in read_directory(view, group.position):
         if entry.position + entry.length > group.position + group.length:
@@ -170,14 +173,15 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
 
 
 def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
-    """Return the groups of a start and of earlier ones that it continues, because there was no space to seal them
-    (decision 0102).
+    """Return the groups of a start and of the earlier starts that it continues.
+
+    A start continues an earlier one if there was no space to seal that one's groups (decision 0102).
     """
     first = found_groups[min(found_groups)]
     if first.kinds & 1 << EntryKind.START and first.whole:
         sealed = _read_naming(first).sealed
         earlier = [group for group in found if sealed < group.sequence < first.sequence]
-        earlier.sort(key=read_start)  # a later start gives another meaning to sequences that an earlier one cut
+        earlier.sort(key=read_start)  # a later start reuses the sequences that an earlier one had lost
         found_groups = {group.sequence: group for group in earlier} | found_groups
     return found_groups
 
@@ -198,7 +202,7 @@ def _group_at(slot: Slot, at: int) -> FoundGroup | None:
 
 
 def _namings(found_groups: dict[int, FoundGroup]) -> Iterator[_Naming]:
-    """Yield states that groups name, newest first."""
+    """Yield the snapshots and segments that groups list, newest first."""
     for sequence in sorted(found_groups, reverse=True):
         if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
             yield _read_naming(found_groups[sequence])
@@ -217,7 +221,7 @@ def _read_naming(group: FoundGroup) -> _Naming:
 
 
 def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:
-    """Yield whole groups from ``sealed + 1`` on, as far as the chain is unbroken; see ``find_chain``."""
+    """Yield whole groups from ``sealed + 1`` on, until the chain breaks; see ``find_chain``."""
     last = None
     while (group := found_groups.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
         if last is not None and group.previous != last.checksum:
@@ -257,7 +261,7 @@ def _damaged(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], expecte
 
 
 def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
-    """Return the error for a journal whose chain reaches no named state."""
+    """Return the error for a journal whose groups do not connect to any listed snapshot."""
     newest = next(_namings(found_groups), None)
     earliest = found_groups[min(found_groups)]
     damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)
@@ -275,7 +279,8 @@ def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: 
 def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | None:
     """Return the newest damaged group from ``first`` on that was synced.
 
-    Some older ones were overwritten, because the newest intact state did not need them.
+    Older ones may be missing because they were overwritten, which is no damage: the newest intact state did not need
+    them.
     """
     synced = max(group.synced for group in found_groups.values())
     for sequence in range(synced, first - 1, -1):
@@ -290,8 +295,10 @@ def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGrou
 
 
 def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
-    """Return (file, position, end) of a damaged group: at its header, else after its predecessor or before its
-    successor.
+    """Return (file, position, end) of a damaged group.
+
+    The position is its header's if that was found; otherwise the end of the preceding group or the start of the next
+    one.
     """
     found = found_groups.get(sequence)
     last = found_groups.get(max((other for other in found_groups if other < sequence), default=-1))
@@ -313,8 +320,9 @@ def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence:
 
 
 def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
-    """Describe slots that do not begin with a group: none was written, or it is damaged; a sector of zeros looks like
-    either.
+    """Describe slots that do not begin with a group.
+
+    Either none was written or it is damaged; a sector of zeros looks the same in both cases.
     """
     headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)
@@ -322,10 +330,10 @@ def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
 
 
 def _search(slot: Slot) -> Iterator[FoundGroup]:
-    """Yield every group with a valid header, at any position, because a group may count although earlier ones were
-    never synced.
+    """Yield every group with a valid header, at any position.
 
-    Whole groups are not searched inside. Groups of the slot's earlier use may be overwritten from their middle on.
+    Every position is searched because a group can be valid although earlier ones were never synced. The search skips
+    the inside of whole groups only: newer groups may have overwritten the second half of an old one.
     """
     at = slot.find(GROUP_MAGIC, 0)
     while at >= 0:
@@ -333,13 +341,13 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
         if group is not None:
             yield group
         at = slot.find(GROUP_MAGIC, at + (group.length if group is not None and group.whole else 1))
-    slot.forget()  # keeping the pages of all slots would dominate the memory of a start
+    slot.forget()  # otherwise the pages of all slots would dominate the memory of a start
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
-    """Find a torn group: it would be next, and two of its header's four facts match, number or predecessor among them.
+    """Find a torn group: the next one, with at least two of four matching header fields.
 
-    Those distinguish it from older groups in the same place.
+    One of the two must be the sequence or the predecessor, which distinguishes it from older groups at this position.
     """
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES

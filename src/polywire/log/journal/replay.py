@@ -38,7 +38,7 @@ _ALL: Final = 2**63 - 1
 
 
 class Player:
-    """Replays one chain; entries are applied in commit order, each once."""
+    """Replays one chain. Each entry is applied once, in commit order."""
 
     def __init__(self, store: Store, state: LogState, replay: Replay, chain: Chain) -> None:
         self._store = store
@@ -48,11 +48,11 @@ class Player:
         self._broker_sequence = chain.rests_on
         """The restored broker state includes groups up to this one."""
         self._expiries: dict[tuple[bytes, int], int] = {}
-        """By token and segment, because a token may have been used before."""
+        """Expiry by token and segment; the segment is needed because a token can be used again."""
         self._published: list[bytes] = []
         self._gone = _ends_of_the_gone(chain)
         self.playing: FoundGroup | None = None
-        """Current group; after Corrupt, the invalid one."""
+        """The group being replayed; after Corrupt, the invalid one."""
         self.full: Final[list[tuple[Slot, Image]]] = []
         """Full slots, in order, each with the state after its last group."""
 
@@ -86,13 +86,13 @@ class Player:
             at = partition.unpack(snapshot.partitions, at)
         for incarnation, offset in snapshot.clean.items():
             compacted = self._state.partitions.get(incarnation)
-            if compacted is not None:  # a snapshot may name partitions that have ended since
+            if compacted is not None:  # a snapshot may list partitions that were dropped later
                 self._state.cleaned(compacted, offset)
         new, removed = self._named()
         self._hand_out(sorted({*snapshot.segments, *new} - removed))
 
     def _named(self) -> tuple[set[int], set[int]]:
-        """Return segments that groups after the snapshot name, and those they remove: merged or no longer needed."""
+        """Return (segments listed by groups after the snapshot, segments that these groups remove)."""
         new: set[int] = set()
         removed: set[int] = set()
         for group in self._chain.groups:
@@ -106,7 +106,7 @@ class Player:
         return new, removed
 
     def _hand_out(self, numbers: Sequence[int]) -> None:
-        """Assign each needed run to its partition, in offset order, or to its token, in staging order.
+        """Assign each needed run to its partition in offset order; assign runs of staged batches to their tokens.
 
         Footers are read one by one and not retained.
         """
@@ -138,7 +138,9 @@ class Player:
         self._state.segments.settle(sealed)
 
     def _first_kept(self, partition: FilePartition) -> int:
-        """Return where a partition begins after replay; segments and staged batches below may be deleted already."""
+        """Return the first offset of a partition after replay; segments and staged batches below it may already be
+        deleted.
+        """
         return max(partition.first_offset, self._gone.get(partition.incarnation, 0))
 
     def _check_ends(self, ends: Mapping[int, int]) -> None:
@@ -219,7 +221,7 @@ class Player:
                 )
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
-        """Add a numbered batch in a slot to its partition's tail."""
+        """Add a batch with assigned offsets, which is in a slot, to its partition's unsealed part."""
         offset, address, time_us, span, address_span = self._follow(partition, batch)
         length = len(batch)
         partition.tail.append(offset, position, length, serial, address, time_us)
@@ -228,8 +230,9 @@ class Player:
         self._replay_producer(batch)
 
     def _follow(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
-        """Return (offset, address, time, offset span, address span) of a header; raise Corrupt if it does not continue
-        its partition.
+        """Return (offset, address, time, offset span, address span) of a batch header.
+
+        Raises Corrupt if the batch does not follow the partition's last one.
         """
         epoch, offset, address, time_us, address_span, offset_span = _numbers(header)
         if offset != partition.next_offset or address != partition.next_address:
@@ -268,9 +271,7 @@ class Player:
             self._published.append(token)
         batches = [] if staged is None else [b for b in staged.batches if b.incarnation == partition.incarnation]
         count = len(headers) // HEADER_BYTES
-        missing = count - len(
-            batches
-        )  # leading batches, if any, that were trimmed or dropped later and thus not retained
+        missing = count - len(batches)  # the first batches may be missing, because they were trimmed or dropped later
         for number in range(count):
             header = bytes(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
             offset, address, time_us, span, address_span = self._follow(partition, header)
@@ -284,7 +285,7 @@ class Player:
             self._advance(partition, offset + span, address + address_span, time_us)
 
     def _unstage_published(self) -> None:
-        """Remove the tokens of a publish, at the change that ends it."""
+        """Remove the tokens of a publish; called at the change that ends its group."""
         self._state.unstage(self._published)
         self._published.clear()
 
@@ -293,18 +294,19 @@ def image_of_all(state: LogState, sequence: int) -> Image:
     """Return the state after this group, the last one replayed."""
     touched = dict.fromkeys(state.partitions.values())
     for contents in state.contents.values():
-        touched.update(contents.partitions)  # including those that ended: an earlier image may contain them
+        touched.update(contents.partitions)  # include dropped partitions: an earlier image may contain them
     return state.image(sequence, touched)
 
 
 def put_in_order(
     partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]
 ) -> int:
-    """Sort a partition's runs, which are in the order of their segments, and return where the last one ends; raise
-    Corrupt.
+    """Sort a partition's runs by offset and return the end of the last one; raise Corrupt if there is a gap.
+
+    Before the call they are in the order of their segments.
 
     Args:
-        breaks: end of the run before an entry that does not begin there.
+        breaks: by index of an entry that does not begin where the previous run ends: the end of that run.
         end: end of the last entry's run.
     """
     runs = partition.take_runs()
@@ -329,8 +331,9 @@ def put_in_order(
 
 
 def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
-    """Return offsets by partition below which the chain's own trims and drops leave nothing; their segments may be
-    deleted.
+    """Return an offset by partition below which the chain's trims and drops leave no records.
+
+    Segments with only such records may already be deleted.
     """
     gone: dict[int, int] = {}
     for group in chain.groups:

@@ -31,8 +31,9 @@ _PLAIN_BYTES: Final = 8
 
 
 def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
-    """Return the seed of the journal in this directory, created if there is neither a seed nor a slot. Raise Corrupt or
-    OSError.
+    """Return the seed of the journal in this directory; create one if there is neither a seed nor a slot.
+
+    Raises Corrupt or OSError.
     """
     if has_slots or any(exists(files, directory / name) for name in SEED_NAMES):
         return read_seed(files, directory)
@@ -56,7 +57,7 @@ def read_seed(files: Files, directory: Path) -> int:
 
 
 def seed_copies(files: Files, directory: Path) -> list[bytes]:
-    """Return the content of both files; empty for a missing one."""
+    """Return the content of both seed files; a missing file counts as empty."""
     paths = [directory / name for name in SEED_NAMES]
     return [read_file(files, path) if exists(files, path) else b"" for path in paths]
 

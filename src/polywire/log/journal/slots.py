@@ -1,8 +1,8 @@
 """The journal's files: preallocated slots that are overwritten in place and reused (decision 0102).
 
-* A group is in one slot. The first group after ``align`` begins on a new page.
-* Bytes are readable through the slot's mapping once written.
-* A slot's serial number is never reused while the process lives.
+* A group never spans two slots. The first group after ``align`` begins on a new page.
+* Written bytes are readable through the slot's mapping.
+* A slot gets a new serial number for each use; a process never uses the same number twice.
 * A failed write is raised and never retried.
 """
 
@@ -23,7 +23,7 @@ from polywire.store.files import Access, File, Files, fill, make_directories, re
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
-IOV_MAX: Final = 1024  # buffers of one gathered write on Linux and macOS
+IOV_MAX: Final = 1024  # most buffers of one vectored write on Linux and macOS
 _ZEROS_BYTES: Final = 4 * 1024 * 1024
 _SUFFIX: Final = ".pwj"
 
@@ -34,7 +34,7 @@ class Slot:
     ``first`` and ``last`` are the sequences of its first and last group, 0 while it is empty.
 
     Args:
-        seed: of its journal.
+        seed: seed of its journal.
     """
 
     __slots__ = (
@@ -53,7 +53,6 @@ class Slot:
     )
 
     def __init__(self, path: Path, number: int, seed: int, files: Files = SYSTEM_FILES) -> None:
-        """seed: of the journal it belongs to."""
         self.path: Final = path
         self.number: Final = number
         self.seed: Final = seed
@@ -84,7 +83,10 @@ class Slot:
         return self.mapping.find(pattern, start)
 
     def check_readable(self) -> None:
-        """Read the whole file once; touching a bad sector through the mapping would kill the process. Raise Corrupt."""
+        """Read the whole file once; raise Corrupt if that fails.
+
+        Otherwise a bad sector would kill the process when it is first accessed through the mapping.
+        """
         block = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
         try:
             for at in range(0, self.size, len(block)):
@@ -109,9 +111,10 @@ class Slot:
         self.file.sync(data_only=True)
 
     def recover(self) -> None:
-        """Put the whole file on the disk, including pages that an earlier sync failed to write.
+        """Write the whole file to disk, including pages that an earlier sync failed to write.
 
-        The system marks such pages as clean. So compare with the disk, and rewrite pages that differ. Raises OSError.
+        After a failed sync the system may mark such pages as clean, so this compares memory with the disk and rewrites
+        pages that differ. Raises OSError.
         """
         self.sync()
         lost = self.lost_pages()
@@ -121,10 +124,9 @@ class Slot:
             self.sync()
 
     def lost_pages(self) -> list[int]:
-        """Return positions of pages that differ between memory and disk; empty if the system cannot bypass its page
-        cache.
+        """Return positions of pages that differ between memory and disk.
 
-        Raises OSError.
+        The result is empty if the system cannot bypass its page cache. Raises OSError.
         """
         try:
             file = self._files.open(self.path, Access.DIRECT)
@@ -138,8 +140,8 @@ class Slot:
             file.close()
 
     def _differing(self, file: File) -> Iterator[int]:
-        # A truncated slot may have any length, a direct read may not: request whole blocks, and the system stops at the
-        # end.
+        # A truncated slot may have any length, but a direct read needs whole blocks: request whole blocks, and the
+        # system stops at the end of the file.
         block = aligned_buffer(-(-min(self.size, CHUNK_BYTES) // BLOCK_BYTES) * BLOCK_BYTES)
         for start in range(0, self.size, len(block)):
             stop = min(start + len(block), self.size)
@@ -150,7 +152,7 @@ class Slot:
                 yield from (start + at for at in pages if found[at:][:PAGE_BYTES] != cached[at:][:PAGE_BYTES])
 
     def close(self) -> None:
-        """Close the file now, to release its lock; the mapping ends with its last reader."""
+        """Close the file now, which releases its lock; the mapping stays until its last reader finishes."""
         self.file.close()
         self.view = memoryview(b"")
 
@@ -158,7 +160,7 @@ class Slot:
 class FileJournal:
     """The slots of one directory.
 
-    Invariant: the current slot is written at ``position`` and nowhere else; free slots hold nothing needed.
+    Invariant: the current slot is written only at ``position``; free slots hold no needed data.
     """
 
     def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
@@ -171,9 +173,9 @@ class FileJournal:
         self._planned = 0
         """Highest number of a slot being created."""
         self.slots: Final[dict[int, Slot]] = {}
-        """Slots with needed content, by serial."""
+        """Slots with needed data, by serial."""
         self.views: Final[dict[int, Buffer]] = {}
-        """Their mapped bytes."""
+        """Mapped bytes of the slots, by serial."""
         self.free: Final[deque[Slot]] = deque()
         self.current: Slot | None = None
         self.position = 0
@@ -186,9 +188,9 @@ class FileJournal:
         """Open all existing slots; each counts as needed until ``release``. Raise Corrupt, Unavailable or OSError."""
         make_directories(self._files, self._directory)
         for name in self._files.names(self._directory):
-            if name.startswith("."):  # a slot or seed that was being created
+            if name.startswith("."):  # a slot or seed whose creation was interrupted
                 self._files.unlink(self._directory / name)
-        # A process killed before this sync leaves names that a power loss removes.
+        # If a process was killed before this sync, a power loss could still remove the names it created.
         self._files.sync_directory(self._directory)
         self.seed = find_seed(self._files, self._directory, has_slots=any(self._slot_paths()))
         for slot in self._open_slots():
@@ -212,8 +214,9 @@ class FileJournal:
             yield slot
 
     def keep_seed(self) -> None:
-        """Ensure two intact copies of the seed; call it once groups were verified with it, or there were none. Raise
-        OSError.
+        """Ensure two intact copies of the seed; raise OSError.
+
+        Call it only after groups were verified with the seed, or if there are no groups.
         """
         keep_seed(self._files, self._directory, self.seed)
 
@@ -229,7 +232,7 @@ class FileJournal:
         self.views[slot.serial] = slot.view
 
     def arrange(self, slots: Iterable[Slot]) -> None:
-        """Renumber these slots, oldest first; file names do not show their age."""
+        """Assign new serials to these slots, given oldest first; file names do not show their age."""
         for slot in slots:
             del self.slots[slot.serial], self.views[slot.serial]
             self._use(slot)
@@ -253,17 +256,17 @@ class FileJournal:
         return lambda: make_slot(path, number, self._slot_bytes, self.seed, self._files)
 
     def add(self, slot: Slot | None) -> None:
-        """Add a created slot; None if it could not be created."""
+        """Add a created slot; None means that it could not be created."""
         self._making -= 1
         if slot is not None:
             slot.lock()
             self.free.append(slot)
 
     def release(self, slot: Slot) -> None:
-        """Make a slot without needed content writable again.
+        """Make a slot without needed data writable again.
 
-        It is deleted instead if its size is wrong, or if there are too many slots and one of them is free. Without a
-        free one nothing could be sealed once the current slot is full.
+        Instead it is deleted if its size is wrong, or if there are too many slots and another one is free. Without a
+        free slot nothing could be sealed once the current one is full.
         """
         del self.slots[slot.serial], self.views[slot.serial]
         slot.forget()
@@ -274,10 +277,9 @@ class FileJournal:
             slot.close()
 
     def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
-        """Write a last, empty group that says everything up to ``sequence`` is on the disk: later damage is then not a
-        torn tail.
+        """Write a last, empty group, which records that everything up to ``sequence`` is on disk.
 
-        Raises OSError.
+        With it, later damage is not mistaken for a torn tail. Raises OSError.
         """
         self.align()
         if self.capacity < GROUP_HEADER_BYTES:
@@ -291,7 +293,7 @@ class FileJournal:
         self.current.sync()
 
     def lend(self, slot: Slot) -> None:
-        """Unlink a slot that only readers need; another file replaces it. The caller closes it when they finish."""
+        """Unlink a slot that only readers still need; another file replaces it. The caller closes it when they finish."""
         del self.slots[slot.serial], self.views[slot.serial]
         self._files.unlink(slot.path)
 
@@ -312,7 +314,7 @@ class FileJournal:
         return 0 if self.current is None else self.current.size - self.position
 
     def align(self) -> None:
-        """Begin the next group on a new page, because earlier bytes are being synced."""
+        """Begin the next group on a new page, because the current page is being synced."""
         self.position = -(-self.position // PAGE_BYTES) * PAGE_BYTES
 
     def roll(self) -> Slot | None:
@@ -324,7 +326,7 @@ class FileJournal:
         return full
 
     def go_on(self, slot: Slot, position: int) -> None:
-        """Continue writing in a slot, on the first page after this position, whose content is not needed."""
+        """Continue writing in a slot, on the first page after ``position``; the content from there on is not needed."""
         self.current, self.position = slot, position
         self.align()
 
@@ -343,20 +345,21 @@ class FileJournal:
 
 
 def _write_slowly(slot: Slot, parts: Sequence[Buffer], position: int) -> None:
-    """Write everything in pieces, after a short write or with more buffers than one call takes."""
+    """Write all parts in several calls, after a short write or if there are more buffers than one call accepts."""
     for start in range(0, len(parts), IOV_MAX):
         position = write_parts(slot.file, parts[start : start + IOV_MAX], position)
 
 
 def make_slot(path: Path, number: int, size: int, seed: int, files: Files = SYSTEM_FILES) -> Slot:
-    """Preallocate a slot: zeros, synced with its directory. Raise OSError, leaving nothing behind."""
+    """Create a slot filled with zeros, and sync it and its directory. Raise OSError, leaving nothing behind."""
     temporary = path.with_name(f".{path.name}")
     file = files.open(temporary, Access.REPLACE)
     try:
         file.allocate(size)
         zeros = bytes(min(size, _ZEROS_BYTES))
         position = 0
-        while position < size:  # written blocks, not only reserved ones: overwriting them changes no metadata
+        # write the blocks instead of only reserving them, so that overwriting them changes no metadata
+        while position < size:
             position = write_parts(file, [memoryview(zeros)[: size - position]], position)
         file.sync()
     except OSError:

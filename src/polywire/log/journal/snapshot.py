@@ -35,12 +35,12 @@ _CLEAN: Final = Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Content of a blob.
+    """Content of a snapshot blob.
 
     Attributes:
-        partitions: packed, back to back.
-        tokens: (token, expiry, segment with a run of it).
-        clean: end of compaction of some partitions, when all of ``segments`` counted.
+        partitions: packed partitions, back to back.
+        tokens: (token, expiry, segment with batches of the token).
+        clean: end of compaction by partition, valid if all of ``segments`` are present.
     """
 
     sequence: int
@@ -89,7 +89,7 @@ def get_snapshot(store: Store, name: str) -> Snapshot:
 
 
 def copies_sound(store: Store, name: str) -> tuple[int, int]:
-    """Return (valid copies of a snapshot, all copies); raise BlobMissing."""
+    """Return (number of valid copies, number of all copies) of a snapshot; raise BlobMissing."""
     content = store.get(name)
     if _fields_of(content) is not None:
         return 1, 1
@@ -103,7 +103,9 @@ def is_copy(content: bytes) -> bool:
 
 
 def newer_version(content: bytes) -> int:
-    """Return the version in both copies if it is unknown, else 0; the rest cannot be verified then."""
+    """Return the version if both copies have the same unknown one, else 0. Other fields of such a version cannot be
+    verified.
+    """
     versions = set()
     for copy in (content[: len(content) // 2], content[len(content) // 2 :]):
         magic, version = _HEADER.unpack_from(copy)[:2] if len(copy) >= _HEADER.size else (0, 0)

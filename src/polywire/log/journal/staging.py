@@ -18,10 +18,10 @@ NOWHERE: Final = -1
 
 
 class StagedBatch:
-    """One staged batch: its header and the location of its bytes, at ``position`` of a slot (``serial``) or segment
+    """One staged batch: its header, and where its bytes are: at ``position`` of a slot (``serial``) or segment
     (``location``).
 
-    ``published``: it is part of its partition. ``needed``: until it is abandoned, or published and sealed.
+    ``published``: it is part of its partition. ``needed``: true until it is abandoned, or published and sealed.
     """
 
     __slots__ = ("header", "incarnation", "length", "location", "needed", "position", "published", "serial", "token")
@@ -39,8 +39,8 @@ class StagedBatch:
 
 
 class StagedToken:
-    """All batches of one token, and their bytes. ``claimed``: a publish in preparation, or an abandon of this write
-    batch, has it.
+    """All batches of one token, and their total size. ``claimed``: reserved by a publish in preparation or an
+    uncommitted abandon.
     """
 
     __slots__ = ("_by_partition", "batches", "claimed", "expires_at_us", "size", "token")
@@ -49,7 +49,7 @@ class StagedToken:
         self.token: Final = token
         self.expires_at_us = expires_at_us
         self.batches: Final[list[StagedBatch]] = []
-        self._by_partition: dict[int, list[StagedBatch]] = {}  # empty while there is one batch, as nearly always
+        self._by_partition: dict[int, list[StagedBatch]] = {}  # empty while there is only one batch, the usual case
         self.claimed = False
         self.size = 0
 
@@ -64,14 +64,14 @@ class StagedToken:
             kept.setdefault(batch.incarnation, []).append(batch)
 
     def by_partition(self) -> Collection[tuple[int, Sequence[StagedBatch]]]:
-        """Return the batches, in order, by the incarnation of their partition."""
+        """Return the batches, in order, grouped by the incarnation of their partition."""
         if len(self.batches) == 1:
             return ((self.batches[0].incarnation, self.batches),)
         return self._by_partition.items()
 
 
 class Staging:
-    """All tokens. ``size`` and ``count`` are those of tokens neither published nor removed."""
+    """All tokens. ``size`` and ``count`` cover the batches of tokens that were neither published nor removed."""
 
     def __init__(self, *, bytes_max: int, batches_max: int) -> None:
         self._bytes_max = bytes_max
@@ -90,7 +90,7 @@ class Staging:
                 staged.expires_at_us = min(staged.expires_at_us, latest_us)
 
     def _now_us(self) -> int:
-        """Return the time for expiry; without a clock nothing has expired."""
+        """Return the current time for expiry, or a time at which nothing has expired if there is no clock."""
         return -1 if self._clock is None else self._clock.now_us()
 
     def __iter__(self) -> Iterator[StagedToken]:
@@ -100,7 +100,7 @@ class Staging:
         return len(self._tokens)
 
     def admit(self, size: int) -> None:
-        """Raise Busy(STAGE_FULL) if the limits would be exceeded."""
+        """Raise Busy(STAGE_FULL) if a batch of this size would exceed the limits."""
         if self.size + size > self._bytes_max or self.count >= self._batches_max:
             raise Busy(
                 ErrorCode.STAGE_FULL,
@@ -109,7 +109,7 @@ class Staging:
             )
 
     def add(self, batch: StagedBatch, expires_at_us: int) -> None:
-        """Add a batch to its token; the last expiry counts."""
+        """Add a batch to its token; the token expires with its last batch."""
         token = batch.token
         staged = self._tokens.get(token)
         if staged is None:

@@ -1,6 +1,6 @@
-"""Additions to a write batch that are not batches; each is a step (decision 0107).
+"""Additions to a write batch other than appended batches; each is a step (decision 0107).
 
-A step becomes part of the group when it is entered, which never fails.
+A step is first prepared and then entered into the journal group, which never fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMED: Final = Struct("<II")
 
 
 class _Simple:
-    """Base of steps that cannot fail and have no owner."""
+    """Base of steps without preparation and without completions."""
 
     __slots__ = ()
 
@@ -38,7 +38,9 @@ class _Simple:
 
 @dataclass(frozen=True, slots=True)
 class Entered(_Simple):
-    """An entry that is only written: a change, a barrier (without kind), or the log's own."""
+    """A journal entry that changes no state of the log: a broker change, a barrier (without kind), or an entry of the
+    log itself.
+    """
 
     kind: EntryKind | None
     content: Buffer
@@ -88,7 +90,7 @@ class Trim(_Simple):
     first_offset: int
 
     def enter(self, draft: Draft) -> None:
-        end = self.partition.next_offset  # records that the same group appends later stay
+        end = self.partition.next_offset  # records appended later in the same group are not trimmed
         first_offset = min(self.first_offset, end)
         draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
         draft.after(self.partition, lambda _: draft.state.trim(self.partition, first_offset, end))
@@ -119,9 +121,9 @@ class Stage(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Publish(_Simple):
-    """Publish tokens.
+    """Publish the batches of tokens.
 
-    There may be thousands, with tens of thousands of batches, all in one group: this step does nothing per batch.
+    One group may contain thousands of tokens with tens of thousands of batches, so this step does no work per batch.
     """
 
     publication: FilePublication
@@ -177,4 +179,4 @@ def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _nothing(_: int) -> None:
-    """Do nothing: the step ends with its entry."""
+    """Do nothing: the step has no effect besides its entry."""

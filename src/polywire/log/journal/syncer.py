@@ -1,4 +1,4 @@
-"""The port that makes groups durable: by flushing a disk, or by uploading to a bucket.
+"""The interface that makes groups durable: by flushing a disk, or by uploading to a bucket.
 
 Groups become durable in order, and callbacks are called in the order of requests.
 """
@@ -14,7 +14,7 @@ from polywire.log.journal.slots import Slot
 
 
 class Syncer(Protocol):
-    """``synced`` is the highest sequence up to which everything is durable; ``unsynced_bytes`` are those of later
+    """``synced`` is the highest sequence up to which everything is durable; ``unsynced_bytes`` is the size of later
     groups.
     """
 
@@ -26,13 +26,13 @@ class Syncer(Protocol):
     def is_local(self) -> bool:
         """Whether recovery reads the slots.
 
-        A group may then count although earlier ones do not (decision 0102), and a group that says what was synced
-        distinguishes damage from a torn end.
+        If so, a group may be valid although earlier ones are lost (decision 0102), and groups record the synced
+        sequence, which distinguishes damage from a torn tail.
         """
 
     @property
     def is_long(self) -> bool:
-        """Whether the current slot should be sealed before it is full, because recovery would have to read too much."""
+        """Whether to seal the current slot before it is full, because recovery would have to read too much."""
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
         """Record a group in the current slot."""
@@ -41,18 +41,21 @@ class Syncer(Protocol):
         """Call back once the written group ``sequence`` is durable, or now if it is."""
 
     def spare(self, slot: Slot) -> None:
-        """The last group names segments with a full slot's groups."""
+        """Note that the last group lists segments with a full slot's groups, so the slot need not be made durable."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Make only the last group durable; it then counts for this slot without the groups between. Requires
-        ``is_local``.
+        """Make only the last group durable, which lists segments for this slot; skip the groups between.
+
+        Requires ``is_local``.
         """
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Everything up to ``sequence`` is in segments; the group that says so, ``naming``, is durable."""
+        """Note that everything up to ``sequence`` is in segments, and that group ``naming``, which lists them, is
+        durable.
+        """
 
     def finish(self) -> None:
-        """Make everything durable now, for closing; raise OSError, NotOwner or Unavailable."""
+        """Make everything durable now, before closing; raise OSError, NotOwner or Unavailable."""
 
     def abandon(self) -> Sequence[Completion[None]]:
         """Stop after a failure of the log; return the waiting callbacks."""
@@ -64,6 +67,6 @@ class Syncer(Protocol):
 MakeSyncer = Callable[[Loop, Callable[[], None], Callable[[BrokerError], None], Callable[[], bool]], Syncer]
 """Creates a syncer for this loop.
 
-It calls the second argument whenever ``synced`` has grown, after the waiting callbacks, and the third on failure. The
-last argument returns whether a slot is being sealed.
+The syncer calls the second argument whenever ``synced`` has grown, after the waiting callbacks, and the third argument
+on failure. The last argument returns whether a slot is being sealed.
 """

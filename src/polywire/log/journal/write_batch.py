@@ -1,9 +1,9 @@
-"""The write batch: additions between two commits, which become one group (decision 0107).
+"""The write batch: additions between two commits, which become one journal group (decision 0107).
 
 * Entries are in the order of the calls. Small batches of one partition are merged.
 * Every callback is called exactly once.
-* ``prepare`` does everything that may fail, and changes nothing. ``enter`` then numbers and adds the entry, which
-  cannot fail.
+* ``prepare`` does everything that may fail, without changing shared state. ``enter`` then adds the entry and assigns
+  offsets, which cannot fail.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REMOVING: Final = frozenset({EntryKind.DROP, EntryKind.TRIM, EntryKind.ABANDON}
 class Draft:
     """The group being written. ``parts`` are the bytes of the entries in ``head``, in order."""
 
-    if not cython.compiled:  # compiled, write_batch.pxd declares the fields
+    if not cython.compiled:  # in the compiled module, write_batch.pxd declares the fields
         __slots__ = (
             "all_synced",
             "epoch",
@@ -69,7 +69,7 @@ class Draft:
         self.parts: list[Buffer] = []
         self.indexed: list[tuple[FilePartition | None, int, int, int, int, int]] = []
         """(partition, its next offset before, position among the entries, length, address, time). A position of -1 - n
-        refers to entry n of ``then``; NO_OFFSET if that numbers nothing.
+        refers to entry n of ``then``. The offset is NO_OFFSET if the entry assigns no offsets.
         """
         self.placed: list[tuple[StagedBatch, int]] = []
         self.then: list[Callable[[int], None]] = []
@@ -82,20 +82,22 @@ class Draft:
 
     @cython.ccall
     def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
-        """Complete with ``result`` once the group has this level."""
+        """Call ``done`` with ``result`` once the group has this level."""
         if done is not None:
             waiting = self.synced if self.all_synced or level > Level.WRITTEN else self.written
             waiting.append((done, (result,)))
 
     @cython.cfunc
     def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: cython.longlong) -> None:
-        """Notify the owners of one batch; ``counts`` are the records of each, empty for a single owner."""
+        """Call the completions of one batch; ``counts`` has the number of records of each, and is empty for a single
+        one.
+        """
         answer(owners, counts, offset, self.synced if self.all_synced else self.written, self.synced)
 
     @cython.cfunc
     @cython.exceptval(-1, check=True)
     def number(self, partition: FilePartition, batch: Buffer) -> cython.longlong:
-        """Number a batch and enter it; return its first offset."""
+        """Assign offsets to a batch and enter it; return its first offset."""
         head = self.head
         offset: cython.longlong = partition.next_offset
         address: cython.longlong = partition.next_address
@@ -115,7 +117,7 @@ class Draft:
         return offset
 
     def enter(self, kind: EntryKind, content: Buffer = b"", *, partition: int = 0, argument: int = 0) -> None:
-        """Enter anything but a batch."""
+        """Enter an entry other than a batch."""
         self.only_appends &= kind >= EntryKind.SEALED
         self.removes |= kind in _REMOVING
         self.head.entry(kind, partition, argument, content)
@@ -126,18 +128,18 @@ class Draft:
             self.parts.append(_PADDING[size & 7 :])
 
     def enter_published(self, made: FilePublication, numbers: array[int]) -> None:
-        """Number and enter the batches of a publish; see ``GroupHead.published``."""
+        """Assign offsets to the batches of a publish and enter them; see ``GroupHead.published``."""
         self.only_appends = False
         self.head.published(made.content, made.entries, numbers, self.epoch)
         self.parts.append(made.content)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
-        """Call ``then(serial)`` once the entries so far are written and indexed; it changes ``partition``."""
+        """Call ``then(serial)``, which changes ``partition``, once the entries so far are written and indexed."""
         self.then.append(then)
         self.indexed.append((partition, NO_OFFSET, -len(self.then), 0, 0, 0))
 
     def touch(self, partitions: Sequence[FilePartition], offsets: Sequence[int], then: Callable[[int], None]) -> None:
-        """Call ``then(serial)`` as in ``after``; it changes these partitions, whose next offsets before are
+        """Call ``then(serial)`` as in ``after``; it changes ``partitions``, whose previous next offsets are
         ``offsets``.
         """
         self.then += (_nothing, then)
@@ -148,13 +150,13 @@ class Draft:
         self.indexed.append((None, NO_OFFSET, index - 1, 0, 0, 0))
 
     def take_back(self) -> None:
-        """Undo the numbering after a failed write: partitions end where they did."""
+        """Undo the assignment of offsets after a failed write: partitions end where they ended before."""
         for partition, offset, _, _, _, _ in reversed(self.indexed):
             if partition is not None and offset != NO_OFFSET:
                 partition.next_offset = offset
 
     def settle(self, contents: Contents, serial: int, start: int) -> None:
-        """Index the entries of the written group, which begin at ``start`` of the slot."""
+        """Index the entries of the written group, which begin at position ``start`` of the slot."""
         touched = contents.partitions
         for partition, offset, position, length, address, time_us in self.indexed:
             if partition is not None:
@@ -177,16 +179,16 @@ class Step(Protocol):
         """Do everything that may fail; change only the step itself."""
 
     def enter(self, draft: Draft) -> None:
-        """Enter the group. Never fails, because numbers assigned here cannot be revoked."""
+        """Add the step to the group. Never fails, because offsets assigned here cannot be revoked."""
 
     def owners(self) -> Sequence[Completion[Any]]:
-        """Return the completions to call if the step is not written."""
+        """Return the completions to call with an error if the step is not written."""
 
 
 @cython.cclass
 class Appends:
-    """Batches of one partition, in order. ``_entries``, once there are several: (batch, owners, record counts of
-    these).
+    """Appended batches of one partition, in order. ``_entries`` is set if there are several: (batch, appends, record
+    counts).
     """
 
     if not cython.compiled:
@@ -219,7 +221,7 @@ class Appends:
 class WriteBatch:
     """Steps in the order of the calls.
 
-    ``size`` is an upper bound of their size in a group; up to ``granted`` it was promised to callers. ``open`` lists
+    ``size`` is an upper bound of their size in a group; callers have reserved ``granted`` bytes. ``open`` lists
     partitions whose last step accepts more batches.
     """
 
@@ -239,7 +241,7 @@ class WriteBatch:
         self.open.clear()
 
     def owners(self) -> list[Completion[Any]]:
-        """Return the completions to call if nothing is written; nothing more is added."""
+        """Return the completions to call with an error if nothing is written; no more additions follow."""
         self.close()
         return [owner for step in self.steps for owner in step.owners()]
 

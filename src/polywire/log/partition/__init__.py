@@ -1,1 +1,1 @@
-"""One partition: its numbers and indexes, and the reads of its bytes."""
+"""One partition: its offsets and indexes, and reads of its records."""

@@ -1,15 +1,16 @@
-"""Reads of old data: pieces of segments, read once for all waiting readers, and ahead of sequential ones.
+"""Reads of sealed data: read once for all waiting readers, and ahead of sequential ones.
 
 Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is fresh (concepts: storage#what-it-costs).
-Direct reads into reused memory cost almost nothing and run at the disk's speed.
+Direct reads into reused memory cost almost nothing and run at the disk's speed. So data on disk is read in *windows* of
+up to 4 MiB, in the reader's thread.
 
-Recently sealed data, and data in the page cache, is already in memory. It is read on the event loop at 50 µs per MiB.
-The encoder then finds it in the processor's cache.
+Recently sealed data, and data in the page cache, is already in memory. It is read in *glances*, on the event loop, at
+50 µs per MiB. The encoder then finds it in the processor's cache.
 
 * At most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are retained. Their memory is reused when no view of it is
   left.
 * Their content was verified when it was read.
-* The event loop never waits.
+* The event loop never waits for a disk.
 """
 
 from __future__ import annotations
@@ -30,24 +31,25 @@ from polywire.records.arena import Arena
 from polywire.records.batch import check_body
 from polywire.store.base import BLOCK_BYTES, BlobMissing
 
-WINDOW_BYTES: Final = 4 * 1024 * 1024  # largest window: as much as a FETCH frame carries
+WINDOW_BYTES: Final = 4 * 1024 * 1024  # largest window: the size of one FETCH frame
 WINDOWS_MAX: Final = 6  # some 30 MiB: the window being sent and the one ahead, for several readers
-PIECES_MAX: Final = 32  # segments of one window, so that many small runs make one read
-GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024  # read on the loop: 0.3 ms, and 0.6 ms more if it must be verified
-GLANCE_BYTES_AHEAD: Final = 512 * 1024  # minimum read on the loop for sequential readers
-GLANCES_MAX: Final = 3  # retained for readers that continue or follow
-GLANCE_BLOCK_BYTES: Final = 1024 * 1024  # block size for most glances; longer ones take a window's memory
-GLANCE_BLOCKS_MAX: Final = 16  # slow clients hold on to the memory of their responses
-BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # retained staged bodies: two of the largest
-READERS_MAX: Final = 8  # remembered reads of a partition: as many concurrent readers of its history
+PIECES_MAX: Final = 32  # segments in one window, so that many small runs need one read only
+# read on the event loop: takes 0.3 ms, and 0.6 ms more if it must be verified
+GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024
+GLANCE_BYTES_AHEAD: Final = 512 * 1024  # minimum to read on the event loop for sequential readers
+GLANCES_MAX: Final = 3  # retained for readers that continue there, or other readers of the same data
+GLANCE_BLOCK_BYTES: Final = 1024 * 1024  # memory of most glances; longer ones use the memory of a window
+GLANCE_BLOCKS_MAX: Final = 16  # slow clients hold the memory of their responses
+BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # retained bodies of staged batches: two of the largest size
+READERS_MAX: Final = 8  # remembered reads of a partition: as many readers may read old data at the same time
 PARTITIONS_READ_MAX: Final = 256  # partitions with remembered reads
-STOPS_MAX: Final = WINDOWS_MAX + GLANCES_MAX  # one per window: a second reader of a window looks for its start
+STOPS_MAX: Final = WINDOWS_MAX + GLANCES_MAX  # one per window, so that a second reader of a window can find its start
 PIECE_MARGIN_BYTES: Final = (
     2 * BLOCK_BYTES
-)  # a piece is read from the block it begins in to the end of the block it ends in
+)  # a read covers whole disk blocks, from the first to the last one that contains the piece
 WINDOW_BLOCK_BYTES: Final = (
     WINDOW_BYTES + 2 * 1024 * 1024 + PIECES_MAX * PIECE_MARGIN_BYTES
-)  # the strides at both ends may add two large batches
+)  # the index strides at both ends may add two large batches
 
 Key = tuple[int, int]
 """(incarnation, offset) at which a window was requested."""
@@ -56,7 +58,7 @@ Key = tuple[int, int]
 class Window:
     """Stored batches of one partition, offsets ``first`` to ``end``, in pieces of consecutive segments, in order.
 
-    was_waited_for: its read had to wait for the disk, so the next one should be requested earlier.
+    was_waited_for: a reader had to wait for the disk, so the next window should be requested earlier.
     """
 
     __slots__ = ("_damages", "end", "first", "partition", "pieces", "was_waited_for")
@@ -70,13 +72,13 @@ class Window:
         self._damages = [piece.damage for piece in pieces if piece.damage is not None]
 
     def is_damaged_at(self, offset: int) -> bool:
-        """Return whether the record at this offset is damaged; a new read may succeed, because disk errors can be
+        """Return whether the record at this offset is damaged. A new read may succeed, because disk errors can be
         transient.
         """
         return any(damage.first_offset <= offset < damage.next_offset for damage in self._damages)
 
     def is_nearly_over(self, offset: int) -> bool:
-        """Return whether little follows an offset, so that a new window should begin there."""
+        """Return whether little data follows an offset, so that a new window should begin there."""
         return (self.end - offset) * 8 <= self.end - self.first
 
 
@@ -88,7 +90,7 @@ class Stop(NamedTuple):
 
 
 class ColdReads:
-    """Windows and glances of all partitions; a window is read once, however many readers wait for it."""
+    """Windows and glances of all partitions. A window is read once, even if several readers wait for it."""
 
     __slots__ = (
         "_arena",
@@ -118,10 +120,10 @@ class ColdReads:
     def glance(
         self, segment: Segment, partition: int, offset: int, bytes_max: int, end: int, *, more: bool
     ) -> Window | None:
-        """Read up to ``bytes_max`` bytes and the offset ``end`` of one segment if memory has them and they are few;
-        else None.
+        """Read up to ``bytes_max`` bytes, below offset ``end``, of one segment; None if they are not in memory, or too
+        many.
 
-        ``more``: the reader wants what follows, too.
+        ``more``: the reader also wants the following data.
         """
         span = segment.locate_now(partition, offset, max(bytes_max, 1), end)
         if span is not None and more and span[1] - span[0] < GLANCE_BYTES_AHEAD:
@@ -140,7 +142,7 @@ class ColdReads:
         return window
 
     def body(self, segment: Segment, start: int, stop: int) -> memoryview | None:
-        """Return a staged batch if it is retained or in memory, else None."""
+        """Return the body of a staged batch if it is retained or in memory, else None."""
         key = (segment.name, start)
         body = self._bodies.get(key)
         if body is not None:
@@ -148,7 +150,7 @@ class ColdReads:
         elif stop - start <= GLANCE_BYTES_MAX:
             body = segment.read_now(memoryview(bytearray(stop - start)), start, stop)
             if body is not None and not check_body(body, 0):
-                return None  # a damaged copy is re-read where waiting is allowed
+                return None  # a damaged copy is read again where waiting for the disk is allowed
             if body is not None:
                 self.keep_body(segment, start, body)
         return body
@@ -167,13 +169,16 @@ class ColdReads:
     # Sequential readers
 
     def is_sequential(self, partition: int, offset: int) -> bool:
-        """Return whether a read at this offset continues an earlier one; the reader then wants what follows, too."""
+        """Return whether a read at this offset continues an earlier one, so that its reader also wants the following
+        data.
+        """
         return any(first < offset <= end for first, end in self._readers.get(partition, ()))
 
     def was_read(self, partition: int, first: int, end: int, stop: Stop | None) -> None:
         """Record that a reader was given offsets ``first`` to ``end``.
 
-        A client may consume less and continue before the end. With ``stop``, the following bytes are available there.
+        Its next read may begin before ``end``, because a client may consume less than it got. ``stop`` is the position
+        after the data, if more of the window follows.
         """
         reads = self._readers.get(partition)
         if reads is None:
@@ -187,7 +192,7 @@ class ColdReads:
                 self._stops.popitem(last=False)
 
     def resume(self, partition: int, offset: int) -> Stop | None:
-        """Return where the read ended that this one continues, if that window is retained and not damaged there."""
+        """Return where the read that this one continues has ended, if its window is retained and intact there."""
         stop = self._stops.pop((partition, offset), None)
         if stop is None or stop.window.is_damaged_at(offset):
             return None
@@ -201,7 +206,9 @@ class ColdReads:
     # Windows
 
     def find(self, partition: int, offset: int) -> Window | None:
-        """Return the retained window that contains this offset, undamaged, and reaches furthest."""
+        """Return a retained window in which the record at this offset is intact; if there are several, the one that
+        ends last.
+        """
         best: Window | None = None
         for window in chain(self._glances.values(), self._windows.values()):
             if (
@@ -225,12 +232,13 @@ class ColdReads:
         bytes_max: int,
         end: int = NO_END,
     ) -> None:
-        """Request a window of up to ``bytes_max`` bytes and the offset ``end``.
+        """Request a window of up to ``bytes_max`` bytes, below offset ``end``.
 
-        ``completed`` is called on the loop with the window, with an error, or with None if a segment was removed before
-        it was read: then request it again. Concurrent requests at the same offset get the same window.
+        ``completed`` is called on the loop with the window or an error. None means that a segment was removed before it
+        was read; request the window again. Concurrent requests at the same offset get the same window.
 
-        segments: those that contain the read, in order.
+        Args:
+            segments: the segments that contain the data, in order.
         """
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
@@ -242,9 +250,9 @@ class ColdReads:
             self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key, waiting))
 
     def requested(self, key: Key) -> Sequence[Segment] | None:
-        """Return the segments of a window being read at this key.
+        """Return the segments from which a window at this key is being read, or None if none is.
 
-        Requests that join it get the content of these segments, although they may have been replaced.
+        A request that joins it gets the content of these segments, even if they were replaced meanwhile.
         """
         return self._asked.get(key)
 
@@ -253,11 +261,13 @@ class ColdReads:
         return isinstance(self._windows.get(key), list)
 
     def begins_within(self, partition: int, first: int, last: int) -> bool:
-        """Return whether a window begins at one of the offsets from ``first`` to ``last``, or is being read there."""
+        """Return whether a window begins at an offset from ``first`` to ``last``; windows being read count, too."""
         return any(key[0] == partition and first <= key[1] <= last for key in self._windows)
 
     def forget(self, incarnation: int) -> None:
-        """Drop windows of a partition that has changed; reads in progress serve only the requests made before."""
+        """Drop the windows of a partition that has changed. A read in progress only serves requests made before this
+        call.
+        """
         for key in [key for key in self._windows if key[0] == incarnation]:
             del self._windows[key]
             self._asked.pop(key, None)
@@ -267,7 +277,7 @@ class ColdReads:
             del self._stops[key]
 
     def _arrived(self, key: Key, waiting: list[Completion[Window | None]], window: Window | BrokerError | None) -> None:
-        if self._windows.get(key) is waiting:  # otherwise its content may be obsolete
+        if self._windows.get(key) is waiting:  # otherwise the partition has changed, and the content may be obsolete
             del self._windows[key], self._asked[key]
             if isinstance(window, Window):
                 self._windows[key] = window
@@ -276,7 +286,7 @@ class ColdReads:
             completed(window)
 
     def _shrink(self) -> None:
-        """Evict the least recently used windows; those in progress are few, at most one per reader."""
+        """Evict the least recently used windows. Windows being read are not limited: there is at most one per reader."""
         kept = [(key, found) for key, found in self._windows.items() if isinstance(found, Window)]
         for key, window in kept[:-WINDOWS_MAX]:
             del self._windows[key]
@@ -288,7 +298,7 @@ class ColdReads:
             del self._stops[key]
 
     def _read(self, key: Key, segments: Sequence[Segment], bytes_max: int, end: int) -> Window | None:
-        """Read, in the reader's thread; None if a segment was removed meanwhile. Raise Unavailable or Corrupt."""
+        """Read a window, in the reader's thread; None if a segment was removed meanwhile. Raise Unavailable or Corrupt."""
         try:
             return self._read_all(key, segments, bytes_max, end)
         except BlobMissing:

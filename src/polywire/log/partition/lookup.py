@@ -1,7 +1,7 @@
 """Look up offsets by time or Kafka 0.7 address, addresses by offset, and locations of sealed records.
 
-Look-ups in memory return at once. Segments, compressed bodies and staged bodies are searched in the reader's thread,
-and the result arrives on the event loop.
+A lookup in memory returns its result at once. Segments, compressed bodies and staged bodies are searched in the
+reader's thread, and the result is passed to the completion on the event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from polywire.records.compression import expand_body
 from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
-LOCATED_RUNS_MAX: Final = 64  # in one answer: 4 GiB of large segments, in less than a millisecond of the loop
+# runs in one answer: up to 4 GiB in large segments, in less than a millisecond of the event loop
+LOCATED_RUNS_MAX: Final = 64
 
 Span = tuple[int, int]
 """Positions [start, stop) in a blob."""
@@ -30,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Queries(Protocol):
-    """Verbs of the reader that lookups use."""
+    """Methods of the reader that lookups use."""
 
     @property
     def root(self) -> BlobRoot:
@@ -46,7 +47,7 @@ class Queries(Protocol):
         then: Completion[_T],
         again: Callable[[], None],
     ) -> None:
-        """Run ``job`` on segments, in the reader's thread."""
+        """Run ``job`` on segments, in the reader's thread; see ``Reader.query``."""
 
     def query_tail(
         self,
@@ -56,14 +57,14 @@ class Queries(Protocol):
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on the batch of a tail entry."""
+        """Run ``job`` on the batch of a tail entry; see ``Reader.query_tail``."""
 
 
 def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | Handle:
     """See ``PartitionLog.offset_at``."""
     waiter: Pending[int]
     number = partition.runs.find_time(time_us)
-    if number > 0:  # the run before may contain later records, too
+    if number > 0:  # the preceding run may contain later records, too
         location = partition.runs.entry(number - 1)[3]
         run = reader.segment(location).run_now(partition.incarnation)
         if run is None:  # its footer is not in memory
@@ -161,7 +162,7 @@ def locate(
 
 
 def _end_of(incarnation: int, segments: Sequence[Segment]) -> int:
-    """Return where a run ends; its footer is in memory afterwards."""
+    """Return the end offset of a run. Its footer is in memory afterwards."""
     (segment,) = segments
     return segment.run(incarnation).next_offset
 
@@ -187,14 +188,14 @@ def _by_offset(incarnation: int, offset: int, segments: Sequence[Segment]) -> in
 
 
 def _offset_in(address: int, covering: bool, batch: Buffer) -> int:
-    """Return the offset of the record that begins at an address, or covers it."""
+    """Return the offset of the record that begins at an address; with ``covering``, of the record that contains it."""
     batch = expand_body(batch)
     index = record_at_address(batch, address, covering=covering)
     return NO_OFFSET if index < 0 else offset_of(batch, index)
 
 
 def _address_in(offset: int, batch: Buffer) -> int:
-    """Return the address of the first record at or after an offset; the batch's end if there is none."""
+    """Return the address of the first record at or after an offset; the batch's end address if there is none."""
     batch = expand_body(batch)
     index = record_at_offset(batch, offset)
     header = read_header(batch)
@@ -207,7 +208,7 @@ def _address_in(offset: int, batch: Buffer) -> int:
 def _located(
     root: BlobRoot, segments: Sequence[Segment], bounds: Sequence[int], more: bool, spans: Sequence[Span]
 ) -> Located:
-    """Return the answer of ``locate`` from the spans of its runs."""
+    """Return the answer of ``locate``, made of the spans of its runs."""
     runs = [
         SealedRange(root.prefix + segment.name, *span, *ends)
         for segment, span, ends in zip(segments, spans, pairwise(bounds), strict=True)
@@ -224,7 +225,7 @@ def _complete_located(
 
 
 def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[int]:
-    """Repeat the lookup when the data it needs is in memory."""
+    """Return a completion that repeats the lookup once the data it needs is in memory."""
 
     def completed(found: int | BrokerError) -> None:
         if isinstance(found, BrokerError):
@@ -236,19 +237,19 @@ def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[
 
 
 def _not_below(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Replace an offset that was trimmed meanwhile by the first remaining one."""
+    """Return a completion that replaces an offset that was trimmed meanwhile by the first remaining one."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 
 def _kept(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return NO_OFFSET for a record that was trimmed meanwhile."""
+    """Return a completion that replaces the offset of a record that was trimmed meanwhile by NO_OFFSET."""
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 
 
 def _retried(
     question: Callable[[int, Completion[_T]], _T | Handle], argument: int, waiter: Pending[_T]
 ) -> Callable[[], None]:
-    """Repeat a lookup whose segment was replaced before it was read."""
+    """Return a function that repeats a lookup whose segment was replaced before it was read."""
 
     def request() -> None:
         if waiter.is_over:
@@ -257,7 +258,7 @@ def _retried(
             found: _T | Handle | BrokerError = question(argument, waiter)
         except BrokerError as refused:
             found = refused
-        if found is not waiter:  # it waits for something else meanwhile
+        if found is not waiter:  # the lookup now waits for other data
             waiter(cast(_T | BrokerError, found))
 
     return request

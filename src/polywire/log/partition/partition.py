@@ -1,6 +1,6 @@
-"""One partition of the log: its numbers, the index of unsealed batches, its sealed runs, its epochs.
+"""One partition of the log: its offsets, the index of unsealed batches, its sealed runs, its epochs.
 
-It implements ``log.base.PartitionLog``. Everything here is in memory; the reader fetches bytes.
+It implements ``log.base.PartitionLog``. This module holds only data in memory; the reader fetches records.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from polywire.log.segments.format import SegmentRun
 from polywire.records.compression import Compression
 from polywire.types import Buffer, Level
 
-PUBLISHED: Final = 0xFFFF_FFFF  # tail entry's slot if its bytes are a published header and a staged body
-PUBLISHED_SHIFT: Final = 25  # entries of published batches are never mistaken for neighbours
+PUBLISHED: Final = 0xFFFF_FFFF  # slot of a tail entry whose bytes are a published header and a staged body
+PUBLISHED_SHIFT: Final = 25  # shifts positions so that entries of published batches never look adjacent
 _NUMBERS: Final = Struct("<4QqI")
 _EPOCH: Final = Struct("<IQ")
 _ALL: Final = 2**62
@@ -30,17 +30,17 @@ Append = tuple[Buffer, Level, Completion[int] | None]
 
 
 class Wait(Protocol):
-    """A reader that waits for the record at ``offset``; ``is_due`` when it is to be woken."""
+    """A reader that waits for the record at ``offset``; ``is_due`` is set when the reader must be woken."""
 
     offset: int
     is_due: bool
 
     def wake(self) -> None:
-        """The record is available, or the partition has ended."""
+        """Notify the reader: the record is available, or the partition was dropped."""
 
 
 class PartitionReader(Protocol):
-    """Verbs of the reader that a partition uses; all but the first three implement those of ``base.PartitionLog``."""
+    """Methods of the reader that a partition uses; all but the first three implement methods of ``base.PartitionLog``."""
 
     @property
     def epoch(self) -> int:
@@ -87,9 +87,9 @@ class PartitionReader(Protocol):
 class FilePartition:
     """Implements ``PartitionLog``.
 
-    Invariant: runs, then tail entries, cover [first retained batch, next_offset) without holes; ``tail_bytes`` and
-    ``sealed_bytes`` are their sizes. ``opened``: the group that opened it is written. ``ended``: set by the call that
-    drops it.
+    Invariant: runs, followed by tail entries, cover [first retained batch, next_offset) without gaps. ``tail_bytes``
+    and ``sealed_bytes`` are their sizes. ``opened`` is set when the journal group that opens the partition is written,
+    ``ended`` by the call that drops it.
     """
 
     __slots__ = (
@@ -134,16 +134,16 @@ class FilePartition:
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
-        """End of compaction: below, every key's newest record is known and older ones were removed accordingly."""
+        """End of compaction. Below it, only the newest record of each key remains, as of the last pass."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")
         self._packed_epochs = b""
-        """Result of the last ``pack``, unless epochs changed since."""
+        """Result of the last ``pack``, or None if epochs changed since then."""
         self.published: Final[deque[int]] = deque()
         """Numbers of the published batches in the tail, in order."""
         self.pending: list[Append] | None = None
-        """Batches of the open write batch, in a step that is still open."""
+        """Batches of the open write batch, while more can be added to them."""
         self.wakes: Final[dict[Wait, None]] = {}
         """Waiting readers, in order of arrival."""
         self.opened = False
@@ -229,9 +229,10 @@ class FilePartition:
         return kept
 
     def _kept_by_age(self, since_us: int) -> int:
-        """Return the first offset of the first run, then batch, whose last record is young enough.
+        """Return the first offset to retain: of the first run, and in it the first batch, whose last record is young
+        enough.
 
-        Runs whose footer is not in memory are retained for now.
+        Runs whose footer is not in memory are retained until a later call.
         """
         number = max(self.runs.find_time(since_us) - 1, 0)
         while number < len(self.runs):
@@ -244,9 +245,7 @@ class FilePartition:
         return self.tail.entry(number)[0] if number < len(self.tail) else self.next_offset
 
     def _kept_by_size(self, excess: int) -> int:
-        """Return the first offset to retain so that at least ``excess`` bytes are removed, with as few runs and batches
-        as possible.
-        """
+        """Return the first offset to retain so that at least ``excess`` bytes are removed, and as few more as possible."""
         for number in range(len(self.runs)):
             if excess <= 0:
                 return self.runs.entry(number)[0]
@@ -257,7 +256,7 @@ class FilePartition:
             excess -= self.tail.entry(number)[2]
         return self.next_offset
 
-    # Changes by groups, the sealer and recovery
+    # Changes made by journal groups, the sealer and recovery
 
     def add_run(self, location: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
         """Append a sealed run."""
@@ -265,19 +264,21 @@ class FilePartition:
         self.sealed_bytes += size
 
     def runs_between(self, first_offset: int, next_offset: int) -> range:
-        """Return the indexes of sealed runs that begin in a range of offsets."""
+        """Return the indexes of the sealed runs that begin at or after ``first_offset`` and below ``next_offset``."""
         start = self.runs.find_offset(first_offset - 1) + 1 if first_offset else 0
         return range(start, self.runs.find_offset(next_offset - 1) + 1)
 
     def join_runs(self, numbers: range, location: int, size: int) -> list[tuple[int, int]]:
-        """Replace these runs by one run of another segment; return their old locations and sizes."""
+        """Replace these runs by one run in another segment; return locations and sizes of the old runs."""
         entries = [self.runs.entry(number) for number in numbers]
         self.sealed_bytes += size - sum(entry[2] for entry in entries)
         self.runs.join(numbers.start, numbers.stop, size, location)
         return [(entry[3], entry[2]) for entry in entries]
 
     def drop_tail(self, next_offset: int) -> list[int]:
-        """Remove unsealed batches that begin below ``next_offset``; return the numbers of published ones among them."""
+        """Remove unsealed batches that begin below ``next_offset``; return the numbers of the published batches among
+        them.
+        """
         count = self.tail.find_offset(next_offset - 1) + 1
         if count:
             self.tail_bytes -= self.tail.take(self.tail.entry(0)[0], _ALL, next_offset)[2]
@@ -294,10 +295,11 @@ class FilePartition:
         return taken
 
     def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
-        """Make lower offsets unreadable; return removed runs and the numbers of removed published batches.
+        """Make offsets below ``first_offset`` unreadable; return removed runs and the numbers of removed published
+        batches.
 
-        Only whole runs and batches are removed. ``end``: end of the indexed tail; later batches are numbered but not
-        yet indexed.
+        Only whole runs and batches are removed. ``end`` is the end of the indexed batches; later batches have offsets
+        but are not indexed yet.
         """
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         runs = self._trim_runs(end)
@@ -326,7 +328,7 @@ class FilePartition:
     # Snapshot format
 
     def pack(self) -> bytes:
-        """Return the partition's numbers."""
+        """Return the partition's state in the snapshot format."""
         if not self._packed_epochs:
             self._packed_epochs = b"".join(map(_EPOCH.pack, self.epoch_numbers, self.epoch_offsets))
         return (
@@ -342,7 +344,7 @@ class FilePartition:
         )
 
     def unpack(self, content: Buffer, at: int) -> int:
-        """Load numbers made by ``pack``; return their end."""
+        """Load the state that ``pack`` made, which begins at ``at``; return the position after it."""
         fields = _NUMBERS.unpack_from(content, at)
         self.first_offset, self.next_offset, self.next_address, self.last_append_time_us = fields[1:5]
         self.synced_offset = self.next_offset
@@ -358,5 +360,5 @@ class FilePartition:
 
 
 def packed_incarnation(content: Buffer, at: int) -> int:
-    """Return the incarnation of packed numbers at ``at``."""
+    """Return the incarnation of the packed partition at ``at``."""
     return int.from_bytes(memoryview(content)[at : at + 8], "little")

@@ -1,8 +1,8 @@
-"""Fetch a partition's bytes.
+"""Fetch the records of a partition.
 
-They come from mapped slots, verified pieces of segments, and published headers joined with staged bodies. Data in
-memory is returned at once. Other data is fetched in the reader's thread and arrives on the event loop. Returned bytes
-stay in place until their pin is released.
+Records come from mapped slots, verified pieces of segments, and published headers joined with staged bodies. Data in
+memory is returned at once. Other data is fetched in the reader's thread and passed to the completion on the event loop.
+Returned bytes stay in memory until their pin is released.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from polywire.store.base import blob_corrupt
 from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
-FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has other work
-EXTENTS_MAX: Final = 8  # more small pieces than this are copied into one chunk
+FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention, so that the reader's thread can also do other work
+EXTENTS_MAX: Final = 8  # more pieces than this are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
 _offset: Final = header_fields("base_offset")
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class PublishedGroup:
-    """Data that all batches of one publish share: their headers, and the slot whose group published them."""
+    """Data that all batches of one publish share: their headers, and the slot with the group that published them."""
 
     __slots__ = ("headers", "serial")
 
@@ -52,7 +52,7 @@ class PublishedGroup:
 
 
 class PublishedBatch:
-    """A published batch: location of its numbered header, and its staged body."""
+    """A published batch: the location of its header, which has offsets, and its staged body."""
 
     __slots__ = ("_at", "batch", "group")
 
@@ -63,12 +63,12 @@ class PublishedBatch:
 
     @property
     def header(self) -> Buffer:
-        """Return the numbered header."""
+        """Return the header, which has offsets."""
         return memoryview(self.group.headers)[self._at : self._at + HEADER_BYTES]
 
     @property
     def serial(self) -> int:
-        """Slot whose group published it."""
+        """Serial of the slot with the group that published it."""
         return self.group.serial
 
     @property
@@ -78,7 +78,7 @@ class PublishedBatch:
 
 
 class NoPin:
-    """Pin of bytes that stay in place while they are referenced."""
+    """Pin of memory that is released by reference counting."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ NO_PIN: Final = NoPin()
 
 
 class SlotsPin:
-    """Keeps slots from being reused; each is counted once."""
+    """Keeps slots from being reused; each slot is counted once."""
 
     __slots__ = ("_slots", "_unpinned")
 
@@ -111,7 +111,7 @@ class SlotsPin:
 class Reader:
     """Reads for all partitions of one log, whose blobs are in ``root``.
 
-    ``epoch`` is the current one. ``unpinned`` is called when a slot has lost its last reader.
+    ``epoch`` is the current one. ``unpinned`` is called when the last reader of a slot has finished.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Reader:
         return self.published[number].offset
 
     def staged_view(self, batch: StagedBatch, *, strict: bool = False) -> Buffer:
-        """Return a staged batch as stored, unverified; may wait for the disk. See ``Segment.stored``."""
+        """Return a staged batch as stored, not verified; may wait for the disk. See ``Segment.stored``."""
         start, stop = batch.position, batch.position + batch.length
         if batch.location < 0:
             return memoryview(self._journal.views[batch.serial])[start:stop]
@@ -166,11 +166,14 @@ class Reader:
         try:
             return self._sound(published, _join(published, self.staged_view(batch) if body is None else body))
         except Corrupt:
-            self._cold.forget_body(self.segment(batch.location), batch.position)  # a new read may succeed
+            # read it again next time, which may succeed
+            self._cold.forget_body(self.segment(batch.location), batch.position)
             raise
 
     def join(self, published: PublishedBatch, *, strict: bool = False) -> bytearray:
-        """Return a published batch: its numbered header before its staged body, unverified. See ``Segment.stored``."""
+        """Return a published batch: its header with offsets, then its staged body, not verified. See
+        ``Segment.stored``.
+        """
         return _join(published, self.staged_view(published.batch, strict=strict))
 
     def _sound(self, published: PublishedBatch, joined: bytearray) -> bytearray:
@@ -202,7 +205,7 @@ class Reader:
         return batch.location < 0 or self._kept_body(batch) is not None
 
     def forget(self, partition: FilePartition) -> None:
-        """Drop cached reads of records that are gone."""
+        """Drop cached reads of records that were removed."""
         self._cold.forget(partition.incarnation)
 
     # Lookups in one batch or segment
@@ -216,7 +219,7 @@ class Reader:
     ) -> None:
         """Run ``job`` on segments in the reader's thread.
 
-        ``then`` gets the result on the loop; ``again`` is called instead if a segment was replaced before.
+        ``then`` gets the result on the loop. If a segment was replaced before it was read, ``again`` is called instead.
         """
         segments = [self.segment(location) for location in locations]
         self._worker.run(partial(job, segments), partial(self._answered, locations, then, again))
@@ -229,7 +232,9 @@ class Reader:
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on the batch of a tail entry: now if it is in memory and uncompressed, else as ``query``."""
+        """Run ``job`` on the batch of a tail entry: at once if it is in memory and uncompressed, otherwise like
+        ``query``.
+        """
         _, position, _, serial, _, _ = partition.tail.entry(number)
         published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None
         location = -1 if published is None else published.batch.location
@@ -307,7 +312,7 @@ class Reader:
         return self._read_sealed(partition, offset, bytes_max, end, then)
 
     def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
-        """Return the first of tail entries [start, stop) whose body must be fetched from a disk, or ``stop``."""
+        """Return the first of tail entries [start, stop) whose body must be read from disk, or ``stop``."""
         for number in range(start, stop) if partition.published else ():
             _, position, _, serial, _, _ = partition.tail.entry(number)
             if serial == PUBLISHED and not self._is_at_hand(position >> PUBLISHED_SHIFT):
@@ -340,7 +345,9 @@ class Reader:
         waiter: Pending[Read],
         fetched: BrokerError | None,
     ) -> None:
-        """Continue a read whose data has arrived; the start moves up if records were trimmed meanwhile."""
+        """Continue a read whose data has arrived. If records were trimmed meanwhile, it begins at the first remaining
+        one.
+        """
         if waiter.is_over:
             return
         try:
@@ -361,7 +368,7 @@ class Reader:
     def _tail_chunks(
         self, partition: FilePartition, start: int, stop: int, size: int
     ) -> tuple[list[memoryview], list[Slot]]:
-        """Return tail entries [start, stop) of ``size`` bytes as chunks, and the slots that they view."""
+        """Return tail entries [start, stop) of ``size`` bytes as chunks, and the slots whose memory the chunks use."""
         extents = partition.tail.extents(start, stop)
         has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
         if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
@@ -385,7 +392,7 @@ class Reader:
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
     def _collect(self, sealed: SealedRead, window: Window | None) -> Read | Pending[Read]:
-        """Take available data, ``window`` first, until the read is complete or must wait for a disk; raise Corrupt."""
+        """Add available data to a read, ``window`` first, until it is complete or must wait for a disk; raise Corrupt."""
         partition, position = sealed.partition, BEGINNING
         tail_offset = partition.tail_offset
         last = min(sealed.end, tail_offset)
@@ -420,7 +427,7 @@ class Reader:
         return self._cold.glance(segment, partition.incarnation, at, sealed.bytes_left, sealed.end, more=more)
 
     def _fetch(self, sealed: SealedRead) -> Pending[Read]:
-        """Request missing data from the disk; a whole window for sequential readers."""
+        """Request missing data from the disk; for sequential readers, a whole window."""
         waiter: Pending[Read] = pending(sealed.then)
         sealed.then = waiter
         key = (sealed.partition.incarnation, sealed.at)
@@ -433,9 +440,9 @@ class Reader:
         return self._cold.is_sequential(sealed.partition.incarnation, sealed.offset)
 
     def _read_ahead(self, sealed: SealedRead, window: Window) -> None:
-        """Once a reader is past the middle of a window, request the next one.
+        """Request the next window if a reader is past the middle of this one.
 
-        It begins after the window, or at the reader's position if little of the window is left.
+        The new window begins after this one, or at the reader's position if little of this one is left.
         """
         partition, at = sealed.partition, sealed.at
         if (window.end - at) * 2 > window.end - window.first:
@@ -451,13 +458,13 @@ class Reader:
             )
 
     def _segments_from(self, partition: FilePartition, offset: int) -> list[Segment]:
-        """Return the segments of a partition's runs from an offset on, as far as one window may reach."""
+        """Return the segments of a partition's runs from an offset on, at most as many as one window can cover."""
         number = partition.runs.find_offset(offset)
         stop = min(number + PIECES_MAX, len(partition.runs))
         return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
 
     def _continue(self, partition: FilePartition, chunks: list[memoryview], at: int, bytes_left: int, end: int) -> Read:
-        """The sealed part is complete: add as much of the tail as fits."""
+        """Complete a read of sealed data: add as much unsealed data as fits."""
         if bytes_left > 0 and at < end:
             start, stop, size = partition.tail.take(at, bytes_left, end)
             if stop > start and size <= bytes_left and self._warm_stop(partition, start, stop) == stop:
@@ -472,8 +479,9 @@ class Reader:
         requested: Sequence[Segment],
         window: Window | BrokerError | None,
     ) -> None:
-        """Continue with the window, or again if a segment was replaced; a segment that is missing but was not replaced
-        is Corrupt.
+        """Continue a read with its window, or request the window again if a segment was replaced.
+
+        A segment that is missing although it was not replaced causes Corrupt.
         """
         partition = sealed.partition
         if not isinstance(window, Window):
@@ -495,7 +503,9 @@ class Reader:
 
 
 class SealedRead:
-    """A read that begins in a segment: ``chunks`` up to the offset ``at``, with ``bytes_left`` to go."""
+    """A read that begins in a segment. ``chunks`` holds the data up to offset ``at``; ``bytes_left`` is the remaining
+    limit.
+    """
 
     __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
 
@@ -510,9 +520,9 @@ class SealedRead:
         self.bytes_left = bytes_max
 
     def take(self, window: Window, position: PiecePosition) -> PiecePosition:
-        """Take as much as fits of a window, searching from a position on, and return the position reached.
+        """Add as much of a window as fits, searching from ``position`` on, and return the position reached.
 
-        Raises Corrupt if damage comes first.
+        Raises Corrupt if the data begins with damage.
         """
         self.at, self.bytes_left, position = read_pieces(
             window.pieces, self.at, self.bytes_left, self.end, self.chunks, position
@@ -539,7 +549,7 @@ def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:
-    """Return the first offset of a tail entry, or the end."""
+    """Return the first offset of a tail entry; if there is no such entry, the end of the tail."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
 
 

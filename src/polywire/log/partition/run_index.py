@@ -1,13 +1,11 @@
-"""Index of a partition's sealed runs, in about ten bytes each, and the assignment of runs at a start.
+"""Index of a partition's sealed runs, in about ten bytes each, and the assignment of runs to partitions at a start.
 
 Each segment contains a run of every partition with data in it: 100 GB with ten thousand partitions have fifteen million
 runs. So entries are packed, 64 per block. A block stores the differences from each field's minimum, with only as many
 bits as they need.
 
-```
-block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences | 3 zeros
-       | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
-```
+``` block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences |
+3 zeros | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte ```
 
 Searches are binary over blocks, then over the entries of one block.
 """
@@ -54,7 +52,7 @@ _ALL_BITS = cython.declare(cython.ulonglong, 0xFFFF_FFFF_FFFF_FFFF)
 @cython.cfunc
 @cython.inline
 def _written(data: bytearray) -> cython.p_uchar:
-    """Return the memory of a private bytearray; valid until it is resized."""
+    """Return a pointer to the content of a bytearray; valid until it is resized."""
     if cython.compiled:
         return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
     else:
@@ -64,7 +62,7 @@ def _written(data: bytearray) -> cython.p_uchar:
 @cython.cfunc
 @cython.inline
 def _read(data: bytes) -> cython.p_const_uchar:
-    """Return the memory of bytes."""
+    """Return a pointer to the content of bytes."""
     if cython.compiled:
         return cython.cast(cython.p_const_uchar, cython.cast(cython.p_const_char, data))
     else:
@@ -133,7 +131,7 @@ def _pack(rows: cython.p_const_uchar, count: cython.Py_ssize_t) -> bytes:
 
 @cython.cfunc
 def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
-    """Return one number of a packed entry."""
+    """Return one field of a packed entry."""
     bits: cython.Py_ssize_t = 0
     before: cython.Py_ssize_t = 0
     number: cython.Py_ssize_t
@@ -150,9 +148,9 @@ def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_
 class RunIndex:
     """Entries in offset order: appended at the end, dropped at the front, joined anywhere.
 
-    Invariant: offsets and addresses increase from entry to entry, times never decrease. ``_blocks`` are packed,
+    Invariant: offsets and addresses increase from entry to entry, times never decrease. ``_blocks`` are packed blocks,
     ``_counts`` their numbers of entries. The first ``_head`` entries of the first block are removed. ``_rows`` holds
-    the newest, less than a block, unpacked.
+    the newest entries unpacked, fewer than a block.
     """
 
     if cython.compiled:
@@ -177,7 +175,7 @@ class RunIndex:
         return self._packed + self._open
 
     def nbytes(self) -> int:
-        """Memory of the entries, with spare capacity."""
+        """Memory of the entries in bytes, spare capacity included."""
         blocks: int = sum(map(len, self._blocks))
         return blocks + len(self._counts) + len(self._rows)
 
@@ -223,7 +221,7 @@ class RunIndex:
 
     @cython.cfunc
     def _value(self, index: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
-        """Return a number of an existing entry."""
+        """Return one field of an existing entry."""
         if index >= self._packed:
             return load_i64(_written(self._rows), (index - self._packed) * _ROW_BYTES + field * 8)
         block: cython.Py_ssize_t = 0
@@ -249,7 +247,7 @@ class RunIndex:
 
     @cython.cfunc
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
-        """Return the last entry whose number is at most ``key``, or -1."""
+        """Return the index of the last entry whose field is at most ``key``, or -1."""
         low: cython.Py_ssize_t = 0
         high: cython.Py_ssize_t = self._packed + self._open
         while low < high:
@@ -261,21 +259,22 @@ class RunIndex:
         return low - 1
 
     def find_offset(self, offset: cython.longlong) -> int:
-        """Return the last entry that begins at or below ``offset``, or -1: if a run contains the offset, it is this
-        one.
+        """Return the index of the last entry that begins at or below ``offset``, or -1.
+
+        If any run contains the offset, it is this one.
         """
         return self._last_at(_OFFSET, offset)
 
     def find_address(self, address: cython.longlong) -> int:
-        """Return the last entry that begins at or below a Kafka 0.7 address, or -1."""
+        """Return the index of the last entry that begins at or below a Kafka 0.7 address, or -1."""
         return self._last_at(_ADDRESS, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
-        """Return the first entry appended at or after ``time_us``; the number of entries if there is none."""
+        """Return the index of the first entry appended at or after ``time_us``; the number of entries if there is none."""
         return self._last_at(_TIME, time_us - 1) + 1
 
     def lies_in(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
-        """Return locations and bytes (``array('q')``) of entries [start, stop); raise IndexError."""
+        """Return segment locations and sizes (each an ``array('q')``) of entries [start, stop); raise IndexError."""
         self._check_range(start, stop)
         locations: array[int] = array("q", bytes(8 * (stop - start)))
         sizes: array[int] = array("q", bytes(8 * (stop - start)))
@@ -286,7 +285,7 @@ class RunIndex:
         return locations, sizes
 
     def size_of(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> int:
-        """Return the bytes of entries [start, stop); raise IndexError."""
+        """Return the total size of entries [start, stop) in bytes; raise IndexError."""
         self._check_range(start, stop)
         total: cython.longlong = 0
         index: cython.Py_ssize_t
@@ -297,7 +296,9 @@ class RunIndex:
     def join(
         self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, size: cython.longlong, location: cython.longlong
     ) -> None:
-        """Replace entries [start, stop) by one that begins as the first does, at this location; raise IndexError."""
+        """Replace entries [start, stop) by one with this size and location that begins where the first does; raise
+        IndexError.
+        """
         self._check_range(start, stop)
         if start == stop:
             raise IndexError((start, stop))
@@ -313,7 +314,7 @@ class RunIndex:
         while last < len(counts) and end < stop:
             end += counts[last]
             last += 1
-        if last == len(counts):  # unpacked entries are packed again, too
+        if last == len(counts):  # unpacked entries are packed, too
             end = self._packed + self._open
         behind: list[Entry] = [self.entry(index) for index in range(max(begun, 0), start)]
         behind.append((first[0], 0, size, location, first[4], first[5]))
@@ -322,7 +323,9 @@ class RunIndex:
 
     @cython.cfunc
     def _repack(self, block: cython.Py_ssize_t, last: cython.Py_ssize_t, entries: list[Entry]) -> cython.void:
-        """Replace blocks [block, last) by these entries, and the unpacked rows, too, if those blocks are the last."""
+        """Replace blocks [block, last) by these entries. If they are the last blocks, the unpacked rows are replaced,
+        too.
+        """
         made: RunIndex = RunIndex()
         for entry in entries:
             made._append(entry[0], entry[2], entry[3], entry[4], entry[5])
@@ -375,15 +378,20 @@ def hand_out(
     breaks: list[tuple[int, int, int]],
     staged: list[int],
 ) -> tuple[int, int, int, bool]:
-    """Assign the runs of a segment's footer (layout in ``segment``) to their partitions.
+    """Assign the runs of a segment's footer (layout in ``segments.format``) to their partitions.
 
-    Returns (runs, their bytes, their earliest append time, whether runs of other partitions were skipped). Runs that
-    end at or below the first retained offset are skipped as well.
+    Returns (number of assigned runs, their total size, their earliest append time, whether runs of other partitions
+    were skipped). Runs that end at or below the first retained offset are skipped as well.
 
-    ``partitions`` are sorted numbers (``array('Q')``); indexes, ``kept`` (first retained offset), ``ends`` (end of the
-    last assigned run, -1 before the first) and ``sizes`` (assigned bytes) are parallel to it. ``breaks`` gets (index of
-    the partition, index of the entry, end of the run before) for a run that does not begin there; ``staged`` the
-    numbers of runs with a token, which are skipped.
+    Args:
+        partitions: sorted incarnations (``array('Q')``). ``indexes``, ``kept``, ``ends`` and ``sizes`` are parallel to
+            it.
+        kept: first retained offset.
+        ends: end of the last assigned run, -1 before the first; updated.
+        sizes: assigned bytes; updated.
+        breaks: gets (index of the partition, index of the entry, end of the previous run) for a run that does not begin
+            where the previous one ends.
+        staged: gets the numbers of runs with a token, which are skipped.
     """
     table: Lent = lend(runs)
     numbers: Lent = lend(memoryview(partitions))

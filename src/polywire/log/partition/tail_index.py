@@ -1,4 +1,4 @@
-"""Index of a partition's unsealed batches, with the selections that reads and the sealer need, one call per request.
+"""Index of a partition's unsealed batches, with the selections that reads and the sealer need. Each takes one call.
 
 Nothing is allocated per batch, and every search is binary.
 """
@@ -50,7 +50,7 @@ _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 40)
 @cython.cfunc
 @cython.inline
 def _bytes_of(data: bytearray) -> cython.p_uchar:
-    """Return the memory of a private bytearray; valid until it is resized."""
+    """Return a pointer to the content of a bytearray; valid until it is resized."""
     if cython.compiled:
         return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
     else:  # Cython reports a plain return as unreachable
@@ -62,8 +62,8 @@ class TailIndex:
     """Entries of one partition's batches, in offset order: appended at the end, dropped at the front.
 
     Invariant: offsets and addresses increase from entry to entry, times never decrease. An entry is (offset, position,
-    length, slot, address, append time), 40 bytes; ``slot`` is any number that the owner assigns to the holder of the
-    bytes. Fixed cost: this object and a bytearray, 56 bytes each.
+    length, slot, address, append time), 40 bytes. ``slot`` is a number that the owner chooses for the memory that holds
+    the batch. An empty index costs 112 bytes.
     """
 
     if cython.compiled:
@@ -82,7 +82,7 @@ class TailIndex:
         return self._count
 
     def nbytes(self) -> int:
-        """Memory of the entries, with spare capacity."""
+        """Memory of the entries in bytes, spare capacity included."""
         return len(self._data)
 
     def append(
@@ -146,7 +146,7 @@ class TailIndex:
 
     @cython.cfunc
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
-        """Return the last entry whose number at byte ``field`` is at most ``key``, or -1."""
+        """Return the index of the last entry whose field at byte ``field`` is at most ``key``, or -1."""
         p: cython.p_const_uchar = _bytes_of(self._data)
         base: cython.Py_ssize_t = self._head * _ENTRY_BYTES + field
         low: cython.Py_ssize_t = 0
@@ -160,26 +160,27 @@ class TailIndex:
         return low - 1
 
     def find_offset(self, offset: cython.longlong) -> int:
-        """Return the last entry that begins at or below ``offset``, or -1: if a batch contains the offset, it is this
-        one.
+        """Return the index of the last entry that begins at or below ``offset``, or -1.
+
+        If any batch contains the offset, it is this one.
         """
         return self._last_at(0, offset)
 
     def find_address(self, address: cython.longlong) -> int:
-        """Return the last entry that begins at or below a Kafka 0.7 address, or -1."""
+        """Return the index of the last entry that begins at or below a Kafka 0.7 address, or -1."""
         return self._last_at(24, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
-        """Return the first entry appended at or after ``time_us``; the number of entries if there is none."""
+        """Return the index of the first entry appended at or after ``time_us``; the number of entries if there is none."""
         return self._last_at(32, time_us - 1) + 1
 
     def take(
         self, offset: cython.longlong, bytes_max: cython.longlong, offset_end: cython.longlong = NO_END
     ) -> tuple[int, int, int]:
-        """Return the entries of a read: (start, stop, bytes).
+        """Select the entries of a read and return (start, stop, bytes).
 
-        At least the batch that contains ``offset``, then whole batches while they fit ``bytes_max`` and begin below
-        ``offset_end``. Empty if all entries begin above ``offset``.
+        The selection has the batch that contains ``offset``, then whole batches as long as they fit ``bytes_max`` and
+        begin below ``offset_end``. It is empty if all entries begin above ``offset``.
         """
         start: cython.Py_ssize_t = self._last_at(0, offset)
         if start < 0:
@@ -197,7 +198,7 @@ class TailIndex:
         return start, stop, total
 
     def extents(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> list[tuple[int, int, int]]:
-        """Return (slot, position, bytes) of entries [start, stop), adjacent ones joined; raise IndexError."""
+        """Return (slot, position, bytes) of entries [start, stop); adjacent ones are joined. Raise IndexError."""
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
         found: list[tuple[int, int, int]] = []
@@ -219,10 +220,10 @@ class TailIndex:
         return found
 
     def copy(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, slots: Mapping[int, Buffer], out: Buffer) -> int:
-        """Copy the batches of entries [start, stop) back to back into ``out`` and return their bytes.
+        """Copy the batches of entries [start, stop) back to back into ``out`` and return their total size.
 
-        ``slots`` has the bytes of every slot they are in. Raises IndexError if a range is outside its slot or does not
-        fit ``out``.
+        ``slots`` has the content of every slot used. Raises IndexError if an entry is outside its slot or ``out`` is
+        too small.
         """
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
@@ -252,7 +253,7 @@ class TailIndex:
         length: cython.uint,
         slot: cython.uint,
     ) -> None:
-        """Replace entries [start, stop) by one that begins as the first does, at this location; raise IndexError."""
+        """Replace entries [start, stop) by one at this location that begins where the first does; raise IndexError."""
         self._check_range(start, stop)
         if start == stop:
             raise IndexError((start, stop))
@@ -268,13 +269,13 @@ class TailIndex:
         self._check_range(0, count)
         self._head += count
         self._count -= count
-        if self._count == 0 or self._head > 4 * (self._count + 16):  # mostly holes: release the memory
+        if self._count == 0 or self._head > 4 * (self._count + 16):  # mostly removed entries: release the memory
             used: cython.Py_ssize_t = self._head * _ENTRY_BYTES
             self._data = self._data[used : used + self._count * _ENTRY_BYTES]
             self._head = 0
 
     def drop_slot(self, slot: cython.uint) -> int:
-        """Remove the leading entries that are in ``slot``; return how many."""
+        """Remove the leading entries that are in ``slot``; return their number."""
         p: cython.p_const_uchar = _bytes_of(self._data)
         count: cython.Py_ssize_t = 0
         while count < self._count and load_u32(p, (self._head + count) * _ENTRY_BYTES + 20) == slot:
@@ -289,10 +290,11 @@ class TailIndex:
 
 
 def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
-    """Append the batches of a publish to the tails of their partitions; raise IndexError if the arguments contradict
-    each other.
+    """Append the batches of a publish to the indexes of their partitions; raise IndexError if the arguments are
+    inconsistent.
 
-    ``content``, ``entries``: see ``group.GroupHead.published``; ``positions``: of each batch.
+    ``content`` and ``entries`` are those of ``group.GroupHead.published``; ``positions`` has the position of each
+    batch.
     """
     lent: Lent = lend(content)
     ends: Lent = lend(entries)
@@ -329,10 +331,10 @@ def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions
 def spans_of(
     tails: list[TailIndex], first_slot: cython.uint, last_slot: cython.uint, joined: cython.uint
 ) -> tuple[array[int], array[int], array[int], array[int]]:
-    """Return the entries of these tails in slots ``first_slot`` to ``last_slot``, or in ``joined``, in offset order per
-    tail.
+    """Return the entries of these indexes that are in slots ``first_slot`` to ``last_slot``, or in slot ``joined``.
 
-    The result is (end of each tail's entries, slots, positions, lengths), each an ``array('q')``.
+    They are in offset order per index. The result is (end of each index's entries, slots, positions, lengths), each an
+    ``array('q')``.
     """
     ends: array[int] = array("q", bytes(8 * len(tails)))
     count: cython.Py_ssize_t = _fill_spans(tails, first_slot, last_slot, joined, False, ends, ends, ends, ends)
@@ -355,7 +357,7 @@ def _fill_spans(
     positions: array[int],
     lengths: array[int],
 ) -> cython.Py_ssize_t:
-    """Count the entries for ``spans_of`` into ``ends``; with ``fills``, also fill the other arrays, which are long
+    """Count the entries for ``spans_of`` into ``ends``; with ``fills``, also fill the other arrays, which are large
     enough.
     """
     counted: Lent = lend_writable(memoryview(ends))

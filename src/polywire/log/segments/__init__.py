@@ -1,1 +1,1 @@
-"""Segments: immutable blobs with data that has left the journal. They are written, replaced and removed here."""
+"""Segments: immutable blobs with data that was moved out of the journal. They are written, replaced and removed here."""

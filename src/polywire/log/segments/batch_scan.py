@@ -1,7 +1,7 @@
-"""Scans of scattered batches: verify, survey headers, find batches to merge, copy into chunks.
+"""Scans of scattered batches: verify, summarize headers, find batches to merge, copy into chunks.
 
-A *piece* is one batch somewhere in a buffer. Pieces are arrays (``array("q")``) of positions and of lengths. A scan
-makes one call per run or per 4 MiB chunk, and releases the GIL for most of its work. Only complete batches are added.
+A *piece* is one batch somewhere in a buffer. Pieces are given as arrays (``array("q")``) of positions and of lengths. A
+scan makes one call per run or per 4 MiB chunk, and releases the GIL for most of its work.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ else:
     from polywire.records.header import body_matches, header_matches
     from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 
-INDEX_STRIDE_BYTES: Final = 64 * 1024  # decision 0102: one index entry per 64 KiB of a run
+INDEX_STRIDE_BYTES: Final = 64 * 1024  # one index entry per 64 KiB of a run (decision 0102)
 
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _MAGIC = cython.declare(cython.uint, 0x31425750)
 _STRIDE = cython.declare(cython.longlong, 65536)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-# Smaller copies keep the interpreter lock: re-acquiring it may take longer.
+# Smaller copies keep the GIL, because acquiring it again may take longer than the copy.
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 SMALL_BYTES: Final = 32_768  # larger batches gain nothing from merging
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32_768)
-_PRODUCER_ID = cython.declare(cython.uint, 1 << 6)  # its bit among a batch's columns
+_PRODUCER_ID = cython.declare(cython.uint, 1 << 6)  # bit of the producer IDs in a batch's column flags
 
 # State of a run during a survey: indexes into an array("q").
 RUN_POSITION: Final = 0  # position of the next batch in the blob
-RUN_LAST_ENTRY: Final = 1  # position of the last index entry; 64 KiB before the run without one
+RUN_LAST_ENTRY: Final = 1  # position of the last index entry; 64 KiB before the run if there is none
 RUN_ENTRIES: Final = 2
 RUN_FIRST_OFFSET: Final = 3  # -1 before the first batch
-RUN_NEXT_OFFSET: Final = 4  # stays -1 if batches are not numbered
+RUN_NEXT_OFFSET: Final = 4  # stays -1 if the batches have no offsets
 RUN_FIRST_ADDRESS: Final = 5
 RUN_NEXT_ADDRESS: Final = 6
 RUN_FIRST_TIME: Final = 7
@@ -78,7 +78,7 @@ RUN_STATE_COUNT: Final = 12
 
 @cython.cclass
 class _Pieces:
-    """Borrowed pieces of one buffer; both arrays have ``count`` entries."""
+    """Pieces of one buffer, with raw pointers for the scans; both arrays have ``count`` entries."""
 
     if cython.compiled:
         base: Lent
@@ -147,12 +147,12 @@ def verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> int:
-    """Verify pieces [start, stop) up to the one that fills ``bytes_max``, so that the next copy finds them in the
-    processor's cache.
+    """Verify pieces [start, stop) until ``bytes_max`` is reached, so that the following copy finds them in the CPU
+    cache.
 
-    All headers are checked, and the bodies of pieces shorter than ``copied_from``; longer ones are copied with the
-    checksum they have. Returns the index of the first piece not checked, or -1 - n if piece n is damaged. Raises
-    IndexError for a bad range.
+    All headers are checked, and the bodies of pieces shorter than ``copied_from``; longer ones are copied with their
+    existing checksum. Returns the index of the first piece not checked, or -1 - n if piece n is damaged. Raises
+    IndexError for an invalid range.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base
@@ -237,7 +237,7 @@ def copy_batches(
 @cython.nogil
 @cython.exceptval(check=False)
 def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
-    """Enter the batch at ``at`` into the run's state, and an index entry if its stride has none."""
+    """Add the batch at ``at`` to the run's state, and an index entry if its 64 KiB stride has none."""
     is_numbered: cython.bint = load_i64(run, 32) >= 0
     offset: cython.longlong = load_base_offset(p, at) if is_numbered else 0
     address: cython.longlong = load_base_address(p, at) if is_numbered else 0
@@ -277,7 +277,7 @@ def _survey(
     entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
     """Loop of ``survey``; the caller checked the range and that the entries fit."""
-    is_numbered: cython.bint = load_i64(run, 32) >= 0  # headers of staged batches have no valid numbers
+    is_numbered: cython.bint = load_i64(run, 32) >= 0  # headers of staged batches have no valid offsets
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)
         if not _is_batch(p, size, at, load_i64(sizes, index * 8)):
@@ -301,11 +301,17 @@ def survey(
     state: array[int],
     entries: bytearray,
 ) -> int:
-    """Enter the headers of pieces [start, stop) into a run's ``state`` and write index entries, one per 64 KiB.
+    """Add the headers of pieces [start, stop) to a run's ``state`` and write index entries, one per 64 KiB.
 
-    ``entries`` must have space for ``(bytes of the pieces) / 64 KiB + 1`` entries more than the state counts. Returns
-    ``stop``, or the index of the first batch of another epoch, not entered, or -1 - n if piece n is invalid: no whole
-    batch of that length and partition, or its offset is below earlier ones. Raises IndexError if arrays are too small.
+    ``entries`` must have space for ``(bytes of the pieces) / 64 KiB + 1`` more entries than the state counts. Returns
+    one of:
+
+    * ``stop``, if all pieces were added;
+    * the index of the first batch of another epoch, which is not added;
+    * -1 - n if piece n is invalid: not a whole batch of that length and partition, or with an offset below earlier
+      ones.
+
+    Raises IndexError if an array is too small.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base
@@ -338,7 +344,7 @@ def _merge_stop(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Return the end of the longest group of pieces from ``index`` on that may be merged; at least ``index + 1``."""
+    """Return the end of the longest sequence of pieces from ``index`` on that can be merged; at least ``index + 1``."""
     first: cython.longlong = load_i64(starts, index * 8)
     begun: cython.Py_ssize_t = index
     total: cython.longlong = 0
@@ -374,10 +380,11 @@ def next_merge(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> tuple[int, int]:
-    """Return the next two or more pieces in [start, stop) that may be merged, or (stop, stop).
+    """Return (start, stop) of the next two or more pieces in [start, stop) that can be merged, or (stop, stop).
 
-    They are adjacent by offset, each below 32 KiB and together at most ``bytes_max``, without producer, neither
-    compressed nor compacted, of one epoch and one append time. Raises IndexError for a bad range.
+    They must be adjacent by offset, each below 32 KiB and together at most ``bytes_max``. They must have no producer,
+    be neither compressed nor compacted, and have the same epoch and append time. Raises IndexError for an invalid
+    range.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base

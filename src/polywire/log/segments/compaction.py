@@ -1,12 +1,12 @@
 """Compaction: retain the newest record of each key of a partition (decision 0105).
 
-A pass fills a table with the newest offset of each key in the part that was never compacted. It then rewrites the
-partition's sealed runs, group by group, oldest first. It drops records for which the table has a newer one. The
-remaining records retain offset, address and time.
+The first half of a pass fills a table with the newest offset of each key in the part that was never compacted. The
+second half rewrites the partition's sealed runs, a few at a time, oldest first. It drops records for which the table
+has a newer one. The remaining records retain offset, address and time.
 
 * Memory is bounded: one table and one window.
 * Each step reads a bounded number of bytes, in the sealer's thread.
-* A stop between steps leaves the newest record of every key in place.
+* If a pass stops between steps, the newest record of every key still exists.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from polywire.records.fields import header_fields
 from polywire.store.base import Store
 from polywire.types import Buffer
 
-KEY_SLOTS: Final = 1 << 20  # 24 MiB: 786,432 keys a pass
-STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # read by one step; a seal may have to wait for it
+KEY_SLOTS: Final = 1 << 20  # 24 MiB: 786,432 keys per pass
+STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes read by one step; sealing a full slot may have to wait for it
 DIRTY_BYTES_MIN: Final = 1024 * 1024  # less does not justify a blob
-HOLE_MAX: Final = 1 << 30  # offsets or address bytes without a record; a batch's deltas have 32 bits
-YIELD_BATCHES: Final = 64  # processed before the loop's thread may take the interpreter lock
+HOLE_MAX: Final = 1 << 30  # offsets or address bytes without a record: the deltas of a batch have 32 bits
+YIELD_BATCHES: Final = 64  # batches processed before the event loop's thread may take the GIL
 NEVER: Final = 2**62
 
 _facts: Final = header_fields("flags", "record_count", "base_offset", "base_address", "address_span", "offset_span")
@@ -45,9 +45,9 @@ _length: Final = header_fields("length")
 class Compaction:
     """One pass over one partition.
 
-    Groups are written only once the table is filled, in order, each synced before the next: the newest null of a key is
-    removed only after everything older. ``noted``: the table has every key from the end of the last pass to here.
-    ``written``: end of the compacted part.
+    Runs are rewritten only once the table is complete, in order, and each group of them is synced before the next. So a
+    key's newest record, if it is a null, is removed only after everything older. ``noted``: the table has every key
+    from the end of the last pass up to here. ``written``: end of the rewritten part.
     """
 
     __slots__ = ("_table", "noted", "noting", "null_time_us", "partition", "written")
@@ -61,7 +61,7 @@ class Compaction:
         self.noting = True
 
     def segments(self, reader: Reader) -> list[Segment]:
-        """Return the input of the next step; empty at the end of the pass, or of its first half."""
+        """Return the segments of the next step; empty at the end of the pass or of its first half."""
         partition, size = self.partition, 0
         found: list[Segment] = []
         if self.noting:
@@ -80,16 +80,15 @@ class Compaction:
         return found
 
     def sources(self, segments: Sequence[Segment]) -> list[Source]:
-        """Return the runs of a step, in the sealer's thread, because footers may have to be read; skip a run that is
-        noted already.
+        """Return the runs of a step, without those already in the table.
 
-        Raises BlobMissing or Corrupt.
+        Call it in the sealer's thread, because footers may have to be read. Raises BlobMissing or Corrupt.
         """
         runs = [(segment, segment.run(self.partition.incarnation)) for segment in segments]
         return [source for source in runs if not self.noting or source[1].next_offset > self.noted]
 
     def note(self, sources: Sequence[Source]) -> tuple[int, bool]:
-        """Fill the table from these runs, in the sealer's thread; return (end of the filled part, whether the table is
+        """Add these runs to the table, in the sealer's thread; return (end of the part added, whether the table is
         full).
 
         Raises Corrupt.
@@ -103,7 +102,7 @@ class Compaction:
         return sources[-1][1].next_offset, False
 
     def _left_to_note(self, part: Part) -> Iterator[memoryview]:
-        """Yield batches that could not be noted with their neighbours, because they are compressed or the table is
+        """Yield the batches that ``KeyOffsetMap.note`` did not enter, because they are compressed or the table may be
         full.
         """
         chunk, at = memoryview(part.base), 0
@@ -118,7 +117,7 @@ class Compaction:
             at += length
 
     def write(self, store: Store, name: str, merge: Merge) -> SegmentInfo | None:
-        """Write one group without unneeded records, in the sealer's thread; None if nothing remains.
+        """Write one group of runs without the records to drop, in the sealer's thread; return None if nothing remains.
 
         Raises Corrupt, and whatever the store raises.
         """
@@ -130,7 +129,7 @@ class Compaction:
 
 
 class _KeptParts(Iterable[Part]):
-    """Remaining records of neighbouring runs; the batches cover the runs' offsets and addresses without a gap."""
+    """Remaining records of neighbouring runs, as batches that cover the runs' offsets and addresses without a gap."""
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class _KeptParts(Iterable[Part]):
                 facts = _facts(part.base, part.positions[number])
                 kept = len(self._rows(_batch_of(part, number))) if counted == COMPRESSED else counted
                 if kept < facts[1]:
-                    return facts[2] + facts[5] < self._end or facts[1] > kept + 1  # the last record always stays
+                    return facts[2] + facts[5] < self._end or facts[1] > kept + 1  # the last record is always kept
                 if number % YIELD_BATCHES == 0:
                     time.sleep(0)
         return False
@@ -167,7 +166,7 @@ class _KeptParts(Iterable[Part]):
         covered = self._start
         for part in self._parts:
             counts = self._table.count_kept(part.base, part.positions, **self._limits)
-            begun = 0  # start of a stretch that stays unchanged
+            begun = 0  # start of a sequence of batches that stay unchanged
             for number, kept in enumerate(counts):
                 _, records, offset, address, address_span, span = _facts(part.base, part.positions[number])
                 if kept == records and covered == (offset, address):
@@ -185,10 +184,10 @@ class _KeptParts(Iterable[Part]):
             yield from _stretch(part, begun, len(counts))
 
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
-        """Return what remains of one batch, with the hole before it, or None.
+        """Return the remaining part of one batch, which also covers the removed offsets before it, or None.
 
-        The group's last record always stays, and so does one where a hole would become too wide: every hole precedes a
-        record.
+        The last record of the group is always kept, and so is a record where the removed range would become too wide:
+        every removed range must precede a record.
         """
         flags, records, offset, address, address_span, span = _facts(batch)
         plain = expand_body(batch)
@@ -223,7 +222,7 @@ def _packed_as(batch: Buffer, flags: int) -> Buffer:
 
 
 def is_worth_a_pass(partition: FilePartition) -> bool:
-    """Return whether at least half of the sealed data, and not too little, was never compacted."""
+    """Return whether at least half of the sealed data, and at least ``DIRTY_BYTES_MIN``, was never compacted."""
     runs, dirty = partition.runs, 0
     first = 0 if not partition.clean_offset else runs.find_offset(partition.clean_offset - 1) + 1
     for number in range(first, len(runs)):

@@ -21,26 +21,27 @@ from polywire.records.columns import HEADER_BYTES
 from polywire.records.fields import header_fields
 from polywire.store.base import Blob
 
-RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many concurrent readers of its history
-VERIFIED_S: Final = 60.0  # then verified again: 0.1 CPU seconds per GB, once a minute
-SALVAGE_BYTES: Final = 64 * 1024  # read at a time around a bad sector, and lost with it
-DAMAGES_NOTED_MAX: Final = 4096  # remembered, so that each is logged once; beyond that some are logged again
+RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many readers may read old data at the same time
+VERIFIED_S: Final = 60.0  # after this time a range is verified again: 0.1 CPU seconds per GB
+SALVAGE_BYTES: Final = 64 * 1024  # block size of reads around a bad sector; the whole block is lost with the sector
+# remembered damages, so that each is logged once; if there are more, some are logged again
+DAMAGES_NOTED_MAX: Final = 4096
 
 _base_offset: Final = header_fields("base_offset")
 logger: Final = structlog.get_logger("polywire.log")
 
 Mark = tuple[int, int]
-"""(position in the blob, offset) of a known start of a batch, or end of a run."""
+"""(position in the blob, offset) of a known start of a batch, or the end of a run."""
 
 PiecePosition = tuple[int, int]
-"""(index of a piece, position in it) where a batch begins."""
+"""(index of a piece, position in it) at which a batch begins."""
 
 BEGINNING: Final[PiecePosition] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damaged bytes [position, stop) of a segment: records [first_offset, next_offset) of a partition."""
+    """Damaged bytes [position, stop) of a segment, which contained records [first_offset, next_offset) of a partition."""
 
     segment: str
     partition: int
@@ -59,11 +60,11 @@ class Damage:
 
 
 class Piece(NamedTuple):
-    """Whole intact batches back to back, or the damage in their place."""
+    """Either whole intact batches back to back, or a damaged range."""
 
     data: memoryview
     end: int
-    """End offset: of its run, or where damage begins or ends."""
+    """Offset at which the piece ends."""
     damage: Damage | None
 
 
@@ -103,10 +104,10 @@ class DamageNotes:
 
 
 class VerifiedRanges:
-    """Verified bytes of a segment. Thread-safe.
+    """Byte ranges of a segment that were verified recently. Thread-safe.
 
-    They need no new verification for ``VERIFIED_S`` while they stay in the page cache; bytes re-read from the disk do.
-    The time limit is needed because the system's read-ahead may reload dropped pages unnoticed.
+    For ``VERIFIED_S`` they need no new verification while they stay in the page cache; bytes read from the disk again
+    do. The time limit is needed because the system may drop pages and read them again unnoticed.
     """
 
     __slots__ = ("_clock", "_ranges")
@@ -129,7 +130,7 @@ class VerifiedRanges:
         self._ranges = (*kept[-RANGES_MAX + 1 :], (start, stop, since))
 
     def forget(self) -> None:
-        """Some of it has left memory: later reads from the disk are unverified."""
+        """Drop all ranges, because some of the segment has left the page cache and will be read from the disk again."""
         self._ranges = ()
 
     def hold(self, start: int, stop: int) -> bool:
@@ -141,7 +142,7 @@ class VerifiedRanges:
 def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int) -> list[Piece]:
     """Split bytes of a partition's run into intact pieces and damage.
 
-    ``marks`` are the start of ``data``, known starts of batches in it, and its end, in order.
+    ``marks`` are, in order, the start of ``data``, the known starts of batches in it, and its end.
     """
     (start, offset), end = marks[0], marks[-1][1]
     pieces: list[Piece] = []
@@ -175,8 +176,8 @@ def _next_batch(
 ) -> tuple[int, int]:
     """Return position and offset of the batch after a damaged one.
 
-    Trusted are a header that matches its checksum, the length of a damaged batch if such a header of the same partition
-    follows it, and the segment's index.
+    It is found by a header that matches its checksum, by the length of the damaged batch if such a header of the same
+    partition follows it, or by the segment's index.
     """
     if check_header(data, at):
         header = read_header(data, at)
@@ -200,9 +201,9 @@ def read_pieces(
 ) -> tuple[int, int, PiecePosition]:
     """Append the result of a read from ``offset`` on to ``chunks``, searching consecutive pieces from ``begin`` on.
 
-    Returns the offset after the last record, the rest of ``bytes_max``, and the position reached. Stops before damage,
-    and raises Corrupt if that comes first. No record is added twice, even if it has moved to another batch since
-    ``chunks`` was begun.
+    Returns (offset after the last record, what is left of ``bytes_max``, position reached). Stops before damage; raises
+    Corrupt if the damage comes first. A record is never added twice, even if batches were merged after ``chunks`` was
+    begun.
     """
     at, bytes_left, (number, position) = offset, bytes_max, begin
     while number < len(pieces):
@@ -216,7 +217,8 @@ def read_pieces(
         if damage is not None or start < 0 or (chunks and stop - start > bytes_left):
             break
         if chunks and start < stop and _base_offset(data, position + start)[0] < at:
-            # merged meanwhile: the batch contains records already taken, so only a read of its own may begin with it
+            # merged meanwhile: the batch also contains records that were already added, so it must begin a separate
+            # read
             break
         if start < stop:
             chunks.append(data[position + start : position + stop])
@@ -228,7 +230,7 @@ def read_pieces(
 
 
 def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
-    """Read what is readable of a blob from ``start`` on into ``block``; the rest is zeros."""
+    """Read a blob from ``start`` on into ``block``; unreadable parts are filled with zeros."""
     block[:] = bytes(len(block))
     for at in range(0, len(block), SALVAGE_BYTES):
         piece = block[at : at + SALVAGE_BYTES]

@@ -1,11 +1,11 @@
 """Delete blobs in a thread, a piece at a time, while sealing and syncs continue.
 
-A file system frees a large file in one step of its own journal, and every sync waits for that. So space is freed in
-pieces, and a pause as long as the step follows each. Segments in a bucket stay for a grace period, because readers may
-have received their names.
+A file system frees a large file in a single step of its own journal, and every sync waits for that step. So space is
+freed in pieces, each followed by a pause as long as freeing the piece took. Segments in a bucket stay for a grace
+period, because readers may have received their names.
 
-* Names are deleted in the order given, urgent ones first.
-* If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no group names.
+* Names are deleted in the given order, urgent ones first.
+* If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no journal group lists.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from polywire.log.base import Loop
 from polywire.log.worker import MakeWorker
 from polywire.store.base import Store
 
-PAUSE_SECONDS_MIN: Final = 0.001  # after each piece, so that other users of the disk come first
-# of the time a piece took; half of the disk's time suffices to delete faster than it is filled
+PAUSE_SECONDS_MIN: Final = 0.001  # pause after each piece, so that other users of the disk come first
+# pause relative to the time a piece took; half of the disk's time suffices to delete faster than it is filled
 PAUSE_SHARE: Final = 1.0
-READ_SECONDS: Final = 0.05  # between two checks whether a blob is still read
+READ_SECONDS: Final = 0.05  # pause between two checks whether a blob is still being read
 READ_MAX: Final = (
-    # unlinked blobs with an open descriptor that wait for readers; beyond that the longest waiting one is left to the
-    # system
+    # unlinked blobs that are kept open until their readers finish; if there are more, the oldest is closed at once and
+    # the system frees it
     16
 )
 
 
 class Deleter:
-    """Queue of blobs to delete; one piece is deleted at a time, and the thread runs only while the queue is not empty.
+    """Queue of blobs to delete. One piece is deleted at a time; the thread runs only while the queue is not empty.
 
-    grace_s: seconds for which non-urgent blobs stay.
+    Args:
+        grace_s: seconds for which non-urgent blobs are kept.
     """
 
     def __init__(
         self, store: Store, loop: Loop, clock: Clock, make_worker: MakeWorker, *, grace_s: float = 0.0
     ) -> None:
-        """grace_s: how long what is not urgent stays."""
         self._store = store
         self._loop = loop
         self._clock = clock
@@ -51,17 +51,19 @@ class Deleter:
         self._begun: Iterator[int] | None = None
         """Blob that is partly deleted."""
         self._read: deque[Iterator[int]] = deque()
-        """Unlinked blobs that are still read."""
+        """Unlinked blobs that are still being read."""
         self._running = False
         self._stopped = False
 
     @property
     def waiting(self) -> int:
-        """Number of blobs not yet deleted, without the current one."""
+        """Number of blobs not yet deleted, not counting the one in progress."""
         return len(self._names) + len(self._read)
 
     def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
-        """Queue blobs for deletion after the grace period; urgent ones, few at a time, at once and first."""
+        """Queue blobs for deletion after the grace period; ``urgent`` ones, only a few at a time, are deleted first and
+        at once.
+        """
         if self._grace_s and not urgent:
             self._loop.call_later(self._grace_s, self._begin, names)
             return
@@ -76,7 +78,7 @@ class Deleter:
             self._continue()
 
     def stop(self) -> None:
-        """Finish the current piece, leave the rest to recovery, and stop the thread."""
+        """Finish the current piece and stop the thread; recovery deletes the remaining blobs."""
         self._stopped = True
         self._worker.stop()
         self._read.clear()
@@ -93,13 +95,13 @@ class Deleter:
         self._worker.run(partial(self._step, steps), partial(self._stepped, steps))
 
     def _step(self, steps: Iterator[int]) -> tuple[int | None, float]:
-        """Free a piece, in the thread; return its size, None at the end, and the seconds it took."""
+        """Free a piece, in the thread; return (size of the piece, or None at the end; seconds it took)."""
         begun = self._clock.monotonic()
         freed = next(steps, None)
         return freed, self._clock.monotonic() - begun
 
     def _stepped(self, steps: Iterator[int], done: tuple[int | None, float] | BrokerError) -> None:
-        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done  # recovery tries again
+        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done  # recovery deletes it later
         if self._stopped or freed is None:
             self._continue()
         elif freed:

@@ -43,7 +43,7 @@ SEGMENT_VERSION: Final = 2
 _VERSION_OF_ONE_FOOTER: Final = 1
 TOKEN_BYTES: Final = 16
 NO_TOKEN: Final = b""
-TRAILER_SEARCH_BYTES: Final = 1024 * 1024  # searched first if the last trailer is damaged
+TRAILER_SEARCH_BYTES: Final = 1024 * 1024  # searched first for an intact trailer if the last one is damaged
 
 RUN: Final = struct.Struct("<Q16s6Q2q4IQ")
 EPOCH: Final = struct.Struct("<IIQ")
@@ -54,7 +54,9 @@ _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
 
 
 class SegmentRun(NamedTuple):
-    """Batches of one partition, or of one token for it, in one segment. Positions are those in the blob."""
+    """Batches of one partition in one segment, either ordinary ones or those staged under one token. Positions are in
+    the blob.
+    """
 
     partition: int
     token: bytes
@@ -105,7 +107,7 @@ class SegmentInfo:
         return map(self.run, range(self.run_count))
 
     def find(self, partition: int, token: bytes = NO_TOKEN) -> SegmentRun | None:
-        """Return the run of a partition, or of a token for it."""
+        """Return the run of a partition: of its ordinary batches, or of those staged under ``token``."""
         for number in range(find_run(self.runs, partition), self.run_count):
             run = self.run(number)
             if run.partition != partition:
@@ -121,18 +123,18 @@ class SegmentInfo:
 
 
 def read_info(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
-    """Read and verify a segment's trailer and footer, as ``read_footer`` does."""
+    """Read and verify a segment's trailer and footer, like ``read_footer``."""
     return read_footer(store, name, block)[0]
 
 
 def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
-    """Return a segment's footer and index entries, from the first footer copy that verifies; raise BlobMissing or
-    Corrupt.
+    """Return a segment's footer and index entries, from the first copy that is valid; raise BlobMissing or Corrupt.
 
     A damaged local copy of a remote blob is discarded and read again.
 
-    block: memory for a direct read, from ``aligned_buffer``; the tables stay in it, so the caller must not change it.
-    If it is too small for the footer it is not used.
+    Args:
+        block: memory for a direct read, from ``aligned_buffer``, or None. The tables stay in it, so the caller must not
+            change it. It is not used if the footer does not fit.
     """
     try:
         return _read_footer(store, name, block)
@@ -170,7 +172,7 @@ def _read_footer(store: Store, name: str, block: memoryview | None) -> tuple[Seg
 
 
 def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | None) -> bytes | memoryview:
-    """Return bytes of a blob, bypassing the page cache if there is memory for that and the disk gives no error."""
+    """Return bytes of a blob, read directly into ``block`` if possible, otherwise through the page cache."""
     if block is not None and 0 <= start < stop and len(block) >= stop - start + 2 * BLOCK_BYTES:
         with suppress(Unavailable):
             return store.open(name).read_direct(block, start, stop)
@@ -178,9 +180,7 @@ def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | 
 
 
 def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
-    """Return the blob's last bytes or, if those are damaged, the first trailer, before the second footer. Raise
-    Corrupt.
-    """
+    """Return the last trailer or, if that is damaged, the one before the second footer. Raise Corrupt."""
     if size < TRAILER.size:
         raise blob_corrupt(name, f"too short size={size}")
     trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))

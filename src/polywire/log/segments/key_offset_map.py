@@ -1,7 +1,7 @@
 """Newest offset of each key, for compaction.
 
-Compaction fills the map from one end of a partition and queries it from the other. A key is identified by 128 bits:
-XXH64, CRC-32 and length. Memory is bounded by one table. Loops run without the GIL. Batches must have been validated.
+A key is identified by 128 bits: XXH64, CRC-32 and length. Memory is bounded by one table. Loops run without the GIL.
+Batches must have been validated.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ else:
 _SLOT_BYTES = cython.declare(cython.Py_ssize_t, 24)  # u64 XXH64, u64 CRC-32 and length, i64 offset + 1 (0: free)
 
 NOTED_ALL = -1
-COMPRESSED = -1  # result for a batch that must be expanded before its records can be counted
+COMPRESSED = -1  # result for a batch that must be decompressed before its records can be counted
 
 
 @cython.cfunc
@@ -59,7 +59,7 @@ COMPRESSED = -1  # result for a batch that must be expanded before its records c
 def _slot_of(
     table: cython.p_const_uchar, mask: cython.longlong, first: cython.ulonglong, second: cython.ulonglong
 ) -> cython.Py_ssize_t:
-    """Return the position of a key's slot, or of the free one for it."""
+    """Return the position of a key's slot or, if the key is unknown, of the free slot for it."""
     at: cython.longlong = first & mask
     while load_i64(table, at * _SLOT_BYTES + 16) != 0:
         if load_u64(table, at * _SLOT_BYTES) == first and load_u64(table, at * _SLOT_BYTES + 8) == second:
@@ -75,7 +75,7 @@ def _slot_of(
 def _present(
     p: cython.p_const_uchar, columns: cython.p_const_longlong, bits: cython.int, index: cython.longlong
 ) -> cython.bint:
-    """Return whether a payload is not null, by the validity column at ``columns[bits]``."""
+    """Return whether a payload is not null, according to the validity column at ``columns[bits]``."""
     return columns[bits] < 0 or ((p[columns[bits] + (index >> 3)] >> (index & 7)) & 1) != 0
 
 
@@ -91,7 +91,7 @@ def _find(
     index: cython.longlong,
     identity: cython.p_ulonglong,
 ) -> cython.Py_ssize_t:
-    """Return the slot of a record's key; its identifying bits are written to ``identity``."""
+    """Return the slot of a record's key, and write the 128 bits that identify the key to ``identity``."""
     at: cython.Py_ssize_t = columns[8] + load_i32(p, columns[6] + 4 * index)
     size: cython.Py_ssize_t = columns[8] + load_i32(p, columns[6] + 4 * index + 4) - at
     first: cython.ulonglong = xxh64_raw(p, at, size)
@@ -111,7 +111,7 @@ def _note(
     at: cython.Py_ssize_t,
     columns: cython.p_longlong,
 ) -> cython.longlong:
-    """Enter the keys of one batch whose columns are at ``columns``; return how many were new."""
+    """Enter the keys of one batch with these columns; return the number of new keys."""
     found: cython.longlong = 0
     base: cython.longlong = load_base_offset(p, at)
     count: cython.longlong = load_record_count(p, at)
@@ -145,10 +145,10 @@ def _stays(
     limits: cython.p_const_longlong,
     identity: cython.p_ulonglong,
 ) -> cython.bint:
-    """Return whether a record is needed.
+    """Return whether a record must be kept.
 
-    ``limits``: the offset up to which the table is filled, and the time before which the newest null of a key is
-    removed, too.
+    ``limits``: the offset up to which the table is filled, and a time. If the newest record of a key is a null older
+    than that time, it is removed, too.
     """
     offset: cython.longlong
     slot: cython.Py_ssize_t
@@ -174,7 +174,7 @@ def _keep_rows(
     rows: cython.p_uchar,
     rows_at: cython.Py_ssize_t,
 ) -> cython.longlong:
-    """Count the needed records of one batch; write their indexes (u32) to ``rows`` unless ``rows_at`` is negative."""
+    """Count the records to keep in one batch; write their indexes (u32) to ``rows`` unless ``rows_at`` is negative."""
     found: cython.longlong = 0
     index: cython.longlong
     if cython.compiled:
@@ -205,15 +205,15 @@ class KeyOffsetMap:
         assert slot_count & (slot_count - 1) == 0, "a power of two"
         self._table = lend_writable(
             memoryview(allocate(slot_count * 24, mapped_bytes_min=0))
-        )  # mapped: pages are zeroed when first touched
+        )  # anonymous mapping: pages are zeroed when first touched
         self._mask = slot_count - 1
         self._count = 0
 
     def note(self, chunk: Buffer) -> int:
-        """Enter the keys of whole batches back to back, in offset order.
+        """Enter the keys of whole batches, which are back to back and in offset order.
 
-        Returns NOTED_ALL, or the position of the first batch not entered: it is compressed, or the table might be too
-        small.
+        Returns NOTED_ALL, or the position of the first batch not entered because it is compressed or the table might be
+        too small for it.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table
@@ -233,13 +233,13 @@ class KeyOffsetMap:
         return at if at < lent.size else NOTED_ALL
 
     def count_kept(self, chunk: Buffer, positions: array[int], *, noted_end: int, null_time_us: int) -> array[int]:
-        """Return the number of needed records of each batch (i64 array); COMPRESSED if unknown.
+        """Return the number of records to keep in each batch (i64 array); COMPRESSED for a compressed batch.
 
         Args:
             chunk: whole batches.
-            positions: of the batches.
+            positions: positions of the batches.
             noted_end: the table has all keys below this offset.
-            null_time_us: the newest record of a key is removed if it is null and older.
+            null_time_us: if the newest record of a key is a null older than this, it is removed.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table
@@ -267,7 +267,7 @@ class KeyOffsetMap:
         return counts
 
     def rows_kept(self, batch: Buffer, *, noted_end: int, null_time_us: int) -> array[int]:
-        """Return the indexes (i32) of the needed records of one plain batch."""
+        """Return the indexes (i32) of the records to keep in one uncompressed batch."""
         lent: Lent = lend(batch)
         table: Lent = self._table
         found: cython.Py_ssize_t

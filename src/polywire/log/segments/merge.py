@@ -24,25 +24,25 @@ from polywire.log.worker import attempt
 from polywire.records.compression import Compression
 from polywire.store.base import Store
 
-SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # a merge stops at the size of a slot
+SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # size of a slot: a merged blob does not become larger
 SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
-MERGE_COUNT_MIN: Final = 4  # limits how often a byte is rewritten
-RUNS_MAX: Final = 4096  # runs of one merge: planning takes some milliseconds of the loop
-REPLACED_MAX: Final = 256  # runs replaced per slice of the loop: some milliseconds, too
-GROUPS_MAX: Final = 4  # planned in one pass
+MERGE_COUNT_MIN: Final = 4  # fewer blobs are not merged, which limits how often a byte is rewritten
+RUNS_MAX: Final = 4096  # runs in one merge: planning takes some milliseconds of the event loop
+REPLACED_MAX: Final = 256  # runs replaced before the event loop may do other work: takes some milliseconds, too
+GROUPS_MAX: Final = 4  # merges planned in one pass
 LOST_US_MAX: Final = (
     600 * 1_000_000
-)  # how long data of a dropped partition stays in a shared blob, so that many drops make one merge
+)  # how long data of a dropped partition stays in a shared blob, so that one merge handles many drops
 
 Source = tuple[Segment, SegmentRun]
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Blobs that one new blob replaces, and its content: runs of each partition, in offset order.
+    """Blobs that one new blob replaces, and the new blob's content: the runs of each partition, in offset order.
 
-    ``damaged``: segments in which a checksum did not match. ``over`` is completed when the new blob is on the disk or
-    was not needed, or with the error.
+    ``damaged``: segments with a wrong checksum. ``over`` is completed when the new blob is on disk or not needed, or
+    with the error.
     """
 
     old: Sequence[Sealed]
@@ -54,7 +54,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blobs that may be merged, with their footers; or one that cannot be merged any more, with the reason."""
+    """Blobs that may be merged, with their footers; or a single blob that can no longer be merged, with the reason."""
 
     old: Sequence[Sealed]
     runs: Sequence[tuple[Sealed, SegmentRun]] = ()
@@ -63,9 +63,10 @@ class Group:
 
 
 def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]:
-    """Return the next groups worth merging, best first.
+    """Return the next groups of blobs worth merging, best first.
 
-    Blobs that lost half of their bytes, or a partition some time ago; then small neighbours, if ``merging``.
+    First come blobs of which half is unneeded, or with data of a partition dropped some time ago; with ``merging``,
+    small neighbours follow.
     """
     living = [
         item for item in state.segments.by_location.values() if item.live and not item.staged and not item.damaged
@@ -104,7 +105,7 @@ def is_wasteful(sealed: Sealed, now_us: int) -> bool:
 
 
 def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
-    """Return groups of at least four small blobs sealed in sequence, at most 64 MiB together."""
+    """Return groups of at least four consecutive small blobs, each group at most 64 MiB."""
     groups: list[list[Sealed]] = [[]]
     size = runs = 0
     for sealed in living:
@@ -120,7 +121,7 @@ def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
 
 
 def plan(state: LogState, group: Group) -> Merge | None:
-    """Return the content of the new blob; None if some partition's runs are not adjacent."""
+    """Return the merge of a group; None if the runs of some partition are not adjacent."""
     runs: dict[int, list[Source]] = {}
     for sealed, run in group.runs:
         partition = state.partitions.get(run.partition)
@@ -135,7 +136,9 @@ def plan(state: LogState, group: Group) -> Merge | None:
 
 
 def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
-    """Return whether readers get these offsets from this blob: they are neither trimmed nor compacted into another."""
+    """Return whether readers of these offsets still use this blob: they are neither trimmed nor compacted into another
+    one.
+    """
     number = partition.runs.find_offset(run.next_offset - 1)
     return (
         run.next_offset > partition.first_offset and number >= 0 and partition.runs.entry(number)[3] == sealed.location
@@ -145,7 +148,7 @@ def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
 def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
     """Write the new blob, in the sealer's thread.
 
-    Raises what the store raises, and Corrupt, with the segment added to ``merge.damaged``.
+    Raises what the store raises. Raises Corrupt after adding the damaged segment to ``merge.damaged``.
     """
     sources = [
         RunSource.of_segments(runs, damaged=merge.damaged.append, compression=merge.compression[incarnation])
@@ -155,10 +158,11 @@ def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
 
 
 def replace(state: LogState, merge: Merge, new: Sealed, info: SegmentInfo) -> Iterator[None]:
-    """Put the new blob in place of the old ones, yielding whenever others may use the loop; data dropped meanwhile
-    stays dropped.
+    """Replace the old blobs by the new one, yielding so that other work can run on the event loop.
+
+    Data that was dropped meanwhile stays dropped.
     """
-    new.live += 1  # keeps it alive until all runs are assigned
+    new.live += 1  # keeps the segment alive until all runs are assigned
     for count, run in enumerate(info, 1):
         _replace_run(state, run, new)
         if count % REPLACED_MAX == 0:

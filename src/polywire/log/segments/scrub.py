@@ -20,18 +20,18 @@ from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, aligned_buffer
 
 HOUR_S: Final = 3600.0
-PAUSE_S_MIN: Final = 0.05  # between two pieces of 4 MiB: at most 80 MB/s and a tenth of a core, whatever the period
-PAUSE_S_MAX: Final = 600.0  # an empty log may fill up meanwhile
+PAUSE_S_MIN: Final = 0.05  # between two pieces of 4 MiB: limits the scrub to 80 MB/s and a tenth of a core
+PAUSE_S_MAX: Final = 600.0  # longest pause, because an empty log may fill up meanwhile
 
 logger: Final = structlog.get_logger("polywire.log")
 
 
 class Scrub:
-    """Repeated passes over all segments; one piece is read at a time, and removed segments are skipped.
+    """Repeated passes over all segments. One piece is read at a time, and removed segments are skipped.
 
     Args:
-        hours: length of a pass; 0 disables it.
-        token: returns random bytes.
+        hours: duration of a pass; 0 disables scrubbing.
+        token: returns this number of random bytes.
     """
 
     __slots__ = ("_block", "_hours", "_loop", "_pieces", "_segments", "_stopped", "_token", "_worker", "passes")
@@ -45,7 +45,6 @@ class Scrub:
         make_worker: MakeWorker,
         token: Callable[[int], bytes],
     ) -> None:
-        """hours: of one pass; 0 for none at all. token: gives so many random bytes."""
         self._token = token
         self._segments = segments
         self._loop = loop
@@ -74,7 +73,7 @@ class Scrub:
         if self._pieces is None:
             segments = [sealed.segment for sealed in self._segments.by_location.values()]
             number = int.from_bytes(self._token(8), "little")
-            # a random start: a broker that restarts often still covers all segments in time
+            # start at a random segment, so that a broker that restarts often still covers all segments in time
             begin = number % (len(segments) + 1)
             self._pieces = self._pass(segments[begin:] + segments[:begin])
         self._worker.run(partial(next, self._pieces, True), self._stepped)
@@ -100,7 +99,7 @@ class Scrub:
                     yield None
         except BlobMissing:
             return
-        except BrokerError as error:  # even the index is unreadable: continue with the next segment
+        except BrokerError as error:  # the index itself is unreadable: continue with the next segment
             logger.error("stored segment cannot be verified", segment=segment.name, error=str(error))
 
     def stop(self) -> None:

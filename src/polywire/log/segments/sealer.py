@@ -28,45 +28,47 @@ from polywire.log.state import Image, LogState
 from polywire.log.worker import storage_failed
 
 LEND_SECONDS: Final = (
-    0.1  # how long a sealed slot waits for its readers if a free one is needed; active readers have finished by then
+    0.1  # how long a sealed slot waits for its readers if a free slot is needed; active readers finish in this time
 )
-LENT_MAX: Final = 32  # slots left to slow readers: 2 GiB of disk, until they finish or are closed
-RETRY_SECONDS: Final = 1.0  # after a full disk
+LENT_MAX: Final = 32  # slots given up to slow readers: 2 GiB of disk, until they finish or are disconnected
+RETRY_SECONDS: Final = 1.0  # after the disk was full
 UNREAD_MAX: Final = 30  # seconds to wait for a body that the disk cannot read
-REMOVED_MAX: Final = 256  # segments removed by one group, which must fit a page
-LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted per pass: some 3 ms
+REMOVED_MAX: Final = 256  # segments removed by one journal group, which must fit a page
+LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted per pass: takes some 3 ms
 LOST_SECONDS: Final = 0.01  # between two passes
-REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
+REMOVE_SECONDS: Final = 0.5  # collect unneeded segments for this long, to remove them together
 TIDY_SECONDS: Final = 0.25  # between two merges
-MERGE_GROUPS: Final = 2  # journal groups that must fit before a merge begins, since sealing comes first
+MERGE_GROUPS: Final = 2  # journal groups that must fit before a merge begins, because sealing has priority
 
 logger: Final = structlog.get_logger("polywire.log")
 
 
 class Owner(Protocol):
-    """Verbs of the log that the sealer uses."""
+    """Methods of the log that the sealer uses."""
 
     def broker_state(self) -> tuple[Encoding, int]:
-        """Return the broker's current state, and the last group that a snapshot of it depends on: later ones only
-        appended.
+        """Return the broker's current state, and the last group that a snapshot of it depends on; later groups only
+        append.
         """
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        """Journal that a slot is in new segments, and the snapshot (name, the broker's sequence); ``done`` once that is
-        durable.
+        """Write a journal group that lists the segments of a slot, and the snapshot (its name, sequence of the broker's
+        state).
+
+        ``done`` is called once that group is durable.
         """
 
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
-        """Journal other new and removed segments; ``done`` once that is synced."""
+        """Write a journal group that lists other new and removed segments; ``done`` is called once it is synced."""
 
     def seal_failed(self, error: BrokerError) -> None:
-        """Sealing failed: Busy(DISK_FULL) temporarily, any other error permanently."""
+        """Handle a failed seal: Busy(DISK_FULL) is temporary, any other error permanent."""
 
     def has_capacity(self, groups: int) -> bool:
-        """Return whether the journal has space for this many groups that name segments."""
+        """Return whether the journal has space for this many groups that list segments."""
 
     def slot_freed(self) -> None:
-        """A slot is writable again."""
+        """Handle that a slot is writable again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ class _Full:
 
 @dataclass(slots=True)
 class _Named:
-    """A slot whose segments are named.
+    """A slot whose segments are listed in the journal.
 
-    ``replaced``: the previous snapshot. ``counts``: the naming group is on the disk.
+    ``replaced``: the previous snapshot. ``counts``: the journal group that lists the segments is on disk.
     """
 
     full: _Full
@@ -90,10 +92,11 @@ class _Named:
 
 
 class Sealer:
-    """One job at a time; ``sealed`` is the sequence up to which everything is in segments, by the journal on the disk.
+    """Seals slots, merges and compacts, one job at a time.
 
-    Slots are installed in the order they were filled, whichever sync ends first: runs of a partition follow each other,
-    and exactly their content is taken from its tail.
+    ``sealed`` is the sequence up to which everything is in segments, according to the journal on disk. Slots are
+    installed in the order they were filled, whichever sync ends first: the runs of a partition must be in order, and
+    exactly their content is removed from its tail.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Sealer:
         self._lending = False
         self._running = False
         self._installing = False
-        """The segments of ``_named[0]`` are being installed."""
+        """Whether the segments of ``_named[0]`` are being installed."""
         self._named: deque[_Named] = deque()
         self._snapshot_name = snapshot_name
         if snapshot_name:
@@ -133,19 +136,19 @@ class Sealer:
         self._to_compact: dict[FilePartition, int] = {}
         self._looking = False
         self._replacing = False
-        """A merged segment is named and not yet installed."""
+        """Whether a merged segment is listed in the journal and not yet installed."""
         self._stopped = False
         self._unread = 0
-        """Failed attempts to seal the current slot because something could not be read or opened."""
+        """Number of failed attempts to seal the current slot because something could not be read or opened."""
         self.sealing = False
-        """Segments of a slot are being written."""
+        """Whether the segments of a slot are being written."""
         self.sealed = 0
         self.named = 0
-        """Like ``sealed``, but counted as soon as the group is written."""
+        """Like ``sealed``, but according to the journal as written, synced or not."""
 
     @property
     def waiting(self) -> int:
-        """Number of full slots that are not free yet."""
+        """Number of full slots that are not yet free."""
         return len(self._queue) + len(self._named) + len(self._parked)
 
     @property
@@ -158,21 +161,21 @@ class Sealer:
         self._queue.append(_Full(slot, image))
 
     def advance(self) -> None:
-        """Seal the next slot unless something else is in progress."""
+        """Seal the next slot unless another job is in progress."""
         if self._stopped or self._running or not self._queue:
             return
         full = self._queue[0]
         if self._named and (self._state.reader.published or full.image.staged):
             return  # bodies may be in slots that are about to be freed
         if not self._owner.has_capacity(1):
-            return  # readers pin every slot; the first release calls again
+            return  # readers pin every slot; the first one that finishes calls this again
         self._running = True
         self.sealing = True
         state, rests_on = self._owner.broker_state()
         self._in_slices(state.go_on(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
 
     def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
-        """The broker's state is encoded: write the slot."""
+        """Write the slot, now that the broker's state is encoded."""
         contents = {full.slot.serial: self._state.contents[full.slot.serial]}
         strict = self._unread < UNREAD_MAX
         taken = take_down(self._state, contents, self._journal.views, full.image, strict=strict)
@@ -191,7 +194,7 @@ class Sealer:
             if not isinstance(written, Missing):
                 self._owner.seal_failed(written)
             self._unread += isinstance(written, Busy) and written.code is not ErrorCode.DISK_FULL
-            if isinstance(written, (Busy, Missing)):  # a missing segment was removed meanwhile: plan again
+            if isinstance(written, (Busy, Missing)):  # a segment was removed meanwhile: plan again
                 self._loop.call_later(RETRY_SECONDS if isinstance(written, Busy) else 0.0, self.advance)
             return
         self._queue.popleft()
@@ -208,12 +211,12 @@ class Sealer:
         self.sealing = self._running
 
     def _counts(self, named: _Named) -> None:
-        """A slot's naming group is on the disk, possibly before that of an earlier slot."""
+        """Record that the group that lists a slot's segments is on disk, possibly before the group of an earlier slot."""
         named.counts = True
         self._install_next()
 
     def _install_next(self) -> None:
-        """Serve reads from the segments of the oldest slot, if they count."""
+        """Serve reads from the segments of the oldest slot, if its group is on disk."""
         if self._installing or not self._named or not self._named[0].counts:
             return
         self._installing = True
@@ -221,7 +224,7 @@ class Sealer:
         self._in_slices(install(self._state, named.written, named.sealed), partial(self._installed, named))
 
     def _installed(self, named: _Named) -> None:
-        """No new reads use the slot; free it when the current ones are finished."""
+        """Free a slot that no new reads use, once its current readers have finished."""
         self._installing = False
         self._named.popleft()
         self.sealed = named.full.image.sequence
@@ -231,12 +234,12 @@ class Sealer:
             self._state.segments.snapshots.discard(named.replaced)
             self._deleter.delete([named.replaced], urgent=True)
         self.free_parked()
-        self.advance()  # the slot may be pinned: do not make the next one wait
+        self.advance()  # the slot may be pinned; the next one does not wait for it
         self._remove_soon()
         self._install_next()
 
     def _in_slices(self, work: Iterator[None], over: Callable[[], None]) -> None:
-        """Run work until it yields, and continue in later passes of the loop until it ends."""
+        """Run ``work`` in slices: whenever it yields, continue in a later pass of the loop."""
         if self._stopped:
             return
         for _ in work:
@@ -245,7 +248,7 @@ class Sealer:
         over()
 
     def free_parked(self) -> None:
-        """Free sealed slots that no reader pins any more."""
+        """Free the sealed slots that are no longer pinned by readers."""
         still = [slot for slot in self._parked if slot.pins]
         free = [slot for slot in self._parked if not slot.pins]
         self._parked = still
@@ -262,7 +265,9 @@ class Sealer:
         self._close_returned()
 
     def _lend(self) -> None:
-        """Leave the slot pinned longest to its readers, if it is needed: a stalled reader must not block writers."""
+        """Give up the slot that was pinned longest to its readers if a free slot is needed, so that they cannot block
+        writers.
+        """
         self._lending = False
         wanted = not self._journal.free and not self._journal.may_grow()
         if self._stopped or not self._parked:
@@ -283,7 +288,7 @@ class Sealer:
             self._owner.seal_failed(storage_failed(error))
 
     def _made(self, made: Slot | BrokerError) -> None:
-        """A replacement for the lent slot was created, or there was no space for it."""
+        """Add the replacement for a slot given up to readers; ``made`` is an error if there was no space for it."""
         if self._stopped:
             return
         self._journal.add(None if isinstance(made, BrokerError) else made)
@@ -292,7 +297,9 @@ class Sealer:
         self.free_parked()
 
     def _close_returned(self) -> None:
-        """Close lent slots without readers, in the thread, because the system then frees a whole file."""
+        """Close slots that were given up to readers and are no longer read; in the thread, because the system then
+        frees the file.
+        """
         for slot in [slot for slot in self._lent if not slot.pins]:
             self._lent.remove(slot)
             self._worker.run(slot.close, _ignore)
@@ -305,12 +312,12 @@ class Sealer:
             self._loop.call_later(REMOVE_SECONDS, self.remove)
 
     def note_dead(self) -> None:
-        """Segments may have lost their last run."""
+        """Schedule the removal of segments that may have lost their last run."""
         if not self._counting:
             self._count_lost()
 
     def _count_lost(self) -> None:
-        """Count in portions, because others wait for the loop."""
+        """Count lost runs in portions, so that other work can run on the event loop."""
         self._state.count_lost(LOST_MAX)
         self._counting = self._state.losing and not self._stopped
         if self._counting:
@@ -318,10 +325,10 @@ class Sealer:
         self._remove_soon()
 
     def remove(self) -> None:
-        """Journal the removal of unneeded segments, then delete them."""
+        """Write a group that removes unneeded segments, then delete their blobs."""
         self._removing = False
         if self._stopped or not self._owner.has_capacity(2):
-            return  # freeing a slot comes first; the log's timer calls again
+            return  # freeing a slot has priority; the log's timer calls this again
         dead = self._state.segments.take_dead(REMOVED_MAX)
         if not dead:
             return
@@ -334,7 +341,7 @@ class Sealer:
     # Merging and compacting
 
     def tidy(self, now_us: int, *, merging: bool) -> None:
-        """Merge or compact if idle; the log's timer calls this. ``merging``: not only what frees space."""
+        """Merge or compact if idle; called by the log's timer. Without ``merging``, only work that frees space is done."""
         again = partial(self.tidy, now_us, merging=merging)
         busy = self._running or self._replacing or self._queue or self._named
         if self._stopped:
@@ -353,7 +360,7 @@ class Sealer:
             self._compact_next(again)
 
     def _chosen(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
-        """Footers of merge candidates were read: begin the first possible merge, unless a slot is full meanwhile."""
+        """Begin the first possible merge of these groups, whose footers were read, unless a slot is full meanwhile."""
         self._running = False
         if self._stopped:
             return
@@ -393,7 +400,7 @@ class Sealer:
             self._loop.call_later(TIDY_SECONDS, look)
 
     def compact(self, partition: FilePartition, null_time_us: int) -> None:
-        """Queue a compaction, if it is worthwhile; nulls older than ``null_time_us`` are removed, too."""
+        """Queue a compaction, if it is worthwhile. It also removes nulls older than ``null_time_us``."""
         if is_worth_a_pass(partition) and (self._compaction is None or self._compaction.partition is not partition):
             self._to_compact[partition] = null_time_us
 
@@ -412,7 +419,7 @@ class Sealer:
         again: Callable[[], None],
         sources: list[Source] | BrokerError,
     ) -> None:
-        """The runs of the next step are known: run it, unless a slot is full meanwhile."""
+        """Run the next step of a pass on these runs, unless a slot is full meanwhile."""
         self._running = False
         if self._stopped:
             return
@@ -432,7 +439,7 @@ class Sealer:
             self._merge(merge, lambda name, merge: compaction.write(self._store, name, merge), again)
 
     def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
-        """A pass, or its first half, has ended."""
+        """Continue after a pass, or its first half, has ended."""
         if not compaction.noting:
             self._state.cleaned(compaction.partition, compaction.noted)
             self._compaction = None
@@ -458,10 +465,10 @@ class Sealer:
             self._tidy_soon(again)
 
     def _compacted(self, compaction: Compaction, end: int, merged: BrokerError | None) -> None:
-        """A group is on the disk.
+        """Continue after a rewritten group of runs is on disk.
 
-        A damaged partition is not compacted further, or the newest null of a key could be removed before everything
-        older. If something was trimmed meanwhile, another pass handles it.
+        A damaged partition is not compacted further: the newest null of a key could be removed before all older
+        records. If something was trimmed meanwhile, another pass handles it.
         """
         compaction.written = end
         self._state.reader.forget(compaction.partition)
@@ -506,7 +513,9 @@ class Sealer:
         self.advance()
 
     def _not_merged(self, merge: Merge, error: BrokerError) -> None:
-        """Never rewrite a damaged segment: readers of the damage get an error, and the rest stays readable."""
+        """Handle an error of a merge: mark damaged segments, which are never rewritten, so that their intact part stays
+        readable.
+        """
         if isinstance(error, Busy):
             return  # no space: another pass of the timer retries
         if not isinstance(error, (Corrupt, Missing)):
@@ -519,7 +528,9 @@ class Sealer:
         )
 
     def _keep_damaged(self, items: Sequence[Sealed], error: BrokerError) -> None:
-        """Mark these as damaged, unless they were removed meanwhile or there were only too many open files."""
+        """Mark these segments as damaged, unless they were removed meanwhile or the process only had too many open
+        files.
+        """
         for item in items:
             if item.location in self._state.segments.by_location and not isinstance(error, Busy):
                 item.damaged = True
@@ -530,7 +541,9 @@ class Sealer:
                 )
 
     def _name_merged(self, merge: Merge, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
-        """Write one group that names the new segment and removes the old ones, which readers use until it is synced."""
+        """Write one group that adds the new segment and removes the old ones; readers use the old ones until it is
+        synced.
+        """
         self._replacing = True
         old = self._state.segments.leave(merge.old)
 
@@ -548,7 +561,7 @@ class Sealer:
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
 
     def stop(self) -> None:
-        """Finish the current job and stop the thread; recovery deletes output that no group names."""
+        """Finish the current job and stop the thread; recovery deletes output that no journal group lists."""
         self._stopped = True
         self._deleter.stop()
         self._worker.stop()

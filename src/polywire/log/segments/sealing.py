@@ -1,6 +1,6 @@
 """Sealing: write the content of full slots into segments, and free the slots (decision 0102).
 
-A slot is freed only when a journal group on disk names its segments and a snapshot. A slot may contain batches of tens
+A slot is freed only when a journal group on disk lists its segments and a snapshot. A slot may contain batches of tens
 of thousands of partitions, so work on the event loop is short. The loop only collects the content, the sealer's thread
 plans and writes, and installing the segments yields regularly.
 """
@@ -27,10 +27,10 @@ from polywire.log.state import Contents, Image, LogState
 from polywire.store.base import Store
 from polywire.types import Buffer
 
-INSTALLED_MAX: Final = 1000  # runs or staged batches installed per slice of the loop: some 3 ms
+INSTALLED_MAX: Final = 1000  # runs or staged batches installed before the event loop may do other work: takes some 3 ms
 
 Key = tuple[int, bytes]
-"""(partition, token or nothing)"""
+"""(partition, token); the token is empty except for staged batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,11 @@ class Taken:
     """Content of full slots, collected on the loop for a thread.
 
     Attributes:
-        ends: with ``slots``, ``positions`` and ``lengths``: unsealed batches as ``tail_index.spans_of`` returns them.
+        ends: ``ends``, ``slots``, ``positions`` and ``lengths`` are the unsealed batches, as ``tail_index.spans_of``
+            returns them.
         image: state after the last group in the slots.
-        segments: segments that a snapshot lists beside the new ones.
-        clean: ends of compaction that a snapshot lists.
+        segments: segments that a snapshot lists besides the new ones.
+        clean: end of compaction by partition, for the snapshot.
         strict: wait for a body that the disk cannot read; otherwise it becomes permanent damage of the new segment.
     """
 
@@ -62,7 +63,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Content of the segments: runs, blob by blob, and the staged batches of each token's run, in order."""
+    """Content of the new segments: runs, segment by segment, and the staged batches of each token's run, in order."""
 
     blobs: Sequence[Sequence[RunSource]]
     staged: Mapping[Key, Sequence[StagedBatch]]
@@ -70,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A completed plan: its segments and their numbers."""
+    """The segments written for a plan, and their numbers."""
 
     plan: Plan
     numbers: Sequence[int]
@@ -78,7 +79,7 @@ class Written:
 
 
 class _Parts(Sequence[Part]):
-    """Parts that are joined on demand, because staged bodies may exceed memory. See ``Taken.strict``."""
+    """Parts that are joined when they are accessed, because all staged bodies may exceed memory. See ``Taken.strict``."""
 
     def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch], *, strict: bool) -> None:
         self._reader = reader
@@ -100,7 +101,10 @@ class _Parts(Sequence[Part]):
 def take_down(
     state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image, *, strict: bool
 ) -> Taken:
-    """Collect the content of these slots (by serial, oldest first) for a thread; ``image`` is the state at their end."""
+    """Collect the content of these slots for a thread. Slots are keyed by serial, oldest first.
+
+    ``image`` is the state after their last group.
+    """
     partitions = list(dict.fromkeys(partition for content in contents.values() for partition in content.partitions))
     serials = list(contents)
     found = spans_of(
@@ -137,7 +141,7 @@ def plan_slots(taken: Taken) -> Plan:
 
 
 def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
-    """Return batches ``start`` to ``end``, which belong to one partition, and their bytes."""
+    """Return batches ``start`` to ``end``, which belong to one partition, and their total size."""
     parts: list[Part | PublishedBatch] = []
     size, at, has_published = 0, start, False
     for slot, entries in groupby(taken.slots[start:end]):
@@ -151,7 +155,7 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
         has_published = True
         for position, length in zip(positions, lengths, strict=True):
             published = taken.reader.published.get(position >> PUBLISHED_SHIFT)
-            if published is None:  # it was trimmed since, with everything before it
+            if published is None:  # trimmed meanwhile, like everything before it
                 parts, size = [], 0
             elif published.serial in taken.serials:
                 parts.append(published)
@@ -163,7 +167,7 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
 
 
 def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
-    """Return batches staged in these slots and neither published nor abandoned at the image's sequence."""
+    """Return the batches staged in these slots that were neither published nor abandoned at the image's sequence."""
     found: dict[Key, list[StagedBatch]] = {}
     for staged in taken.image.staged:
         for batch in staged.batches:
@@ -173,8 +177,9 @@ def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
 
 
 def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[Sequence[bytes], int]) -> Snapshot:
-    """Return the snapshot once the plan is written under these numbers; ``broker`` is its state, in pieces, and that
-    state's sequence.
+    """Return the snapshot for a plan whose segments were written under these numbers.
+
+    ``broker`` is (pieces of the broker's state, sequence of that state).
     """
     image = taken.image
     expiries = {staged.token: staged.expires_at_us for staged in image.staged}
@@ -202,7 +207,7 @@ def seal(
 ) -> Written:
     """Plan, write segments under new numbers, and write the snapshot that lists them.
 
-    No other caller may take numbers meanwhile. Raises what the store raises, leaving nothing behind.
+    No other caller may take segment numbers meanwhile. Raises what the store raises, leaving nothing behind.
     """
     plan = plan_slots(taken)
     numbers = [next_number() for _ in plan.blobs]
@@ -222,13 +227,13 @@ def seal(
 
 
 def install(state: LogState, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
-    """Serve these runs from the segments from now on, and remove unsealed entries; yield whenever others may use the
-    loop.
+    """Serve these runs from the segments from now on, and remove them from the tails.
 
-    At any moment readers find every record of a partition in exactly one of the two.
+    Yields so that other work can run on the event loop. At any moment readers find each record in exactly one of the
+    two.
     """
     for item in sealed:
-        item.live += 1  # keeps it alive until all runs are assigned
+        item.live += 1  # keeps the segment alive until all runs are assigned
     count = 0
     for info, item in zip(written.infos, sealed, strict=True):
         for run in info:
@@ -256,7 +261,7 @@ def _install_run(state: LogState, run: SegmentRun, item: Sealed) -> None:
 
 
 def _locate_staged(batches: Sequence[StagedBatch], item: Sealed, position: int) -> Iterator[None]:
-    """Point staged batches to their segment; yields as ``install`` does."""
+    """Record the segment and the positions of staged batches; yields like ``install``."""
     for count, batch in enumerate(batches, 1):
         if batch.needed:
             batch.position, batch.location = position, item.location

@@ -1,6 +1,6 @@
 """Search index entries and batch headers, with one call per request.
 
-Nothing is allocated per batch. Searches are binary over entries, and linear only between two entries (64 KiB).
+Nothing is allocated per batch. The search is binary among index entries, and linear between two of them (64 KiB).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ else:
         store_i64,
     )
 
-BY_OFFSET: Final = 0  # fields of a run's index entry, in their stored order
+BY_OFFSET: Final = 0  # fields of a run's index entry, in stored order
 BY_POSITION: Final = 1
 BY_ADDRESS: Final = 2
 BY_TIME: Final = 3
 
-NO_END: Final = 0x7FFF_FFFF_FFFF_FFFF  # an offset that no partition reaches
+NO_END: Final = 0x7FFF_FFFF_FFFF_FFFF  # an end offset that no partition reaches
 
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _MAGIC = cython.declare(cython.uint, 0x31425750)
@@ -70,7 +70,7 @@ _RUN_BYTES = cython.declare(cython.Py_ssize_t, 112)
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the whole batch at ``at``, or -1 if there is none before ``size``."""
+    """Return the length of the batch at ``at``, or -1 if it is invalid or not complete before ``size``."""
     if at < 0 or at + _HEADER_BYTES > size or load_u32(p, at) != _MAGIC:
         return -1
     length: cython.Py_ssize_t = load_length(p, at)
@@ -85,8 +85,8 @@ def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py
 def _scan(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> cython.Py_ssize_t:
-    """Return the position of the first batch that reaches beyond ``key``; ``size`` if there is none, -1 for an invalid
-    batch.
+    """Return the position of the first batch whose field ends beyond ``key``; ``size`` if there is none, -1 if a batch
+    is invalid.
     """
     while at < size:
         length: cython.Py_ssize_t = _batch_bytes(p, at, size)
@@ -108,10 +108,11 @@ def _scan(
 
 
 def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cython.longlong) -> int:
-    """Walk headers from ``start`` (the start of a batch) to the first batch that ends beyond ``key`` in a field.
+    """Find the first batch that ends beyond ``key``, beginning at ``start``, which is the start of a batch.
 
-    BY_OFFSET: it contains that offset or a later one; BY_ADDRESS likewise. BY_POSITION: it ends later. BY_TIME: it was
-    appended later. Returns its position, the chunk's size if there is none, -1 for an invalid batch.
+    ``field`` is what is compared: BY_OFFSET or BY_ADDRESS: the batch contains that offset or address, or a later one;
+    BY_POSITION: it ends after that position; BY_TIME: it was appended later. Returns its position, the chunk's size if
+    there is none, or -1 if a batch is invalid.
     """
     lent: Lent = lend(chunk)
     if start < 0:
@@ -120,8 +121,9 @@ def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cyt
 
 
 def scan_to_offset(chunk: Buffer, offset: cython.longlong) -> int:
-    """Return the position of the batch that contains ``offset``; the chunk's size if it ends below, -1 for an invalid
-    batch.
+    """Return the position of the batch that contains ``offset``.
+
+    Returns the chunk's size if the chunk ends below ``offset``, or -1 if a batch is invalid.
     """
     lent: Lent = lend(chunk)
     return _scan(lent.p, lent.size, 0, 0, offset)
@@ -130,11 +132,11 @@ def scan_to_offset(chunk: Buffer, offset: cython.longlong) -> int:
 def scan_read(
     chunk: Buffer, offset: cython.longlong, bytes_max: cython.longlong, offset_end: cython.longlong = NO_END
 ) -> tuple[int, int, int]:
-    """Return the batches of a read from a chunk: (start, stop, offset after its last record).
+    """Select the batches of a read from a chunk; return (start, stop, offset after the last record).
 
-    At least the batch that contains ``offset`` (or the first beyond it), then whole batches while they fit
-    ``bytes_max`` and begin below ``offset_end``. start is the chunk's size if the chunk ends below ``offset``, -1 for
-    an invalid batch.
+    The selection has the batch that contains ``offset``, or the first one beyond it, then whole batches as long as they
+    fit ``bytes_max`` and begin below ``offset_end``. start is the chunk's size if the chunk ends below ``offset``, or
+    -1 if a batch is invalid.
     """
     lent: Lent = lend(chunk)
     p: cython.p_const_uchar = lent.p
@@ -153,9 +155,7 @@ def scan_read(
 
 
 def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
-    """Return positions and lengths (``array('q')``) of the batches back to back in a chunk, up to the first incomplete
-    one.
-    """
+    """Return positions and lengths (each an ``array('q')``) of the batches in a chunk, up to the first incomplete one."""
     lent: Lent = lend(chunk)
     count: cython.Py_ssize_t = 0
     at: cython.Py_ssize_t = 0
@@ -184,10 +184,9 @@ def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
 def find_entry(
     entries: Buffer, start: cython.Py_ssize_t, count: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> int:
-    """Return the last of index entries [start, start + count) whose field (BY_…) is at most ``key``, counted from
-    ``start``, or -1.
+    """Return the last of index entries [start, start + count) whose field is at most ``key``, or -1.
 
-    Raises IndexError for a bad range.
+    ``field`` is a BY_ constant. The result is relative to ``start``. Raises IndexError for an invalid range.
     """
     lent: Lent = lend(entries)
     if start < 0 or count < 0 or field < 0 or field > 3 or count > lent.size // 32 - start:
@@ -205,8 +204,9 @@ def find_entry(
 
 
 def find_run(runs: Buffer, partition: cython.ulonglong) -> int:
-    """Return the index of the first run of a partition in a sorted table, or of the first above it, or the table's
-    length.
+    """Return the index of a partition's first run in a sorted table.
+
+    If there is none, return the index of the first run of a higher partition, or the table's length.
     """
     lent: Lent = lend(runs)
     low: cython.Py_ssize_t = 0

@@ -1,7 +1,7 @@
 """Read a sealed segment: an immutable blob of batches sorted by partition and offset (decision 0102).
 
-Opening reads only the footer (layout in ``format``). A read touches at most one index stride more than it returns. It
-returns verified batches.
+Opening reads only the footer (layout in ``format``). A *stride* is the part of a run between two index entries, about
+64 KiB. A read accesses at most one stride more than it returns. It returns verified batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _place: Final = header_fields("length", "base_address")
 
 
 class _Cache(Generic[_T]):
-    """Recently used items of all segments, bounded in bytes. Thread-safe."""
+    """Recently used items of all segments, limited in total size. Thread-safe."""
 
     __slots__ = ("_bytes", "_bytes_max", "_items", "_lock", "_size_of")
 
@@ -98,10 +98,11 @@ def _footer_bytes(info: SegmentInfo) -> int:
 
 
 class Segment:
-    """One open segment. Returned positions are inside the requested run; returned batches are verified.
+    """One open segment. Positions are those in the blob; returned batches are verified unless stated otherwise.
 
     All methods except ``span_warm``, ``run_now``, ``locate_now`` and ``pieces_now`` may wait for a disk and must not be
-    called on the loop. The footer is cached only while in use, because all footers of a long log exceed memory.
+    called on the event loop. The footer is cached only while in use, because all footers of a long log would exceed
+    memory.
     """
 
     __slots__ = (
@@ -141,7 +142,7 @@ class Segment:
 
     @property
     def info(self) -> SegmentInfo:
-        """The footer, from the cache or read and verified; raises BlobMissing or Corrupt."""
+        """The footer, from the cache or from the blob; raises BlobMissing or Corrupt."""
         info = self._cache.footers.get(self.name)
         if info is None:
             info = read_info(self._store, self.name)
@@ -149,12 +150,14 @@ class Segment:
         return info
 
     def run(self, partition: int) -> SegmentRun:
-        """Return the numbered run of a partition; raise Missing(PARTITION_MISSING), and as ``info``."""
+        """Return the run of a partition's ordinary (not staged) batches; raise Missing(PARTITION_MISSING), and as
+        ``info``.
+        """
         run = self._cache.runs.get((self.name, partition))
         return self._found(self.info, partition) if run is None else run
 
     def run_now(self, partition: int) -> SegmentRun | None:
-        """Return what ``run`` does if that needs no disk, else None; raise Missing(PARTITION_MISSING)."""
+        """Return the result of ``run`` if that needs no disk, else None; raise Missing(PARTITION_MISSING)."""
         run = self._cache.runs.get((self.name, partition))
         if run is None:
             info = self._cache.footers.get(self.name)
@@ -178,10 +181,10 @@ class Segment:
         return self.info.epochs_of(self.run(partition))
 
     def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
-        """Return positions [start, stop) of the strides that a read touches, from the last index entry at or below the
-        offset.
+        """Return positions [start, stop) of the strides that a read touches.
 
-        Reads index entries from the store unless they are cached. Raises Missing(OFFSET_OUT_OF_RANGE).
+        ``start`` is the last index entry at or below ``offset``. Reads index entries from the store unless they are
+        cached. Raises Missing(OFFSET_OUT_OF_RANGE).
         """
         return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
 
@@ -198,7 +201,7 @@ class Segment:
         return self._strides(run, self._entries(), first_offset, run.size, next_offset)
 
     def span_warm(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
-        """Return what ``span`` does if that needs no disk, else None."""
+        """Return the result of ``span`` if that needs no disk, else None."""
         if self.run_now(partition) is None:
             return None
         run = self._checked_run(partition, first_offset)
@@ -213,7 +216,7 @@ class Segment:
         """Implement ``locate`` on cached index entries."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
         start, stop = self._stride(run, entries, first)
-        reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride after their entry
+        reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride after their index entry
         if bytes_max and stop <= min(reach, run.stop - 1):
             last = find_entry(entries, run.index_start, run.index_count, BY_POSITION, reach)
             if offset_end < run.next_offset:
@@ -224,8 +227,8 @@ class Segment:
     def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
         """Return whole batches back to back, and the offset after their last record.
 
-        The batch that contains ``offset``, then more while they fit ``bytes_max`` and begin below ``offset_end``, up to
-        damage. Raises Missing(OFFSET_OUT_OF_RANGE) or Corrupt.
+        The first one contains ``offset``. More follow as long as they fit ``bytes_max`` and begin below ``offset_end``,
+        up to the first damage. Raises Missing(OFFSET_OUT_OF_RANGE) or Corrupt.
         """
         start, stop = self.locate(partition, offset, bytes_max, offset_end)
         pieces = self._fresh_pieces(partition, start, stop)
@@ -240,8 +243,9 @@ class Segment:
         return self._read_and_verify(self.read_into, block, partition, start, stop)
 
     def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
-        """Return what ``pieces`` does if that needs no disk, else None; bytes verified when loaded are not verified
-        again.
+        """Return the result of ``pieces`` if that needs no disk, else None.
+
+        Bytes that were verified recently are not verified again.
         """
         data = self.read_now(block, start, stop, only_known=True)
         if data is None:
@@ -250,16 +254,18 @@ class Segment:
         if self._verified.hold(start, stop):
             return [Piece(data, self.run(partition).next_offset, None)]
         if first_damaged(data) >= 0:
-            return None  # a damaged copy is re-read where waiting is allowed
+            return None  # a damaged copy is read again where waiting for the disk is allowed
         return self._sound(data, partition, start, stop)
 
     def verify_past(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
-        """Return the damage in whole strides [start, stop), reading them past the page cache."""
+        """Return the damage in whole strides [start, stop), bypassing the page cache."""
         pieces = self._read_and_verify(self.read_past, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 
     def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Yield the strides of a partition's run, in order, as many at once as fit ``bytes_max``, at least one."""
+        """Yield (start, stop) of consecutive strides of a partition's run, as many as fit ``bytes_max``, but at least
+        one.
+        """
         run = self.run(partition)
         positions = [mark[0] for mark in self._marks(run, run.position, run.stop)]
         start, last = run.position, run.position
@@ -274,14 +280,14 @@ class Segment:
     def locate_now(
         self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END
     ) -> tuple[int, int] | None:
-        """Return what ``locate`` does if that needs no disk, else None."""
+        """Return the result of ``locate`` if that needs no disk, else None."""
         entries = self._cache.get(self.name) if self._index_count else b""
         if entries is None or self.run_now(partition) is None:
             return None
         return self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
 
     def offset_at(self, partition: int, position: int) -> int:
-        """Return the offset of the batch at a position where a stride begins, or that ends the run."""
+        """Return the offset at a position, which is the start of a stride or the end of the run."""
         run = self.run(partition)
         if position >= run.stop:
             return run.next_offset
@@ -302,12 +308,12 @@ class Segment:
         return self._damaged(data, partition, start, stop)
 
     def _sound(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Return the pieces of intact strides."""
+        """Return strides that are intact, as pieces."""
         self._verified.add(start, stop)
         return [Piece(data, self.run(partition).next_offset, None)]
 
     def _damaged(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Return the pieces of damaged strides."""
+        """Return strides with damage, as pieces."""
         run = self.run(partition)
         marks = self._marks(run, start, stop)
         pieces = split_sound(data, marks, segment=self.name, partition=partition)
@@ -319,7 +325,7 @@ class Segment:
         return pieces
 
     def _marks(self, run: SegmentRun, start: int, stop: int) -> Sequence[Mark]:
-        """Return where, by the index, batches of a run begin between two such positions."""
+        """Return the starts of batches that the index has between two such positions of a run."""
         entries = self._entries()
         marks = [(run.position, run.first_offset)]
         for number in range(run.index_start, run.index_start + run.index_count):
@@ -330,24 +336,26 @@ class Segment:
         return [mark for mark in marks if start <= mark[0] <= stop]
 
     def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
-        """Read bytes [start, stop), unverified, into the caller's memory; None if that needs a disk.
+        """Read bytes [start, stop), not verified, into the caller's memory; return None if that needs a disk.
 
-        only_known: also None unless memory is known to have them, because even asking makes the system read them.
+        only_known: also return None unless the bytes are known to be in memory, because even a test makes the system
+        read them.
         """
         try:
             blob = self._store.open(self.name)
         except (BlobMissing, BrokerError):
-            return None  # the read that follows opens it again, and reports the error
+            return None  # the read that follows opens the blob again and reports the error
         if only_known and self._is_new_to_the_cache and not blob.is_cached:
             return None
         target = block[: stop - start]
         return target if blob.read_now(target, start) else None
 
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop), unverified, into the caller's memory; may wait for the disk.
+        """Read bytes [start, stop), not verified, into the caller's memory; may wait for the disk.
 
-        ``block`` is as for ``Blob.read_direct``. A log is mostly read once, so reads bypass the page cache. Once the
-        whole segment was read that way, it is being re-read: from then on its reads go through the page cache.
+        ``block`` must be suitable for ``Blob.read_direct``. Most of a log is read once, so reads bypass the page cache
+        at first. Once the whole segment was read that way, further reads use the page cache, because the segment is
+        being read again.
         """
         past = self._is_new_to_the_cache
         self._direct_bytes += stop - start
@@ -355,12 +363,12 @@ class Segment:
 
     @property
     def _is_new_to_the_cache(self) -> bool:
-        """Return whether it was never read through the page cache."""
+        """Return whether the segment was never read through the page cache."""
         return self._direct_bytes <= self.data_bytes
 
     def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
-        """Read bytes; those that the disk cannot read, or that a truncated file lacks, are zeros, so no batch with them
-        verifies.
+        """Read bytes. Those that the disk cannot read, or that a truncated file lacks, become zeros, which fail
+        verification.
         """
         blob = self._store.open(self.name)
         past = past and len(block) >= stop - start + 2 * BLOCK_BYTES
@@ -374,7 +382,7 @@ class Segment:
         return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
 
     def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read as ``read_into``, for scans that read everything once: never through the page cache."""
+        """Read like ``read_into``, but never through the page cache; for scans that read everything once."""
         return self._read(block, start, stop, past=True)
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
@@ -402,7 +410,10 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def by_address(self, partition: int, address: int) -> memoryview | None:
-        """Return the batch that covers this Kafka 0.7 address; None in a hole or outside the run. Raise Corrupt."""
+        """Return the batch that covers this Kafka 0.7 address.
+
+        Returns None if no record covers it or it is outside the run. Raises Corrupt.
+        """
         run = self.run(partition)
         if not run.first_address <= address < run.next_address:
             return None
@@ -426,9 +437,9 @@ class Segment:
         return None
 
     def stored(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Return bytes [start, stop), unverified: a staged batch, or its header.
+        """Return bytes [start, stop), not verified: a staged batch, or its header.
 
-        strict: raise Busy if the disk cannot read them, which may be transient.
+        strict: raise Busy if the disk cannot read them, because the error may be transient.
         """
         if not strict:
             return self.read_into(memoryview(bytearray(stop - start)), start, stop)
@@ -440,7 +451,7 @@ class Segment:
         return memoryview(found)
 
     def staged(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Return a staged batch as ``stored`` does; a damaged local copy of a remote blob is discarded and read again."""
+        """Return a staged batch like ``stored``; a damaged local copy of a remote blob is discarded and read again."""
         found = self.stored(start, stop, strict=strict)
         if not check_body(found, 0) and self._store.drop_copy(self.name):
             return self.stored(start, stop, strict=strict)
@@ -470,7 +481,7 @@ class Segment:
         return entries
 
     def _stride(self, run: SegmentRun, entries: bytes, number: int) -> tuple[int, int]:
-        """Return the positions from a run's index entry to the next; the run's first stride for -1."""
+        """Return the positions from index entry ``number`` of a run to the next one; for -1, the run's first stride."""
         number = max(number, 0)
         start, stop = run.position, run.stop
         if number < run.index_count:

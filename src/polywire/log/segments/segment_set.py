@@ -1,6 +1,6 @@
-"""All sealed segments of a log: names, needed runs, and when a blob may be deleted.
+"""All sealed segments of a log: their names, which of their runs are needed, and when a blob may be deleted.
 
-A segment stays listed until its removal is journalled. Its number is never reused.
+A segment stays in the set until the journal has recorded its removal. Its number is never reused.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Sealed:
 
     Attributes:
         live: number of needed runs and staged batches in it.
-        live_bytes: their bytes.
-        staged: number of staged batches among them.
+        live_bytes: total size of those.
+        staged: number of needed staged batches in it.
         begun_us: earliest append time of its runs.
-        lost_partition: it holds data of a dropped partition, as noticed at ``lost_at_us``.
-        damaged: a checksum did not match, so it is never rewritten.
+        lost_partition: whether it holds data of a dropped partition, as noticed at ``lost_at_us``.
+        damaged: whether a checksum did not match; if so, it is never rewritten.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Sealed:
 
 
 class SegmentSet:
-    """``by_location`` holds every segment whose blob must stay; ``dead`` those among them that are not needed."""
+    """``by_location`` holds every segment whose blob must stay; ``dead`` holds those that are no longer needed."""
 
     def __init__(self, store: Store, start: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
@@ -89,9 +89,9 @@ class SegmentSet:
         self.by_location: Final[dict[int, Sealed]] = {}
         self.dead: Final[list[Sealed]] = []
         self.snapshots: Final[set[str]] = set()
-        """Snapshots that a group names, and one written to be named."""
+        """Snapshots that a journal group lists, and one that was written to be listed."""
         self._leaving: Final[set[int]] = set()
-        """Locations of segments whose removal is journalled, perhaps not yet synced."""
+        """Locations of segments whose removal was written to the journal, but perhaps not yet synced."""
 
     def next_number(self) -> int:
         """Return a number for a new segment."""
@@ -99,7 +99,7 @@ class SegmentSet:
         return self._start << _START_SHIFT | self._counter
 
     def add(self, info: SegmentInfo, number: int, *, keep: bool = True) -> Sealed:
-        """List a segment that was written, or named by recovery. keep: its footer is needed soon."""
+        """Add a segment that was written, or that recovery found in the journal. keep: its footer is needed soon."""
         if keep:
             self._cache.footers.put(info.name, info)
         sealed = Sealed(Segment(self._store, info, self._cache, self.notes, self._clock), number, self._next_location)
@@ -108,7 +108,7 @@ class SegmentSet:
         return sealed
 
     def settle(self, sealed: Iterable[Sealed]) -> None:
-        """Runs of new segments were assigned: segments without any are dead."""
+        """Mark segments without runs as dead, after the runs of new segments were assigned."""
         self.dead.extend(item for item in sealed if item.live == 0)
 
     def drop(self, location: int, size: int) -> None:
@@ -121,14 +121,14 @@ class SegmentSet:
             self.dead.append(sealed)
 
     def lose(self, location: int, size: int, *, dropped: bool) -> None:
-        """Release a run, perhaps after its segment is gone. dropped: its partition was dropped."""
+        """Release a run; its segment may already be gone. dropped: its partition was dropped."""
         sealed = self.by_location.get(location)
         if sealed is not None:
             sealed.lost_partition |= dropped
             self.drop(location, size)
 
     def leave(self, replaced: Iterable[Sealed]) -> list[Sealed]:
-        """Return the replaced segments whose removal the caller must journal before it calls ``removed``."""
+        """Return the replaced segments. The caller must write their removal to the journal before it calls ``removed``."""
         leaving = [
             item for item in replaced if item.location in self.by_location and item.location not in self._leaving
         ]
@@ -137,14 +137,14 @@ class SegmentSet:
         return leaving
 
     def take_dead(self, count_max: int) -> list[Sealed]:
-        """Return segments to remove; the caller journals that, then calls ``removed``."""
+        """Return segments to remove. The caller must write their removal to the journal before it calls ``removed``."""
         dead = self.dead[:count_max]
         del self.dead[:count_max]
         self._leaving.update(sealed.location for sealed in dead)
         return dead
 
     def removed(self, dead: Iterable[Sealed]) -> list[str]:
-        """Their removal is durable: return the names of the blobs to delete."""
+        """Remove these segments, whose removal is durable; return the names of the blobs to delete."""
         names = []
         for sealed in dead:
             del self.by_location[sealed.location]
@@ -154,9 +154,11 @@ class SegmentSet:
         return names
 
     def names(self) -> frozenset[str]:
-        """Return blobs that a group names, or that were written to be named; older blobs outside this set are garbage."""
+        """Return the blobs that a journal group lists, or that were written to be listed; other older blobs are
+        garbage.
+        """
         return frozenset([*self.snapshots, *(sealed.segment.name for sealed in self.by_location.values())])
 
     def numbers(self) -> list[int]:
-        """Return the segments that a snapshot taken now must list, without those whose removal is journalled."""
+        """Return the segments that a snapshot taken now must list, without those whose removal is in the journal."""
         return [sealed.number for sealed in self.by_location.values() if sealed.location not in self._leaving]

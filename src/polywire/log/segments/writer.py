@@ -59,10 +59,11 @@ from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
-OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024  # decision 0102: a partition with this much in a slot gets its own blob
-PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed: most of them is header
-WRITTEN_BYTES: Final = 1024 * 1024  # collected before they are written, while still in the processor's cache
-MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches can still be fetched, sliced and sent one by one
+# a partition with this much data in a slot gets its own blob (decision 0102)
+OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024
+PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed, because most of their bytes are the header
+WRITTEN_BYTES: Final = 1024 * 1024  # collected before they are written, while still in the CPU cache
+MERGED_BYTES_MAX: Final = 256 * 1024  # small enough to be fetched, sliced and sent one by one
 
 logger: Final = structlog.get_logger("polywire.log")
 
@@ -72,8 +73,9 @@ _beginning: Final = header_fields("epoch", "base_offset")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Scattered batches of one buffer: ``array('q')`` of positions and lengths, in offset order. ``verified``:
-    checksums were checked.
+    """Scattered batches of one buffer, in offset order: an ``array('q')`` each of positions and lengths.
+
+    ``verified``: their checksums were already checked.
     """
 
     base: Buffer
@@ -86,8 +88,8 @@ class Part:
 class RunSource:
     """Content of one run, in order.
 
-    With a token: staged batches, unnumbered, never merged. compression: for bodies that are large enough and not yet
-    compressed.
+    With a token, the batches are staged: they have no offsets and are never merged. ``compression`` applies to bodies
+    that are large enough and not yet compressed.
     """
 
     partition: int
@@ -111,28 +113,30 @@ class RunSource:
     ) -> RunSource:
         """Return a run that joins runs of one partition (or token) from older segments, in order.
 
-        They are read while the run is written, in the writer's thread. If a stored batch does not match its checksums,
-        ``damaged`` is called with its segment, and writing raises Corrupt.
+        The runs are read while the new run is written, in the writer's thread. If a stored batch does not match its
+        checksums, ``damaged`` is called with its segment, and writing raises Corrupt.
         """
         return cls(runs[0][1].partition, StoredParts(runs, damaged), runs[0][1].token, compression)
 
 
 class StoredParts(Iterable[Part]):
-    """Whole batches of older segments, read in windows past the page cache; a part is valid until the next one."""
+    """Whole batches of older segments, read in windows that bypass the page cache. A part is valid until the next one
+    is read.
+    """
 
     def __init__(self, runs: Sequence[tuple[Segment, SegmentRun]], damaged: Callable[[Segment], None] | None) -> None:
         self._runs = runs
         self._damaged = damaged
 
     def __iter__(self) -> Iterator[Part]:
-        block = aligned_buffer(BATCH_BYTES_MAX + 2 * BLOCK_BYTES)  # only memory that is read into costs anything
+        block = aligned_buffer(BATCH_BYTES_MAX + 2 * BLOCK_BYTES)  # memory that is never read into costs nothing
         for segment, run in self._runs:
             at, window = run.position, CHUNK_BYTES
             while at < run.stop:
                 chunk = self._read(segment, block, at, min(at + window, run.stop))
                 positions, lengths = split_batches(chunk)
                 if not positions and window < BATCH_BYTES_MAX:
-                    window = BATCH_BYTES_MAX  # a batch may be larger than a window
+                    window = BATCH_BYTES_MAX  # one batch may be larger than a window
                     continue
                 end = positions[-1] + lengths[-1] if positions else 0
                 self._check(segment, chunk[:end], at)
@@ -142,7 +146,7 @@ class StoredParts(Iterable[Part]):
     def _read(self, segment: Segment, block: memoryview, start: int, stop: int) -> memoryview:
         try:
             return segment.read_past(block, start, stop)
-        except Unavailable as error:  # a bad sector must not stop unrelated work
+        except Unavailable as error:  # a bad sector must not stop work on other segments
             raise self._broken(segment, error.message) from error
 
     def _check(self, segment: Segment, chunk: memoryview, at: int) -> None:
@@ -157,7 +161,7 @@ class StoredParts(Iterable[Part]):
 
 
 def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
-    """Assign runs to blobs: those of 4 MiB and more get one each, the others share the last. Order is preserved."""
+    """Assign runs to blobs: a run of 4 MiB or more gets its own blob, all others share the last. Order is preserved."""
     own = [[key] for key, size in sizes.items() if size >= OWN_BLOB_BYTES_MIN]
     shared = [key for key, size in sizes.items() if size < OWN_BLOB_BYTES_MIN]
     return [*own, shared] if shared else own
@@ -166,9 +170,10 @@ def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
 def write_segment(
     store: Store, name: str, runs: Sequence[RunSource], *, chunk_bytes: int = WRITTEN_BYTES
 ) -> SegmentInfo:
-    """Write one blob with these runs, durable on return; ``chunk_bytes`` are collected and written at a time.
+    """Write one blob with these runs; it is durable on return.
 
-    Raises BlobExists, Corrupt if a source is not the promised batches, and what the store raises.
+    ``chunk_bytes`` are collected before they are written. Raises BlobExists, Corrupt if a source differs from the
+    announced batches, and what the store raises.
     """
     writer = _SegmentWriter(runs, memoryview(bytearray(chunk_bytes)))
     store.put_new(name, writer.chunks())
@@ -177,7 +182,7 @@ def write_segment(
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Batches [start, stop) of one buffer; ``sound``: checksums were checked."""
+    """Batches [start, stop) of one buffer. ``sound``: their checksums were checked."""
 
     base: Buffer
     positions: array[int]
@@ -188,7 +193,7 @@ class _Stretch:
 
 
 class _SegmentWriter:
-    """Fills one chunk repeatedly; the footer describes exactly the batches that passed through it."""
+    """Fills one chunk repeatedly. The footer describes exactly the batches that were copied into it."""
 
     def __init__(self, runs: Sequence[RunSource], chunk: memoryview) -> None:
         self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
@@ -213,7 +218,7 @@ class _SegmentWriter:
             yield self._emit()
 
     def info(self, name: str) -> SegmentInfo:
-        """Return the footer, known after the last chunk."""
+        """Return the footer. Call it after the last chunk."""
         data_bytes = self._state[RUN_POSITION]
         tables = len(self._runs) + len(self._epochs)
         return SegmentInfo(
@@ -347,7 +352,7 @@ def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
 
 
 def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
-    """Yield a part's batches as they are written: merged and compressed, and verified before they get another checksum.
+    """Yield a part's batches as they are written: merged, compressed, and verified before they get another checksum.
 
     A damaged batch is copied with its wrong checksum: its readers get an error, and the rest of the run stays intact.
     """
@@ -368,10 +373,10 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
 
 
 def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
-    """Yield the part in slices that stay in the processor's cache until copied, every damaged batch alone.
+    """Yield the part in slices that stay in the CPU cache until they are copied; a damaged batch is a slice by itself.
 
-    For batches of ``copied_from`` bytes and more, which are only copied, only the header is checked; their readers
-    check the rest.
+    For batches of at least ``copied_from`` bytes, only the header is checked, because they are copied unchanged; their
+    readers check the rest.
     """
     at, count = 0, len(part.positions)
     while at < count:
@@ -389,7 +394,7 @@ def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
 
 
 def _stretches(whole: _Stretch, *, merging: bool) -> Iterator[_Stretch]:
-    """Yield a stretch's batches in order: slices to copy unchanged, with merged batches between them."""
+    """Yield a stretch's batches in order: slices to copy unchanged, and merged batches between them."""
     base, positions, lengths = whole.base, whole.positions, whole.lengths
     stop = whole.stop
     at = whole.start
