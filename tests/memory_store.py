@@ -1,4 +1,4 @@
-"""A store in memory, for tests and for brokers that do not persist. It implements the Store port completely."""
+"""A store in memory, for tests and for brokers that do not persist. It implements the whole ``Store`` interface."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polywire.types import Buffer
 
 
 class MemoryBlob:
-    """Bytes with the interface of an open blob."""
+    """Bytes as an open blob."""
 
     __slots__ = ("_content",)
 

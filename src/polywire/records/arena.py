@@ -1,8 +1,8 @@
-"""Receive buffers that are reused when no view of them is left.
+"""Receive buffers that are reused once no view of them is left.
 
-Faulting in fresh memory can cost more than copying into it: up to 2.7 CPU seconds per GB if pages are faulted in one by
-one. A fetch therefore receives into page-aligned blocks. A block is free again when its last view is gone, including
-views that Arrow holds.
+Writing to fresh memory for the first time can cost more than copying into it: up to 2.7 CPU seconds per GB if the
+system adds pages one by one. A fetch therefore receives into page-aligned blocks that are reused. A block is free again
+when its last view is gone, including views that Arrow holds.
 
 * A block is never reused while anything refers to it.
 * At most ``blocks_max`` blocks are retained.
@@ -18,11 +18,11 @@ from typing import Final
 from polywire.records.allocation import allocate_lasting
 
 BLOCK_BYTES: Final = (4 << 20) + (64 << 10)  # one FETCH response of answer_bytes_max, plus the batch that crosses it
-BLOCKS_MAX: Final = 16  # 65 MiB: one frame being received, one being decoded, and those that a consumer still uses
+BLOCKS_MAX: Final = 16  # 65 MiB: one frame being received, one being decoded, and frames that a consumer still uses
 
 
 class Arena:
-    """Pool of anonymous memory blocks. Invariant: a block in use is never handed out again, from any thread."""
+    """Pool of memory blocks. Invariant: a block in use is never handed out again, from any thread."""
 
     __slots__ = ("_block_bytes", "_blocks", "_blocks_max", "_lock", "_references_free")
 
@@ -46,7 +46,7 @@ class Arena:
         return memoryview(allocate_lasting(max(size, self._block_bytes)))[:size] if free is None else free
 
     def take_free(self, size: int, *, may_grow: bool = True) -> memoryview | None:
-        """Return a view as ``take`` does, but only of a pooled block; None if all are in use and none may be added.
+        """Return a view like ``take``, but only of a block in the pool; None if all are in use and none may be added.
 
         Args:
             size: bytes needed, at most ``block_bytes``.

@@ -1,4 +1,5 @@
-"""All functions on stored batches under one name: build, number, check, iterate, look up, reshape (decision 0101).
+"""All functions on stored batches under one name: build, stamp offsets, check, iterate, look up, reshape (decision
+0101).
 
 Functions accept buffers and return values or bytes, with one compiled call per batch or chunk.
 """

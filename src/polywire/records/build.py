@@ -1,7 +1,7 @@
 """Build a stored batch from spans of a receive buffer, or from existing columns (decision 0101).
 
-The result is a complete, unnumbered batch with both checksums. Building makes one call and one allocation per batch,
-and none per record. Batches below ``WIDE_BYTES_MIN`` align their columns to 8 bytes, larger ones to 64.
+The result is a complete batch with both checksums, but without offsets. Building makes one call and one allocation per
+batch, and none per record. Batches below ``WIDE_BYTES_MIN`` align their columns to 8 bytes, larger ones to 64.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ _SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)  # key position, key length,
 @cython.nogil
 @cython.exceptval(check=False)
 def _arrange(places: cython.p_longlong, mask: cython.longlong) -> cython.longlong:
-    """Assign positions, aligned to ``mask`` + 1, to the columns whose size in ``places`` is not -1; return the end of
-    the last.
+    """Assign positions, aligned to ``mask`` + 1, to the columns that are present; return the end of the last one.
+
+    ``places`` has the size of each column, -1 if it is absent.
     """
     end: cython.longlong = _HEADER_BYTES
     i: cython.int
@@ -90,7 +91,7 @@ def _write_frame(
     end: cython.longlong,
     length: cython.longlong,
 ) -> cython.void:
-    """Write the header, the column sizes and the padding; not the columns and what depends on them."""
+    """Write the header, the column sizes and the padding, except for fields that depend on the columns' content."""
     columns: cython.uint = 0
     at: cython.Py_ssize_t = _HEADER_BYTES
     i: cython.int
@@ -117,9 +118,10 @@ def _write_frame(
 
 @cython.cfunc
 def allocate(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray:
-    """Allocate a batch with everything but the contents of its columns.
+    """Allocate a batch that is complete except for the content of its columns.
 
-    ``places`` has the columns' sizes (-1: absent) on entry and their sizes and positions on return.
+    Args:
+        places: sizes of the columns (-1: absent) on entry, their sizes and positions on return.
 
     Raises:
         Invalid: RECORD_TOO_LARGE: above the largest batch. INVALID_BATCH: no records, or too many.
@@ -145,7 +147,7 @@ def allocate(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray:
 @cython.nogil
 @cython.exceptval(check=False)
 def finish(p: cython.p_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.void:
-    """Write the spans and both checksums, after the columns."""
+    """Write the offset and address spans and both checksums. Call it after the columns were written."""
     last: cython.longlong
     address_span: cython.longlong = 10 * count + places[3] - flagged(p, places[20], count, 1)
     offset_span: cython.longlong = count
@@ -173,7 +175,7 @@ def _measure(
     count: cython.Py_ssize_t,
     places: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Compute the sizes of key and value columns of the chosen spans.
+    """Compute the sizes of key and value columns for the selected spans.
 
     Returns -1, or the number of the first record whose row or span is out of range.
     """
@@ -230,7 +232,7 @@ def _fill(
     bytes_at: cython.Py_ssize_t,
     validity_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy one payload (key or value) of every span into its columns; ``spans`` points at that payload's numbers."""
+    """Copy one payload (key or value) of every span into its columns; ``spans`` points at the entries for that payload."""
     row: cython.Py_ssize_t
     length: cython.longlong
     end: cython.Py_ssize_t = 0
@@ -275,12 +277,15 @@ def from_spans(
     """Build a batch from payloads inside ``source``.
 
     Args:
-        spans: i64 array, four numbers a record: key position, key length or -1 for null, value position and length.
-        rows: i32 array, the records to take, in this order; all of them by default.
+        spans: i64 array, four numbers per record: key position, key length or -1 for null, value position, value length
+            or -1.
+        rows: i32 array of the records to use, in this order; all of them by default.
         record_flags: u8 array, one per span (not per row).
-        columns: further ready-made columns, one entry per row; not keys, values or record flags.
+        columns: additional columns, with one entry per row; not keys, values or record flags.
 
-    Raises ValueError for a row or span out of range, and Invalid as ``allocate`` or for a column that does not fit.
+    Raises:
+        ValueError: a row or span is out of range.
+        Invalid: as in ``allocate``, or INVALID_BATCH for a column that does not fit.
     """
     lent_source: Lent = lend(source)
     lent_spans: Lent = lend(spans)
@@ -326,7 +331,7 @@ def from_spans(
 
 @cython.cfunc
 def _measure_further(columns: object, places: cython.p_longlong) -> cython.void:
-    """Enter the sizes of ready-made columns; refuse those that are made from spans."""
+    """Enter the sizes of additional columns; raise ValueError for columns that are made from spans."""
     i: cython.Py_ssize_t
     lent: Lent
     for column, data in columns.items():  # type: ignore[attr-defined]
@@ -386,10 +391,10 @@ def from_columns(
     producer_epoch: int = -1,
     base_sequence: int = 0,
 ) -> bytearray:
-    """Build a batch from ready-made columns by ``Column`` number, copying each once.
+    """Build a batch from ready-made columns by ``Column`` number; each column is copied once.
 
-    Sizes are checked, and that columns which belong together are all present. Contents are not: pass columns from
-    outside through ``validate`` afterwards.
+    The sizes of columns are checked, and that columns which require each other are all present. Their contents are not
+    checked: call ``validate`` afterwards if they come from outside.
 
     Raises:
         Invalid: INVALID_BATCH: names the column that does not fit. RECORD_TOO_LARGE: above the largest batch.

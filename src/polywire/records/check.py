@@ -1,7 +1,7 @@
 """Validate an untrusted batch: all rules of decision 0101 in one pass.
 
 * For any input the result is a length or ``Invalid``.
-* Functions of this package never read outside the bytes of a valid batch.
+* Functions of this package never read outside the bytes of a validated batch.
 * Large batches are checked without the GIL.
 """
 
@@ -30,7 +30,7 @@ _PRODUCER_ID_BYTES_MAX = cython.declare(cython.longlong, 255)
 _COLUMN_COUNT = cython.declare(cython.int, 27)
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 
-# Rules by number, as the pass reports them. A number below 100 means that column has the wrong size, or lacks a column
+# Rules by number, as the check reports them. A number below 100 is a column that has the wrong size or lacks a column
 # that it needs.
 _CHECKSUM = cython.declare(cython.int, 100)
 _HEADER = cython.declare(cython.int, 101)
@@ -86,7 +86,7 @@ def _together(places: cython.p_const_longlong, first: cython.int, last: cython.i
 @cython.nogil
 @cython.exceptval(check=False)
 def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.longlong:
-    """Return the last number of an offsets column: the size of the column it points into."""
+    """Return the last entry of an offsets column, which is the size of the column it points into."""
     return load_i32(p, places[2 * column] + places[2 * column + 1] - 4)
 
 
@@ -94,7 +94,7 @@ def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cyth
 @cython.nogil
 @cython.exceptval(check=False)
 def _company(places: cython.p_const_longlong) -> cython.int:
-    """Return -1 if each column has the columns it needs, otherwise the first that lacks one."""
+    """Return -1 if each column has the columns it needs, otherwise the first one that lacks a column."""
     if places[0] < 0 or places[2] < 0:
         return 0
     if not _together(places, 3, 4) or (places[10] >= 0 and places[6] < 0):
@@ -114,7 +114,7 @@ def _company(places: cython.p_const_longlong) -> cython.int:
 @cython.nogil
 @cython.exceptval(check=False)
 def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.int:
-    """Return -1 if every column has its size and the columns it needs, otherwise the first that does not."""
+    """Return -1 if every column has the right size and the columns it needs, otherwise the first one that does not."""
     column: cython.int = _company(places)
     if column >= 0:
         return column
@@ -159,7 +159,7 @@ def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: c
 def _offsets_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.bint:
     """Return whether offsets begin at 0 and never decrease; True for an absent column.
 
-    ``sizes_fit`` has compared the last offset with the size of the bytes.
+    ``sizes_fit`` has already compared the last offset with the size of the bytes.
     """
     at: cython.Py_ssize_t = places[2 * column]
     steps: cython.Py_ssize_t = (places[2 * column + 1] >> 2) - 1
@@ -216,7 +216,7 @@ def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cyth
 def flagged(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, count: cython.Py_ssize_t, bit: cython.int
 ) -> cython.longlong:
-    """Count the bytes among ``count`` at ``at`` that have any of ``bit``; 0 for an absent column (``at`` < 0)."""
+    """Count the bytes in [``at``, ``at`` + ``count``) that have any of the bits in ``bit``; 0 if ``at`` is negative."""
     found: cython.longlong = 0
     i: cython.Py_ssize_t
     if at < 0:
@@ -235,7 +235,7 @@ def _deltas_fit(
     """Return whether the deltas of a compacted batch ascend, addresses by at least each record's size, within the
     spans.
 
-    The first delta may be above 0: the batch then begins with a hole.
+    The first delta may be above 0: the batch then also covers offsets of removed records before it.
     """
     offsets: cython.Py_ssize_t = places[50]
     addresses: cython.Py_ssize_t = places[52]
@@ -302,7 +302,7 @@ def _gaps_zero(
 @cython.nogil
 @cython.exceptval(check=False)
 def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong) -> cython.int:
-    """Return the first rule that the fixed header breaks, or -1."""
+    """Return the first rule that the fixed header violates, or -1."""
     count: cython.longlong = load_u32(p, at + 28)
     flags: cython.uint = load_u32(p, at + 8)
     if load_u64(p, at + 96) != xxh64_raw(p, at, 96) or not body_matches(p, at):
@@ -322,7 +322,7 @@ def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.
 def _broken_rule(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_longlong, length: cython.Py_ssize_t
 ) -> cython.int:
-    """Return the first rule of decision 0101 that the batch breaks, or -1."""
+    """Return the first rule of decision 0101 that the batch violates, or -1."""
     rule: cython.int = _header_rule(p, at, places)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     if rule < 0:
@@ -371,11 +371,11 @@ def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_
 def validate(batch: Buffer, at: int = 0) -> int:
     """Check all rules of decision 0101 for the batch at ``at`` and return its length in bytes.
 
-    Fields that the broker sets when it numbers a batch (partition, epoch, offset, address, time) may have any value.
-    Expand a compressed body first.
+    Fields that the broker sets later (partition, epoch, offset, address, append time) may have any value. Decompress a
+    compressed body first.
 
     Raises:
-        Invalid: INVALID_BATCH: names the broken rule.
+        Invalid: INVALID_BATCH: names the violated rule.
     """
     lent: Lent = lend(batch)
     place: cython.Py_ssize_t = at
@@ -388,7 +388,9 @@ def validate(batch: Buffer, at: int = 0) -> int:
     if place >= 0:
         length = fill_layout(lent.p, place, lent.size, places)
     if length < 0:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: truncated, compressed, or not a batch position={place}")
+        raise Invalid(
+            ErrorCode.INVALID_BATCH, f"invalid batch: truncated, compressed, or with a wrong header position={place}"
+        )
     if length < _NOGIL_BYTES_MIN:
         rule = _broken_rule(lent.p, place, places, length)
     else:

@@ -22,13 +22,15 @@ else:
 
 _library: Any = None
 if not cython.compiled:
-    try:  # uncompiled, the library is some hundred times faster than our implementation
+    try:  # without compilation, the library is some hundred times faster than our implementation
         from xxhash import xxh64_intdigest as _library
     except ImportError:
         _library = None
 
 NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
-"""Inputs of this size and above release the GIL; for smaller ones re-acquiring it can take longer than the work."""
+"""Inputs of at least this size are read without the GIL; for smaller ones acquiring it again can take longer than the
+work.
+"""
 
 _P1 = cython.declare(cython.ulonglong, 0x9E3779B185EBCA87)
 _P2 = cython.declare(cython.ulonglong, 0xC2B2AE3D27D4EB4F)
@@ -38,7 +40,7 @@ _P5 = cython.declare(cython.ulonglong, 0x27D4EB2F165667C5)
 _CRC_POLYNOMIAL = cython.declare(cython.uint, 0xEDB88320)
 _CRC_TABLES = cython.declare(cython.uint[4096])  # type: ignore[misc, valid-type]
 _FOLDS = cython.declare(cython.bint, False)
-_FOLD_BYTES_MIN = cython.declare(cython.Py_ssize_t, 32)  # the tables are as fast for smaller inputs
+_FOLD_BYTES_MIN = cython.declare(cython.Py_ssize_t, 32)  # for smaller inputs the tables are as fast
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -91,7 +93,7 @@ def xxh64_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """Compute XXH64 by its specification: four lanes over stripes of 32 bytes, then the rest by 8, 4 and 1."""
+    """Compute XXH64 by its specification: four lanes over stripes of 32 bytes, then the remaining bytes by 8, 4 and 1."""
     end: cython.Py_ssize_t = at + size
     digest: cython.ulonglong
     a: cython.ulonglong = _wrap(_P1 + _P2)
@@ -146,7 +148,7 @@ def _fill_crc_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _crc_word(table: cython.int, x: cython.uint) -> cython.uint:
-    """Return the contribution of four bytes; ``table`` is the number of bytes in the block that follow them."""
+    """Return the contribution of four bytes to the CRC; ``table`` is the number of bytes that follow them in the block."""
     return (
         _CRC_TABLES[(table + 3) * 256 + (x & 0xFF)]
         ^ _CRC_TABLES[(table + 2) * 256 + ((x >> 8) & 0xFF)]
@@ -187,7 +189,7 @@ def crc32_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
 @cython.cfunc
 def _check_range(lent: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.void:
     if start < 0 or stop < start or stop > lent.size:
-        raise ValueError(f"range outside of the buffer start={start} stop={stop} size={lent.size}")
+        raise ValueError(f"range is not within the buffer start={start} stop={stop} size={lent.size}")
 
 
 def xxh64(data: Lendable) -> int:
@@ -197,7 +199,7 @@ def xxh64(data: Lendable) -> int:
 
 
 def xxh64_at(data: Lendable, start: int, stop: int) -> int:
-    """Return XXH64, seed 0, of ``data[start:stop]``; raise ValueError for a range outside of the buffer."""
+    """Return XXH64, seed 0, of ``data[start:stop]``; raise ValueError if the range is not within the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop
@@ -211,7 +213,7 @@ def xxh64_at(data: Lendable, start: int, stop: int) -> int:
 
 
 def crc32_at(data: Buffer, start: int, stop: int) -> int:
-    """Return CRC-32 (IEEE) of ``data[start:stop]``; raise ValueError for a range outside of the buffer."""
+    """Return CRC-32 (IEEE) of ``data[start:stop]``; raise ValueError if the range is not within the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop
@@ -234,7 +236,7 @@ def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
     values: Lent = lend(value_bytes)
     count: cython.Py_ssize_t = offsets.size // 4 - 1
     if count < 0 or offsets.size % 4 != 0:
-        raise ValueError(f"not a column of offsets size={offsets.size}")
+        raise ValueError(f"size of the offsets column is not a multiple of 4, or 0 size={offsets.size}")
     column = bytearray(4 * count)
     crcs: Lent = lend(column)
     start: cython.Py_ssize_t = load_u32(offsets.p, 0)

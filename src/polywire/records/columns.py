@@ -12,17 +12,17 @@ from typing import Final
 BATCH_MAGIC: Final = 0x31425750  # "PWB1" read as little-endian u32
 HEADER_BYTES: Final = 104
 RECORD_BYTES_MAX: Final = (
-    10_000_000  # of a key and of a value: the longest payload that any protocol documents is 10 MB (Iggy)
+    10_000_000  # limit of a key and of a value: the longest payload that any protocol documents is 10 MB (Iggy)
 )
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024 - 4096  # a batch always fits one journal group
 MERGED_BYTES_MAX: Final = (
-    # small batches are merged into batches of this size, which can still be fetched, sliced and sent one by one
+    # small batches are merged into batches of this size, small enough to be fetched, sliced and sent one by one
     262_144
 )
 RECORD_COUNT_MAX: Final = 4_194_304
 PRODUCER_ID_BYTES_MAX: Final = 255
 WIDE_BYTES_MIN: Final = 4096  # batches of this size and above align their columns to 64 bytes
-NO_TIME: Final = -(2**63)  # origin time of a record without one
+NO_TIME: Final = -(2**63)  # stored origin time of a record that has none
 
 
 class Column(IntEnum):
@@ -70,7 +70,7 @@ class BatchFlags(IntFlag):
 
 
 class RecordFlags(IntFlag):
-    """Bits of a record in the column ``record_flags``."""
+    """Bits that the column ``record_flags`` has for each record."""
 
     KAFKA_MAGIC_0 = 1
     EVENT_SOURCED = 2
@@ -122,13 +122,13 @@ class BatchHeader:
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last one that this batch covers."""
+        """Offset after the last one that this batch covers, removed records included."""
         return self.base_offset + self.offset_span
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One typed header of a record; keys and values are raw bytes, little-endian where the kind is a number."""
+    """One typed header of a record. Key and value are raw bytes; numbers are little-endian."""
 
     key: bytes
     value: bytes | None
@@ -148,7 +148,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as a value, for slow paths, clients and tests; hot paths never create one.
+    """One record as a Python object, for slow paths, clients and tests; hot paths never create one.
 
     ``offset`` is -1 and ``append_time_us`` 0 until the record is stored.
     """

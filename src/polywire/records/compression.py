@@ -1,7 +1,6 @@
 """Compress and decompress the body of a stored batch as a whole, with lz4 or zstd (decision 0101).
 
-An uncompressed batch is returned unchanged. Decompression never takes more memory than its limit, whatever size the
-bytes claim.
+Decompression never takes more memory than its limit, whatever size the bytes claim.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES, BatchFlags
 from polywire.records.header import check_body, check_header, read_header
 from polywire.types import Buffer
 
-ZSTD_LEVEL: Final = 1  # sealing must keep up with producing; level 2 takes twice the time and saves a few percent
+ZSTD_LEVEL: Final = 1  # sealing must be as fast as producing; level 2 takes twice the time and saves only a few percent
 _KINDS = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 
 
 class Compression(Enum):
-    """Compression of a body: one block (lz4) or frame (zstd) without a size prefix."""
+    """Compression of a body: a single block (lz4) or frame (zstd) without a size prefix."""
 
     LZ4 = "lz4"
     ZSTD = "zstd"
@@ -52,14 +51,14 @@ def compress_body(batch: Buffer, kind: Compression) -> Buffer:
 
 
 def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
-    """Return the batch with its body expanded; an uncompressed batch is returned unchanged and unchecked.
+    """Return the batch with its body decompressed; an uncompressed batch is returned unchanged and unchecked.
 
     Args:
         batch: the whole batch.
-        limit: most bytes that the expanded batch may have.
+        limit: maximum size of the decompressed batch.
 
     Raises:
-        Invalid: INVALID_BATCH: a checksum does not match, or the body does not expand to the size in the header.
+        Invalid: INVALID_BATCH: a checksum does not match, or the decompressed size differs from the header.
             RECORD_TOO_LARGE: above ``limit``.
     """
     header = read_header(batch)
@@ -68,7 +67,9 @@ def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
     if not check_header(batch, 0) or not check_body(batch, 0):
         raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: a checksum does not match")
     if _length(header.body_bytes_raw) > min(limit, BATCH_BYTES_MAX):
-        raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"expanded batch too large bytes={header.body_bytes_raw} max={limit}")
+        raise Invalid(
+            ErrorCode.RECORD_TOO_LARGE, f"decompressed batch is too large bytes={header.body_bytes_raw} max={limit}"
+        )
     body = memoryview(batch).cast("B")[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
     expanded = bytearray(header.body_bytes_raw)
     try:
@@ -80,9 +81,13 @@ def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
             case _:
                 raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: unknown compression")
     except cramjam.DecompressionError as error:
-        raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: body does not decompress as its header says") from error
+        raise Invalid(
+            ErrorCode.INVALID_BATCH, "invalid batch: cannot decompress the body to the size in the header"
+        ) from error
     if size != len(expanded):
-        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: body decompresses to too few bytes bytes={size}")
+        raise Invalid(
+            ErrorCode.INVALID_BATCH, f"invalid batch: decompressed body is smaller than the header says bytes={size}"
+        )
     return _with_body(batch, expanded, header.flags & ~_KINDS)
 
 

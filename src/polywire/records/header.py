@@ -1,7 +1,8 @@
 """Fixed header of a stored batch, positions of its columns, and sequences of batches (decision 0101).
 
-Numbering a batch changes only its header, including the header's checksum. No function reads beyond the buffer,
-whatever lengths its bytes contain. Pass untrusted bytes through ``check.validate`` once before you use their columns.
+Stamping a batch with its offset changes only its header, including the header's checksum. No function reads beyond the
+buffer, whatever lengths its bytes contain. Check untrusted bytes once with ``check.validate`` before you use their
+columns.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ def _whole_length(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.
 def fill_layout(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t, places: cython.p_longlong
 ) -> cython.Py_ssize_t:
-    """Put position (from the buffer's start, -1 if absent) and size of every column into ``places[0:54]``.
+    """Write position (from the buffer's start, -1 if absent) and size of every column to ``places[0:54]``.
 
-    Returns the batch's length, or -1 if the columns do not fit the batch exactly, the batch extends beyond ``limit``,
-    or its body is compressed.
+    Returns the batch's length. Returns -1 if the columns do not fit the batch exactly, the batch extends beyond
+    ``limit``, or its body is compressed.
     """
     length: cython.Py_ssize_t = _whole_length(p, at, limit)
     if length <= 0 or load_u32(p, at + 8) & 6:
@@ -140,8 +141,9 @@ def number_header(
     base_address: cython.ulonglong,
     append_time_us: cython.longlong,
 ) -> cython.void:
-    """Number the batch at ``at`` in place and update its header checksum; the caller has checked that the header is
-    complete.
+    """Set partition, epoch, offset, address and append time of the batch at ``at``, and update its header checksum.
+
+    The caller has checked that the header is complete.
     """
     store_u64(p, at + 16, partition)
     store_u32(p, at + 24, epoch)
@@ -154,7 +156,10 @@ def number_header(
 def stamp(
     batch: Buffer, at: int, partition: int, epoch: int, base_offset: int, base_address: int, append_time_us: int
 ) -> None:
-    """Number the batch at ``at`` in place and update its header checksum; raise Invalid if no header fits there."""
+    """Set partition, epoch, offset, address and append time of the batch at ``at`` in place.
+
+    Also updates the header checksum. Raises Invalid if the buffer is too short for a header.
+    """
     lent: Lent = lend_writable(batch)
     place: cython.Py_ssize_t = at
     _require_header(lent, place)
@@ -162,14 +167,17 @@ def stamp(
 
 
 def unnumbered_header(batch: Buffer) -> bytes:
-    """Return the header of a batch with partition, epoch, offset, address and append time 0. Raises Invalid when it has none."""
+    """Return a batch's header with partition, epoch, offset, address and append time set to 0.
+
+    Raises Invalid if the batch is too short for a header.
+    """
     header = bytearray(memoryview(batch)[:104])
     stamp(header, 0, 0, 0, 0, 0, 0)
     return bytes(header)
 
 
 def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: int) -> None:
-    """Set the producer's epoch and first sequence in place; raise Invalid if no header fits there."""
+    """Set the producer's epoch and first sequence in place; raise Invalid if the buffer is too short for a header."""
     lent: Lent = lend_writable(batch)
     place: cython.Py_ssize_t = at
     _require_header(lent, place)
@@ -179,21 +187,21 @@ def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: i
 
 
 def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """Return the header at ``at``; only its magic is checked.
+    """Return the header at ``at``; only its magic number is checked.
 
     Raises:
-        Invalid: INVALID_BATCH: no header fits there, or its magic is wrong.
+        Invalid: INVALID_BATCH: the buffer is too short for a header, or its magic number is wrong.
     """
     lent: Lent = lend(buf)
     _require_header(lent, at)
     fields = _FIELDS.unpack_from(buf, at)
     if fields[0] != _MAGIC:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"not a batch magic={fields[0]:#x}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"not a batch: wrong magic number magic={fields[0]:#x}")
     return BatchHeader(*fields[1:])
 
 
 def check_header(buf: Buffer, at: int) -> bool:
-    """Return whether a header with valid magic, length and checksum is at ``at``; its body need not be complete."""
+    """Return whether a header with valid magic number, length and checksum is at ``at``. The body need not be complete."""
     lent: Lent = lend(buf)
     place: cython.Py_ssize_t = at
     if place < 0 or lent.size - place < _HEADER_BYTES or _whole_length(lent.p, place, lent.size) < 0:
@@ -227,7 +235,7 @@ def header_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython
 @cython.nogil
 @cython.exceptval(check=False)
 def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.bint:
-    """Return whether the batch at ``at`` ends before ``limit`` and header and body match their checksums."""
+    """Return whether the batch at ``at`` ends before ``limit`` and its header and body match their checksums."""
     return header_matches(p, at, limit) and body_matches(p, at)
 
 
@@ -235,7 +243,7 @@ def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _first_damaged(p: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Loop of ``first_damaged``; returns ``size`` if all batches are valid."""
+    """Loop of ``first_damaged``; returns ``size`` if no batch is damaged."""
     at: cython.Py_ssize_t = 0
     while at < size:
         if not is_sound(p, at, size):
@@ -245,9 +253,9 @@ def _first_damaged(p: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.P
 
 
 def first_damaged(chunk: Buffer) -> int:
-    """Return the position of the first damaged batch among those back to back in ``chunk``, or -1.
+    """Return the position of the first damaged batch in a chunk of consecutive batches, or -1.
 
-    A batch is damaged if its magic, length or a checksum is wrong. Large chunks release the GIL.
+    A batch is damaged if its magic number, length or a checksum is wrong. Large chunks are checked without the GIL.
     """
     lent: Lent = lend(chunk)
     at: cython.Py_ssize_t
@@ -260,12 +268,12 @@ def first_damaged(chunk: Buffer) -> int:
 
 
 def walk(chunk: Buffer) -> array[int]:
-    """Return the positions (i64) of the complete batches back to back in ``chunk``; an incomplete last one is skipped.
+    """Return the positions (i64) of the consecutive batches in ``chunk``; an incomplete last one is skipped.
 
-    Checks magic and length only.
+    Checks magic number and length only.
 
     Raises:
-        Invalid: INVALID_BATCH: bytes follow that begin no batch.
+        Invalid: INVALID_BATCH: bytes at the start or after a batch are not a batch.
     """
     lent: Lent = lend(chunk)
     at: cython.Py_ssize_t = 0
@@ -276,14 +284,14 @@ def walk(chunk: Buffer) -> array[int]:
         at += length
         length = _whole_length(lent.p, at, lent.size)
     if length < 0:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"no batch begins here position={at}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"bytes are not a batch position={at}")
     return positions
 
 
 def headers_of(chunk: Buffer) -> bytearray:
     """Return the headers of the complete batches in ``chunk``, back to back, without bodies.
 
-    Compacted batches stay complete, because a column says where their records are.
+    Compacted batches are returned with their bodies, because a column has the offsets of their records.
 
     Raises:
         Invalid: INVALID_BATCH: as ``walk``.
@@ -306,7 +314,7 @@ def headers_of(chunk: Buffer) -> bytearray:
 
 
 def layout(batch: Buffer, at: int = 0) -> array[int]:
-    """Return position and size of each column: 2 × COLUMN_COUNT i64; positions count from the buffer's start, -1 if
+    """Return position and size of each column, as 2 × COLUMN_COUNT i64; positions are relative to the buffer, -1 if
     absent.
 
     Raises:
@@ -328,9 +336,10 @@ def _fill_numbers(lent: Lent, at: cython.Py_ssize_t, numbers: object) -> cython.
 
 
 def totals(batch: Buffer, at: int = 0) -> tuple[int, int, int, int, int]:
-    """Return length, record count, offset span, address span and columns (bits) of the header at ``at``, for numbering.
+    """Return (length, record count, offset span, address span, column bits) of the header at ``at``.
 
-    Much cheaper than ``read_header``; raises Invalid(INVALID_BATCH) if no header fits there.
+    It has what is needed to assign offsets, and is much cheaper than ``read_header``. Raises Invalid(INVALID_BATCH) if
+    the buffer is too short for a header.
     """
     lent: Lent = lend(batch)
     place: cython.Py_ssize_t = at

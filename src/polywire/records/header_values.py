@@ -1,4 +1,4 @@
-"""Decode header keys and values into the types that their kinds name (spec: iggy).
+"""Decode header keys and values into the types given by their kinds (spec: iggy).
 
 Decoding never fails: any bytes of any kind give a value. A value never takes more memory than its bytes.
 """
@@ -12,14 +12,16 @@ from polywire.records.columns import HeaderKind
 
 HeaderValue: TypeAlias = str | bytes | int | float | bool | None
 INT_BYTES_MAX: Final = (
-    16  # of the widest kind; a longer "number" stays bytes, because Python refuses to print 4,300 digits
+    16  # size of the widest kind; a longer "number" stays bytes, because Python refuses to print 4,300 digits
 )
 _FLOATS: Final = {HeaderKind.FLOAT32: "<f", HeaderKind.FLOAT64: "<d"}
 _UNSIGNED: Final = (HeaderKind.UINT8, HeaderKind.UINT16, HeaderKind.UINT32, HeaderKind.UINT64, HeaderKind.UINT128)
 
 
 def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
-    """Return a header's key or value in its own type, or the bytes if they are raw or do not fit the kind."""
+    """Return a header's key or value in the type of its kind; raw bytes, and bytes that do not fit the kind, are
+    unchanged.
+    """
     if data is None or kind is HeaderKind.NULL:
         return None
     if kind is HeaderKind.RAW:
@@ -37,7 +39,9 @@ def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
 
 
 def text_of(data: bytes | None, kind: HeaderKind) -> str:
-    """Return a header's key or value as text: numbers in digits, bytes decoded as far as they are text."""
+    """Return a header's key or value as text. Numbers become digits, other bytes are decoded as UTF-8 with replacement
+    characters.
+    """
     value = typed(data, kind)
     match value:
         case None:

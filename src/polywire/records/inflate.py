@@ -17,14 +17,14 @@ from polywire.records.allocation import allocate
 from polywire.types import Buffer
 
 PART_BYTES_MIN: Final = 1024  # minimum charge for a gzip member or snappy block; each costs some 5 µs
-PARTS_MIN: Final = 16  # always allowed
+PARTS_MIN: Final = 16  # this many parts are always allowed
 XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
 XERIAL_HEAD: Final = XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"
 
-_PIECE_BYTES: Final = 64 * 1024  # passed to zlib at a time: it copies the unread rest of a piece
-_FOUND_BYTES: Final = 1024 * 1024  # taken from zlib at a time: the copy holds the GIL
+_PIECE_BYTES: Final = 64 * 1024  # bytes passed to zlib at a time, because it copies what it has not read of them
+_FOUND_BYTES: Final = 1024 * 1024  # bytes taken from zlib at a time, because the copy holds the GIL
 _GZIP: Final = 16 + zlib.MAX_WBITS
-_SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes takes three, so no valid block expands further
+_SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes is encoded in three, so no valid block expands further
 
 
 class Damaged(Exception):
@@ -40,7 +40,8 @@ def gunzip(packed: Buffer, limit: int) -> bytearray:
     view = memoryview(packed).cast("B")
     out = bytearray()
     member, left = zlib.decompressobj(_GZIP), parts_max(limit)
-    for at in range(0, len(view) + 1, _PIECE_BYTES):  # the last piece may be empty: it flushes what zlib still buffers
+    # the last piece may be empty: it flushes the output that zlib still buffers
+    for at in range(0, len(view) + 1, _PIECE_BYTES):
         rest: Buffer = view[at : at + _PIECE_BYTES]
         found = b"\0"
         while len(rest) or (found and not member.eof):
@@ -55,12 +56,12 @@ def gunzip(packed: Buffer, limit: int) -> bytearray:
                 raise TooFar
             rest = member.unused_data or member.unconsumed_tail
     if not member.eof:
-        raise Damaged("the stream ends early")
+        raise Damaged("the gzip stream is truncated")
     return out
 
 
 def parts_max(limit: int) -> int:
-    """Return how many parts an output of ``limit`` bytes may consist of."""
+    """Return the limit on the number of parts for an output of ``limit`` bytes."""
     return PARTS_MIN + limit // PART_BYTES_MIN
 
 
@@ -70,8 +71,9 @@ def unsnap(block: Buffer, limit: int) -> memoryview:
 
 
 def unsnap_stream(packed: Buffer, limit: int) -> memoryview:
-    """Expand a snappy-java stream: a header, then blocks with their lengths. Raise Damaged, or TooFar above ``limit``
-    bytes.
+    """Expand a snappy-java stream: a header, then blocks with their lengths.
+
+    Raises Damaged, or TooFar above ``limit`` bytes.
     """
     view = memoryview(packed).cast("B")
     return _unsnap(list(_blocks(view, parts_max(limit))), limit)
@@ -81,11 +83,11 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
     at = len(XERIAL_HEAD)
     count = 0
     if len(view) < at:
-        raise Damaged("the head ends early")
+        raise Damaged("the header of the snappy stream is truncated")
     while at < len(view):
         end = at + 4 + int.from_bytes(view[at : at + 4], "big")
         if end > len(view) or end <= at + 4:
-            raise Damaged("a block ends early")
+            raise Damaged("a snappy block is truncated")
         count += 1
         if count > count_max:
             raise TooFar
@@ -96,18 +98,18 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
 def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
     """Expand blocks into one allocation, whose size comes from the blocks' headers."""
     if not all(map(len, blocks)):
-        raise Damaged("a block is empty")
+        raise Damaged("a snappy block is empty")
     try:
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         if sum(sizes) > limit:
             raise TooFar
         if any(size > _SNAPPY_RATIO_MAX * len(block) for block, size in zip(blocks, sizes, strict=True)):
-            raise Damaged("a block is too short for what it claims")
+            raise Damaged("a snappy block is too short for its declared size")
         out = memoryview(allocate(sum(sizes)))
         at = 0
         for block, size in zip(blocks, sizes, strict=True):
             if size and cramjam.snappy.decompress_raw_into(block, out[at : at + size]) != size:
-                raise Damaged("a block expands to less than it claims")
+                raise Damaged("a snappy block expands to less than its declared size")
             at += size
     except cramjam.DecompressionError as error:
         raise Damaged(str(error)) from None

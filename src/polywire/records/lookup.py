@@ -1,6 +1,6 @@
 """Find one record in a stored batch, or return the payloads of all records (decision 0101).
 
-Functions read the columns and create no value per record. Batches must have been validated.
+Functions read the columns and create no Python object per record. Batches must have been validated.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong
 @cython.nogil
 @cython.exceptval(check=False)
 def _delta(p: cython.p_const_uchar, places: cython.p_const_longlong, index: cython.Py_ssize_t) -> cython.longlong:
-    """Return the Kafka 0.7 bytes from the batch's first record to record ``index``; to the batch's end for the record
-    count.
+    """Return the Kafka 0.7 bytes from the batch's first record to record ``index``.
+
+    If ``index`` is the record count, return the bytes to the end of the batch.
     """
     if places[52] >= 0:
         return load_u32(p, places[52] + 4 * index)
@@ -115,7 +116,7 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
     Args:
         batch: a validated batch.
         address: absolute byte address.
-        covering: accept any address within a record, and for one within a hole return the record after it.
+        covering: also accept an address inside a record. For an address of a removed record, return the next record.
     """
     lent: Lent = lend(batch)
     low: cython.Py_ssize_t = 0
@@ -204,7 +205,9 @@ def _fill_spans(
     spans: cython.p_uchar,
     spans_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Put position and length of a payload of records ``first`` to ``stop``; ``spans_at`` is 0 for keys, 16 for values."""
+    """Write position and length of the payload of records ``first`` to ``stop``; ``spans_at`` is 0 for keys, 16 for
+    values.
+    """
     offsets_at: cython.Py_ssize_t = places[2 * offsets]
     bytes_at: cython.Py_ssize_t = places[2 * offsets + 2]
     bits: cython.Py_ssize_t = places[2 * validity]
@@ -221,9 +224,10 @@ def _fill_spans(
 
 
 def spans_of(batch: Buffer, at: int = 0) -> array[int]:
-    """Return the spans of all payloads, as ``from_spans`` takes them.
+    """Return the spans of all payloads, as ``from_spans`` accepts them.
 
-    i64, four a record: key position, key length or -1, value position, value length or -1.
+    The result is an i64 array with four numbers per record: key position, key length or -1, value position, value
+    length or -1.
     """
     lent: Lent = lend(batch)
     if cython.compiled:
@@ -239,7 +243,8 @@ def spans_of(batch: Buffer, at: int = 0) -> array[int]:
 
 
 def fill_spans(batch: Buffer, spans: Lendable, first: int, stop: int) -> None:
-    """Put the spans of records ``first`` to ``stop`` into a writable array with space for those of all records.
+    """Write the spans of records ``first`` to ``stop`` into a writable array that has space for all records of the
+    batch.
 
     Raises:
         IndexError: a record does not exist, or the array is too small.

@@ -1,8 +1,8 @@
-"""Borrow the memory of a buffer: bytes, bytearray, memoryview or array, of any item format.
+"""Access the memory of a buffer: bytes, bytearray, memoryview or array, of any item format.
 
 While a ``Lent`` exists its buffer can be neither resized nor freed. Callers check ranges, once per buffer.
 
-In compiled code ``p`` is an address, in uncompiled code a memoryview of bytes. Both are indexed the same way, and loads
+In compiled code ``p`` is a pointer, in uncompiled code a memoryview of bytes. Both are indexed the same way, and loads
 and stores have the same names. Compiled ones are inlined from ``memory.pxd``.
 """
 
@@ -27,9 +27,11 @@ Lendable: TypeAlias = "Buffer | array[int]"
 @cython.freelist(16)
 @cython.cclass
 class Lent:
-    """A borrowed buffer. Invariant: ``p`` points at ``size`` bytes that stay in place while this object exists."""
+    """A borrowed buffer. Invariant: ``p`` points at ``size`` bytes, which stay at their address while this object
+    exists.
+    """
 
-    if not cython.compiled:  # compiled, memory.pxd declares these fields
+    if not cython.compiled:  # in the compiled module, memory.pxd declares these fields
         p: memoryview
         size: int
         view: Any
@@ -76,35 +78,35 @@ if not cython.compiled:
     _I64 = Struct("<q")
 
     def load_u32(p: memoryview, at: int) -> int:
-        """The u32 at ``at``."""
+        """Return the u32 at ``at``."""
         x: int = _U32.unpack_from(p, at)[0]
         return x
 
     def load_i32(p: memoryview, at: int) -> int:
-        """The i32 at ``at``."""
+        """Return the i32 at ``at``."""
         x: int = _I32.unpack_from(p, at)[0]
         return x
 
     def load_u64(p: memoryview, at: int) -> int:
-        """The u64 at ``at``."""
+        """Return the u64 at ``at``."""
         x: int = _U64.unpack_from(p, at)[0]
         return x
 
     def load_i64(p: memoryview, at: int) -> int:
-        """The i64 at ``at``."""
+        """Return the i64 at ``at``."""
         x: int = _I64.unpack_from(p, at)[0]
         return x
 
     def store_u32(p: memoryview, at: int, x: int) -> None:
-        """Put a u32 at ``at``."""
+        """Write a u32 at ``at``."""
         _U32.pack_into(p, at, x)
 
     def store_u64(p: memoryview, at: int, x: int) -> None:
-        """Put a u64 at ``at``."""
+        """Write a u64 at ``at``."""
         _U64.pack_into(p, at, x)
 
     def store_i64(p: memoryview, at: int, x: int) -> None:
-        """Put an i64 at ``at``."""
+        """Write an i64 at ``at``."""
         _I64.pack_into(p, at, x)
 
     def move(target: memoryview, target_at: int, source: memoryview, source_at: int, size: int) -> None:
@@ -112,5 +114,5 @@ if not cython.compiled:
         target[target_at : target_at + size] = source[source_at : source_at + size]
 
     def clear(p: memoryview, at: int, size: int) -> None:
-        """Put ``size`` zero bytes."""
+        """Write ``size`` zero bytes."""
         p[at : at + size] = bytes(size)

@@ -1,7 +1,7 @@
 """Map keys to partitions with the hash functions of each protocol's clients, for one key or a whole array of spans.
 
 Results equal those of the clients (concepts: records#keys-and-partitions): seed 0, unsigned, modulo the partition
-count. A null key counts as an empty one. Iggy's oldest dialect uses MurmurHash3 x64 128.
+count. A null key is hashed like an empty one. Iggy's oldest dialect uses MurmurHash3 x64 128.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _xxh32_round(lane: cython.uint, x: cython.uint) -> cython.uint:
 @cython.nogil
 @cython.exceptval(check=False)
 def _xxh32(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """xxHash specification, XXH32 with seed 0."""
+    """Return XXH32 with seed 0 (xxHash specification)."""
     end: cython.Py_ssize_t = at + size
     digest: cython.uint = _XXH_P5
     a: cython.uint = _wrap32(_XXH_P1 + _XXH_P2)
@@ -218,7 +218,7 @@ def _murmur3(
 def _partition(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, count: cython.uint, kind: cython.int
 ) -> cython.uint:
-    """Return the hash modulo ``count``; murmur's 128-bit number is ``h2`` × 2^64 + ``h1``."""
+    """Return the hash modulo ``count``. MurmurHash3's 128-bit number is ``h2`` × 2^64 + ``h1``."""
     high: cython.ulonglong
     if kind == _FNV32:
         return _fnv1a_32(p, at, size) % count
@@ -236,7 +236,7 @@ def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
     """Return the end of a slice of ``lent``; raise ValueError if the slice is not within it."""
     end: cython.Py_ssize_t = lent.size if stop is None else stop
     if start < 0 or end < start or end > lent.size:
-        raise ValueError(f"range outside of the buffer start={start} stop={end} size={lent.size}")
+        raise ValueError(f"range is not within the buffer start={start} stop={end} size={lent.size}")
     return end
 
 
@@ -277,7 +277,7 @@ def partition_of(key: Buffer, partition_count: int, hash_kind: KeyHash) -> int:
     kind: cython.int = _NUMBERS[hash_kind]
     modulus: cython.uint = partition_count
     if modulus < 1:
-        raise ValueError(f"no partitions count={partition_count}")
+        raise ValueError(f"partition count must be at least 1 count={partition_count}")
     return _partition(lent.p, 0, lent.size, modulus, kind)
 
 
@@ -296,7 +296,7 @@ def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_ki
     length: cython.longlong
     i: cython.Py_ssize_t
     if modulus < 1:
-        raise ValueError(f"no partitions count={partition_count}")
+        raise ValueError(f"partition count must be at least 1 count={partition_count}")
     partitions = array("i", bytes(4 * count))
     target: Lent = lend_writable(partitions)
     for i in range(count):
@@ -305,19 +305,19 @@ def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_ki
         if length == -1:
             position = length = 0
         if position < 0 or length < 0 or length > lent.size or position > lent.size - length:
-            raise ValueError(f"key outside of the source record={i} position={position} length={length}")
+            raise ValueError(f"key is not within the source buffer record={i} position={position} length={length}")
         store_u32(target.p, 4 * i, _partition(lent.p, position, length, modulus, kind))
     return partitions
 
 
 def rows_by_partition(partitions: Lendable, partition_count: int) -> tuple[array[int], array[int]]:
-    """Group records by partition, in their order: (rows, starts), both i32.
+    """Group records by partition, retaining their order: return (rows, starts), both i32 arrays.
 
     The rows of partition p are ``rows[starts[p]:starts[p + 1]]``.
 
     Args:
         partitions: i32 array, the partition of each record.
-        partition_count: partitions of the topic.
+        partition_count: number of partitions of the topic.
 
     Raises:
         ValueError: a partition is not below ``partition_count``.
@@ -329,15 +329,15 @@ def rows_by_partition(partitions: Lendable, partition_count: int) -> tuple[array
     at: cython.Py_ssize_t
     i: cython.Py_ssize_t
     if modulus < 1:
-        raise ValueError(f"no partitions count={partition_count}")
+        raise ValueError(f"partition count must be at least 1 count={partition_count}")
     rows = array("i", bytes(4 * count))
-    starts = array("i", bytes(4 * (modulus + 2)))  # one slot ahead while it is filled
+    starts = array("i", bytes(4 * (modulus + 2)))  # while it is filled, entries are shifted by one
     row: Lent = lend_writable(rows)
     start: Lent = lend_writable(starts)
     for i in range(count):
         number = load_u32(numbers.p, 4 * i)
         if number >= modulus:
-            raise ValueError(f"partition outside of its topic record={i} partition={number}")
+            raise ValueError(f"partition does not exist in the topic record={i} partition={number}")
         at = 4 * (number + 2)
         store_u32(start.p, at, load_u32(start.p, at) + 1)
     for i in range(modulus):

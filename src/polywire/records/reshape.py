@@ -1,6 +1,6 @@
 """Make new batches from records of existing ones: merge, slice, take, compact (decision 0101).
 
-Records retain all their columns. A function's docstring says whether they retain offsets, addresses and sequences.
+Records retain all their columns. The docstring of a function says whether they retain offsets, addresses and sequences.
 Sources must have been validated.
 """
 
@@ -50,7 +50,7 @@ else:
 _LAYOUT = cython.declare(cython.Py_ssize_t, 54)
 _LEAD_MAX = cython.declare(
     cython.longlong, 0x8000_0000
-)  # half of the 32 bits of a span; the other half is for the hole that a batch may begin with
+)  # half of the 32-bit range of a span; the other half is for removed records before the batch's first record
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # larger batches gain little from merging
 _PRODUCER_BIT = cython.declare(cython.uint, 64)
@@ -63,8 +63,8 @@ _NO_PRODUCER = cython.declare(cython.longlong, -1)
 def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
     """Return the record count of a small plain batch that may be merged with others of the same columns; else 0.
 
-    Batches of producers are not merged. Neither are numbered batches that a client sends back: merging relies on the
-    numbers, and a client may send any.
+    Batches of producers are not merged. Neither are batches that already have offsets, because merging relies on these
+    and a client may send any.
     """
     if size < _HEADER_BYTES or size >= _SMALL_BYTES or load_flags(p, at) > 1:
         return 0
@@ -77,8 +77,9 @@ def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.P
 
 @cython.cfunc
 def _check_neighbours(runs: Runs) -> cython.void:
-    """Check that the batches can become one; raise ValueError for producers, other partitions or epochs, holes, and too
-    long spans.
+    """Check that the batches can be merged.
+
+    Raises ValueError for producers, different partitions or epochs, gaps, and spans that are too long.
     """
     one: Lent
     other: Lent
@@ -107,14 +108,13 @@ def _check_neighbours(runs: Runs) -> cython.void:
 
 
 def merge(batches: Sequence[Buffer]) -> bytearray:
-    """Merge batches into one; partition, epoch, offset, address and append time are the first one's.
+    """Merge batches into one, which gets partition, epoch, offset, address and append time of the first one.
 
-    Sources are unnumbered, or numbered and consecutive in one partition and epoch; each record retains its offset and
-    address. Append times may differ: merge across them only if losing the later ones is acceptable. A single batch is
-    copied.
+    The sources either have no offsets yet, or are consecutive in one partition and epoch. Each record retains its
+    offset and address. Append times may differ: the later ones are lost. A single batch is copied.
 
     Raises:
-        ValueError: a batch has a producer, partitions or epochs differ, or there is a hole between batches.
+        ValueError: a batch has a producer, partitions or epochs differ, or there is a gap between batches.
         Invalid: RECORD_TOO_LARGE: the result would be too large.
     """
     runs: Runs = open_sources(batches)
@@ -142,10 +142,11 @@ def merge(batches: Sequence[Buffer]) -> bytearray:
 
 
 def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
-    """Return records ``start`` to ``stop`` with their offsets, addresses and sequences; partition, epoch and time stay.
+    """Return records ``start`` to ``stop`` as a batch that retains partition, epoch, time, offsets, addresses and
+    sequences.
 
     Raises:
-        IndexError: the range is empty or outside of the batch.
+        IndexError: the range is empty or not within the batch.
     """
     runs: Runs = open_sources((batch,))
     source: Lent = runs.sources[0]
@@ -198,7 +199,7 @@ def _pick(runs: Runs, rows: Lendable) -> cython.void:
 
 
 def take(batch: Buffer, rows: Lendable) -> bytearray:
-    """Return the records with these indexes, in that order, as an unnumbered batch; a producer retains its sequences.
+    """Return the records at these indexes, in that order, as a batch without offsets. A producer retains its sequences.
 
     Args:
         batch: a validated batch.
@@ -214,9 +215,10 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
 
 
 def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) -> bytearray:
-    """Return a compacted batch with the records at these indexes, at their offsets and addresses.
+    """Return a compacted batch with the records at these indexes. They retain their offsets and addresses.
 
-    It covers the offsets from ``base_offset`` to the end of the last record. Partition, epoch, time and producer stay.
+    The batch covers the offsets from ``base_offset`` to the end of its last record. It retains partition, epoch, time
+    and producer.
 
     Args:
         batch: a validated batch.
@@ -226,14 +228,17 @@ def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) 
 
     Raises:
         IndexError: a record does not exist.
-        Invalid: INVALID_BATCH: no rows, or a hole does not fit 32 bits.
+        Invalid: INVALID_BATCH: no rows, or a range of removed records does not fit 32 bits.
     """
     runs: Runs = open_sources((batch,))
     source: Lent = runs.sources[0]
     runs.lead_offset = cython.cast(cython.longlong, load_u64(source.p, 32)) - base_offset
     runs.lead_address = cython.cast(cython.longlong, load_u64(source.p, 40)) - base_address
     if not (0 <= runs.lead_offset < _LEAD_MAX and 0 <= runs.lead_address < _LEAD_MAX):
-        raise Invalid(ErrorCode.INVALID_BATCH, f"hole is too wide offset={base_offset} address={base_address}")
+        raise Invalid(
+            ErrorCode.INVALID_BATCH,
+            f"too many removed records before a record of the batch offset={base_offset} address={base_address}",
+        )
     runs.deltas = True
     runs.holes = True
     _pick(runs, rows)

@@ -1,7 +1,7 @@
-"""Convert records as values to and from stored batches (decision 0101).
+"""Convert between stored batches and ``Record`` objects (decision 0101).
 
 It serves clients, slow paths and tests, never a hot path. ``to_records(from_records(records))`` returns equal records,
-with two exceptions: an id of zeros becomes None, and empty event metadata become no metadata.
+with two exceptions: an id of zeros becomes None, and empty event metadata becomes None.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from polywire.types import Buffer
 _ID_BYTES = 16
 _NO_ID = bytes(_ID_BYTES)
 _UNSIGNED_MAX = 2**64 - 1
-_FLAGS = sum(RecordFlags)  # a plain int, so that ~ of a flag drops unknown bits
-HEADER_BYTES_STORED = 10  # of a header beside its key and value: two kinds and two ends
+_FLAGS = sum(RecordFlags)  # a plain int, so that ~ of it removes unknown bits
+HEADER_BYTES_STORED = 10  # bytes of a header besides its key and value: two kinds and two end positions
 
 
 def from_records(
     records: Sequence[Record], *, producer_id: bytes | None = None, producer_epoch: int = -1, base_sequence: int = 0
 ) -> bytearray:
-    """Build an unnumbered batch; offsets and append times of the records are ignored.
+    """Build a batch without offsets; offsets and append times of the records are ignored.
 
-    With a producer, a record without a sequence gets its predecessor's plus one; the first gets ``base_sequence``.
+    If a producer is given, a record without a sequence gets the sequence of the previous record plus one. The first
+    record gets ``base_sequence``.
 
     Raises:
         Invalid: INVALID_BATCH: no records, or a value that a batch cannot hold. RECORD_TOO_LARGE: above the largest
@@ -52,7 +53,7 @@ def from_records(
 
 
 def to_records(batch: Buffer, at: int = 0) -> list[Record]:
-    """Return the records of the valid, plain batch at ``at``; raise Invalid(INVALID_BATCH) if there is none."""
+    """Return the records of the valid, uncompressed batch at ``at``; raise Invalid(INVALID_BATCH) if there is none."""
     header = read_header(batch, at)
     columns = _columns(batch, at)
     count = header.record_count
@@ -90,10 +91,10 @@ def producer_of(batch: Buffer, at: int = 0) -> bytes | None:
 
 
 class Rows:
-    """Records of one valid, plain batch; each part is decoded on request.
+    """Records of one valid, uncompressed batch; each field is decoded on request.
 
-    A record may have 1.5 million headers, so callers that filter, measure or display records decode only the parts they
-    need.
+    A record may have 1.5 million headers, so callers that filter, measure or display records decode only the fields
+    they need.
     """
 
     __slots__ = ("_header_keys", "_header_starts", "_key_ends", "_value_ends", "_views", "count", "header")
@@ -114,14 +115,14 @@ class Rows:
         return self._views.get(column, memoryview(b"")).cast("i")
 
     def offset(self, index: int) -> int:
-        """Return a record's offset; -1 in an unnumbered batch."""
+        """Return a record's offset; -1 if the batch has no offsets yet."""
         if not self.header.partition:
             return -1
         deltas = self._views.get(Column.OFFSET_DELTAS)
         return self.header.base_offset + (index if deltas is None else deltas.cast("I")[index])
 
     def origin_time_us(self, index: int) -> int | None:
-        """Return the time the producer gave a record, or None."""
+        """Return the time that the producer set for a record, or None."""
         times = self._views.get(Column.ORIGIN_TIMES_US)
         time = NO_TIME if times is None else times.cast("q")[index]
         return None if time == NO_TIME else time
@@ -144,7 +145,7 @@ class Rows:
         return self._views[offsets + 1][ends[index] : ends[index + 1]]
 
     def size(self, index: int) -> int:
-        """Return the bytes of a record's key, value and headers in the batch."""
+        """Return the size of a record's key, value and headers in the batch, in bytes."""
         numbers = self._numbers_of_headers(index)
         size = len(self.key(index) or b"") + len(self.value(index) or b"")
         if numbers:
@@ -161,7 +162,7 @@ class Rows:
         return map(self._header, self._numbers_of_headers(index))
 
     def last_header(self, index: int, key: bytes) -> Header | None:
-        """Return a record's last header that has this key and a value, or None."""
+        """Return the last of a record's headers with this key and a value that is not null, or None."""
         keys, ends = self._keys_of_headers(), self._key_ends
         kinds = self._views.get(Column.HEADER_VALUE_KINDS, b"")
         for number in reversed(self._numbers_of_headers(index)):
@@ -185,7 +186,9 @@ class Rows:
         )
 
     def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
-        """Return an unnumbered batch of one record: key, value, and headers whose keys do not begin with ``without``."""
+        """Return a batch of one record, without offsets: its key, its value, and headers whose keys do not begin with
+        ``without``.
+        """
         columns: dict[int, Buffer] = {}
         _put_payload(columns, Column.VALUE_OFFSETS, self.value(index))
         if (key := self.key(index)) is not None:
@@ -277,7 +280,7 @@ def _put_payloads(columns: dict[int, Buffer], records: Sequence[Record]) -> None
 def _put_producer(
     columns: dict[int, Buffer], records: Sequence[Record], producer_id: bytes | None, base_sequence: int
 ) -> int:
-    """Add the producer id, and the sequences if they have gaps; return the first sequence."""
+    """Add the producer id, and the sequences if they are not consecutive; return the first sequence."""
     if producer_id is None:
         if any(record.sequence is not None for record in records):
             raise Invalid(ErrorCode.INVALID_BATCH, "a record has a sequence but the batch has no producer")
@@ -298,7 +301,7 @@ def _put_producer(
 def _put_fixed(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
     ids = [record.id or _NO_ID for record in records]
     if any(len(id_) != _ID_BYTES for id_ in ids):
-        raise Invalid(ErrorCode.INVALID_BATCH, f"an id does not have {_ID_BYTES} bytes")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"a record's id must have {_ID_BYTES} bytes")
     if any(id_ != _NO_ID for id_ in ids):
         columns[Column.IDS] = b"".join(ids)
     if any(record.origin_time_us is not None for record in records):
@@ -310,7 +313,7 @@ def _put_fixed(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
 
 
 def _flags(record: Record) -> int:
-    """Return a record's flags, including whether it is event-sourced."""
+    """Return a record's flags, including the one for event-sourced records."""
     if record.flags & ~_FLAGS:
         raise Invalid(ErrorCode.INVALID_BATCH, f"unknown record flags flags={record.flags:#x}")
     plain = record.flags & ~RecordFlags.EVENT_SOURCED
@@ -369,7 +372,7 @@ def _numbers(columns: dict[int, bytes], column: Column, code: str, default: Sequ
 
 
 def _parts(columns: dict[int, bytes], offsets: Column) -> list[bytes]:
-    """Cut the column after an offsets column into its parts."""
+    """Split the column that follows an offsets column at those offsets."""
     ends = _numbers(columns, offsets, "i", ())
     parts = columns[offsets + 1]
     return [parts[start:stop] for start, stop in pairwise(ends)]

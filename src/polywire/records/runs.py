@@ -58,9 +58,9 @@ _NO_TIME = cython.declare(cython.ulonglong, 0x8000000000000000)  # i64 min
 @cython.final
 @cython.cclass
 class Runs:
-    """Sources and the runs to take from them. Invariant: every run lies within the records of its source."""
+    """Source batches and the runs to take from them. Invariant: every run lies within the records of its source."""
 
-    if not cython.compiled:  # compiled, runs.pxd declares these fields
+    if not cython.compiled:  # in the compiled module, runs.pxd declares these fields
         sources: list[Lent]
         kept: list[object]
         triples: array[int]
@@ -136,7 +136,7 @@ def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bi
 
 @cython.cfunc
 def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_t) -> cython.void:
-    """Set the records to take: triples of source, start, stop, from ``zeros``; the caller has checked them."""
+    """Set the records to take: triples of source, start, stop. The array must come from ``zeros`` and be valid."""
     i: cython.Py_ssize_t
     runs.run_count = run_count
     runs.triples = triples
@@ -152,7 +152,7 @@ def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_
 def _between(
     p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong
 ) -> cython.longlong:
-    """Return the bytes between two entries of the offsets column at ``at``; 0 if it is absent."""
+    """Return the number of bytes between two entries of the offsets column at ``at``; 0 if it is absent."""
     if at < 0:
         return 0
     return load_i32(p, at + 4 * stop) - load_i32(p, at + 4 * start)
@@ -168,7 +168,7 @@ def _nulls(
     start: cython.longlong,
     stop: cython.longlong,
 ) -> cython.longlong:
-    """Count nulls among records ``start`` to ``stop``: all without offsets, none without a bitmap."""
+    """Count nulls among records ``start`` to ``stop``: all are null without offsets, none without a bitmap."""
     found: cython.longlong = 0
     i: cython.longlong
     if offsets < 0:
@@ -183,7 +183,7 @@ def _nulls(
 @cython.nogil
 @cython.exceptval(check=False)
 def _measure(runs: Runs) -> cython.void:
-    """Put the size of every column of the result into ``places``."""
+    """Write the size of every column of the result into ``places``."""
     p: cython.p_const_uchar
     start: cython.longlong
     stop: cython.longlong
@@ -325,7 +325,7 @@ def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: 
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: cython.bint) -> cython.void:
-    """Concatenate a column of elements of ``width`` bytes; default: zeros, or ``NO_TIME`` for origin times."""
+    """Concatenate a column of elements of ``width`` bytes; the default is zeros, or ``NO_TIME`` for origin times."""
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * column]
@@ -366,7 +366,7 @@ def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: 
 def _fill_crcs(
     runs: Runs, source: cython.longlong, start: cython.longlong, stop: cython.longlong, place: cython.longlong
 ) -> cython.void:
-    """Compute the CRCs of values whose source has none."""
+    """Compute the CRCs of values if their source has none."""
     p: cython.p_const_uchar = runs.bases[source]
     target: cython.p_uchar = runs.target
     at: cython.longlong = runs.layouts[_LAYOUT * source]
@@ -437,7 +437,10 @@ def _fill_sequences(runs: Runs) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython.longlong) -> cython.longlong:
-    """Return the offsets between a source's first record and record ``index``; its whole span for its record count."""
+    """Return the number of offsets from a source's first record to record ``index``.
+
+    If ``index`` is the record count, return the whole offset span.
+    """
     if index == load_u32(p, 28):
         return load_u32(p, 84)
     return load_u32(p, deltas + 4 * index) if deltas >= 0 else index
@@ -449,8 +452,9 @@ def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython
 def address_delta(
     p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
 ) -> cython.longlong:
-    """Return the Kafka 0.7 bytes between a source's first record and record ``index``; its whole span for its record
-    count.
+    """Return the Kafka 0.7 bytes from a source's first record to record ``index``.
+
+    If ``index`` is the record count, return the whole address span.
     """
     if index == load_u32(p, 28):
         return load_u32(p, 80)
@@ -477,10 +481,9 @@ def _record_size(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_deltas(runs: Runs) -> cython.void:
-    """Fill offset and address deltas that continue from run to run, including holes of compaction, and compute the
-    spans.
+    """Fill offset and address deltas that continue from run to run, and compute the spans.
 
-    With ``holes`` the runs are those of one source, and gaps before and between them become holes.
+    With ``holes`` the runs belong to one source, and the deltas also cover the removed records before and between them.
     """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
@@ -489,7 +492,7 @@ def _fill_deltas(runs: Runs) -> cython.void:
     start: cython.longlong
     stop: cython.longlong
     place: cython.longlong = 0
-    offset: cython.longlong = runs.lead_offset  # of record 0 of the source, relative to the result
+    offset: cython.longlong = runs.lead_offset  # offset of the source's record 0, relative to the result
     address: cython.longlong = runs.lead_address
     step: cython.longlong
     i: cython.Py_ssize_t
@@ -521,7 +524,7 @@ def _fill_deltas(runs: Runs) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill(runs: Runs) -> cython.void:
-    """Fill all columns, producer numbers, spans and checksums."""
+    """Fill all columns, producer fields, spans and checksums."""
     target: cython.p_uchar = runs.target
     _fill_offsets(runs, 0, 1, False)
     _fill_bits(runs, 2, 0)
@@ -548,7 +551,7 @@ def _fill(runs: Runs) -> cython.void:
     if runs.deltas:
         _fill_deltas(runs)
     finish(target, runs.places, runs.count)
-    if runs.deltas and not runs.holes:  # including holes after the last record
+    if runs.deltas and not runs.holes:  # including removed records after the last one
         store_u32(target, 80, runs.address_span)
         store_u32(target, 84, runs.offset_span)
         seal_header(target, 0)
@@ -556,7 +559,7 @@ def _fill(runs: Runs) -> cython.void:
 
 @cython.cfunc
 def concatenate(runs: Runs) -> bytearray:
-    """Return the unnumbered batch of all runs; raise Invalid if it would be too large or empty."""
+    """Return one batch of all runs, without offsets; raise Invalid if it would be too large or empty."""
     _measure(runs)
     batch = allocate(runs.places, runs.count)
     runs.batch = lend_writable(batch)

@@ -33,14 +33,14 @@ _PLAIN_BITS: Final = sum(
 def split(batch: Buffer, spans: Lendable, numbers: Lendable, partition_count: int) -> Iterator[tuple[int, Buffer]]:
     """Yield (partition, batch of its records) for each partition that has records, in ascending order.
 
-    Each batch is built on demand, because there may be thousands. A batch whose records all go to one partition is
+    Each batch is built on demand, because there may be thousands. If all records go to one partition, the batch is
     yielded unchanged.
 
     Args:
         batch: a validated batch.
         spans: as returned by ``batch.spans_of``.
         numbers: i32 array, the partition of each record.
-        partition_count: partitions of the topic.
+        partition_count: number of partitions of the topic.
 
     Raises:
         ValueError: a number is not below ``partition_count``.
@@ -69,8 +69,9 @@ def record_count_of(batch: Buffer) -> int:
 
 
 def with_producer(batch: Buffer, producer: bytes, *, epoch: int, base_sequence: int) -> bytearray:
-    """Return a copy of the batch with a producer id, so that the broker detects duplicates; sequences count from its
-    first record.
+    """Return a copy of the batch with a producer id, so that the broker detects duplicates.
+
+    The first record gets the sequence ``base_sequence``.
     """
     places = layout(batch, 0).tolist()
     view = memoryview(batch)

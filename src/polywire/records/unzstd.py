@@ -22,7 +22,7 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 WINDOW_BYTES_MAX: Final = (
     128 * 1024 * 1024
 )  # the default limit of libzstd; streaming clients declare it at levels 20 to 22
-# decoders allocate the declared window, so a larger one is lowered first
+# decoders allocate the declared window, so an unnecessarily large one is reduced first
 PLAIN_WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
 BLOCK_BYTES_MAX: Final = 128 * 1024  # expanded size of a block
 
@@ -36,7 +36,7 @@ _RAW, _REPEATED, _COMPRESSED = 0, 1, 2  # types of blocks
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Header of a frame. content: expanded size, None if not declared."""
+    """Header of a frame. content: decompressed size, None if not declared."""
 
     size: int
     window: int
@@ -46,7 +46,7 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Position of a frame and the most bytes it can expand to."""
+    """Position of a frame and its maximum decompressed size."""
 
     start: int
     stop: int
@@ -79,7 +79,7 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
 
 
 def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
-    """Return a frame with a window no larger than its content may be, since no match lies further back."""
+    """Return a frame whose window is at most as large as its content can be, because no match lies further back."""
     source = view[frame.start : frame.stop]
     if frame.window <= max(PLAIN_WINDOW_BYTES_MAX, size_max):
         return source
@@ -109,16 +109,16 @@ def _frames(view: memoryview, limit: int) -> list[_Frame]:
         found.append(frame)
         at, left = frame.stop, left - frame.parts
     if not found:
-        raise Damaged("there is no frame")
+        raise Damaged("the data has no zstd frame")
     return found
 
 
 def _head(view: memoryview, start: int) -> _Head:
     if bytes(view[start : start + 4]) != ZSTD_MAGIC:
-        raise Damaged("no frame begins here")
+        raise Damaged(f"the data has no zstd frame at this position position={start}")
     descriptor = _number(view, start + 4, 1)
     if descriptor & 0x08:
-        raise Damaged("a reserved bit is set")
+        raise Damaged("a reserved bit of a zstd frame is set")
     at, window, single = start + _WINDOW_AT, 0, bool(descriptor & 0x20)
     if not single:
         code = _number(view, at, 1)
@@ -126,7 +126,7 @@ def _head(view: memoryview, start: int) -> _Head:
         at += 1
     dictionary_bytes = _DICTIONARY_BYTES[descriptor & 3]
     if _number(view, at, dictionary_bytes):
-        raise Damaged("a dictionary is needed")
+        raise Damaged("a zstd frame needs a dictionary, which is not supported")
     at += dictionary_bytes
     content, content_bytes = None, _CONTENT_BYTES[descriptor >> 6] or int(single)
     if content_bytes:
@@ -144,11 +144,11 @@ def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
         block = _number(view, at, 3)
         is_last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
         if kind > _COMPRESSED or length > BLOCK_BYTES_MAX:
-            raise Damaged("a block has an invalid type")
+            raise Damaged("a zstd block has an invalid type")
         size += BLOCK_BYTES_MAX if kind == _COMPRESSED else length
         at = _behind(view, at + 3 + (1 if kind == _REPEATED else length))
     if head.content is not None and head.content > size:
-        raise Damaged("a frame is too short for what it claims")
+        raise Damaged("a zstd frame is too short for its declared size")
     capacity = size if head.content is None else head.content
     return _Frame(start, _behind(view, at + head.checksum_bytes), capacity, count, head.window)
 
@@ -160,5 +160,5 @@ def _number(view: memoryview, at: int, size: int) -> int:
 
 def _behind(view: memoryview, at: int) -> int:
     if at > len(view):
-        raise Damaged("a frame ends early")
+        raise Damaged("a zstd frame is truncated")
     return at

@@ -20,7 +20,7 @@ else:
 
 _library: Any = None
 if not cython.compiled:
-    try:  # uncompiled, the library is some hundred times faster than our implementation
+    try:  # without compilation, the library is some hundred times faster than our implementation
         from xxhash import xxh3_64_intdigest as _library
     except ImportError:
         _library = None
@@ -94,7 +94,7 @@ def _swap32(x: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _scatter(x: cython.ulonglong) -> cython.ulonglong:
-    """Finish short inputs: XXH64's avalanche."""
+    """Apply XXH64's avalanche, the last step for short inputs."""
     x = _wrap((x ^ (x >> 33)) * _P64_2)
     x = _wrap((x ^ (x >> 29)) * _P64_3)
     return x ^ (x >> 32)
@@ -105,7 +105,7 @@ def _scatter(x: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _settle(x: cython.ulonglong) -> cython.ulonglong:
-    """Finish all other inputs: XXH3's avalanche."""
+    """Apply XXH3's avalanche, the last step for all other inputs."""
     x = _wrap((x ^ (x >> 37)) * _MX1)
     return x ^ (x >> 32)
 
@@ -250,7 +250,7 @@ def xxh3(data: Lendable) -> int:
 
 
 def xxh3_own(data: Lendable) -> int:
-    """Return the digest of our own implementation, for tests."""
+    """Return the digest as computed by this module, not by the library; for tests."""
     lent: Lent = lend(data)
     return _xxh3_own(lent.p, 0, lent.size)
 

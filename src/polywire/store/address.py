@@ -1,4 +1,4 @@
-"""Addresses of buffers, for system calls that take one."""
+"""Memory addresses of buffers, for system calls that take one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The Store port: immutable named blobs. Its only consistency primitive is *write this name only if it does not exist*.
+"""The ``Store`` interface: immutable named blobs. Its only consistency primitive is *write this name only if it does
+not exist*.
 
 * A visible blob is complete and never changes.
 * Creating a name that exists fails and changes nothing.
 
-``put`` can point a name at another blob. Data that must survive a crash does not rely on it.
+``put`` replaces the blob of a name; it is not used for data that must survive a crash.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from polywire.records.allocation import allocate_lasting
 from polywire.types import Buffer
 
 BLOB_NAME_BYTES_MAX: Final = 200  # leaves space for a temporary suffix within the 255 bytes that file systems allow
-CHUNK_BYTES: Final = 4 * 1024 * 1024  # one direct read: 0.10 CPU seconds per GB (concepts: storage#what-it-costs)
+# size of one direct read: 0.10 CPU seconds per GB (concepts: storage#what-it-costs)
+CHUNK_BYTES: Final = 4 * 1024 * 1024
 OPEN_BLOBS_MAX: Final = 64  # each with up to two descriptors: far below the usual limit of 1,024
 BLOCK_BYTES: Final = 4096  # direct reads start and end at multiples of this, in memory and in the file
 
@@ -30,11 +32,11 @@ _NAME: Final = _FIRST + ".-"
 
 
 class BlobExists(Exception):
-    """The name passed to ``put_new`` is taken; its blob is unchanged. The caller decides what that means."""
+    """The name passed to ``put_new`` is taken; its blob is unchanged. The caller decides whether this is an error."""
 
 
 class BlobMissing(Exception):
-    """No blob has this name. The caller decides what that means."""
+    """No blob has this name. The caller decides whether this is an error."""
 
 
 def no_descriptor(error: OSError) -> Busy | None:
@@ -45,9 +47,9 @@ def no_descriptor(error: OSError) -> Busy | None:
 
 
 class Blob(Protocol):
-    """An open blob, shared by all callers that opened it; it stays readable after it is deleted.
+    """An open blob, shared by all callers that opened it. It stays readable after it is deleted.
 
-    Blobs are read, never mapped. Touching a mapped page on a bad sector, or beyond the end of a truncated file, kills
+    Blobs are read, never mapped. Accessing a mapped page on a bad sector, or beyond the end of a truncated file, kills
     the process; a read only fails.
     """
 
@@ -60,22 +62,24 @@ class Blob(Protocol):
         """Whether the blob was cached in memory when it was written, so that a first ``read_now`` can succeed."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` from ``position`` and return the bytes read, fewer only at the blob's end; raise Unavailable."""
+        """Fill ``out`` with bytes from ``position`` and return how many; fewer only at the blob's end. Raise
+        Unavailable.
+        """
 
     def read_now(self, out: Buffer, position: int) -> bool:
-        """Fill ``out`` from ``position`` if that needs no disk access.
+        """Fill ``out`` with bytes from ``position`` if that needs no disk access.
 
-        Returns False, with ``out`` undefined, if it would wait for a disk, the blob ends before, or the store cannot
-        tell.
+        Returns False, with ``out`` undefined, if the read would wait for a disk, the blob is too short, or the store
+        cannot determine this.
         """
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop), cut at the blob's end, bypassing the page cache where the store can.
+        """Read bytes [start, stop), up to the blob's end, bypassing the page cache where the store can.
 
         May wait for a disk, so never call it on the event loop.
 
         Args:
-            block: page-aligned writable memory with space for two ``BLOCK_BYTES`` more.
+            block: page-aligned writable memory, at least two ``BLOCK_BYTES`` larger than the range.
             start: first byte.
             stop: end of the range.
 
@@ -87,9 +91,9 @@ class Blob(Protocol):
 class Store(Protocol):
     """Named immutable blobs. A name is a file name, or a directory, a slash and a file name (``segments/0001.pws``).
 
-    All verbs except ``put_new`` are idempotent. Failures of the storage below raise Unavailable(STORAGE_FAILED).
-    BlobExists and BlobMissing are not BrokerErrors, because they do not leave the packages that name blobs: the log
-    resolves a collision by reading, and reports a missing blob that it expects as Corrupt.
+    All methods except ``put_new`` are idempotent. Failures of the underlying storage raise Unavailable(STORAGE_FAILED).
+    BlobExists and BlobMissing are not BrokerErrors, because the callers handle them: the log resolves a name collision
+    by reading the blob, and reports a missing blob that it expects as Corrupt.
     """
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
@@ -106,7 +110,7 @@ class Store(Protocol):
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
         """Store the parts, in order, as the blob of this name, atomically replacing the previous one.
 
-        Nothing is synced: use it for data that can be re-created after a crash.
+        Nothing is synced, so use it only for data that can be re-created after a crash.
 
         Raises:
             Busy: DISK_FULL: nothing has changed.
@@ -114,29 +118,29 @@ class Store(Protocol):
         """
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return bytes [start, stop) of a blob, cut at its end; raise BlobMissing."""
+        """Return bytes [start, stop) of a blob, up to its end; raise BlobMissing."""
 
     def open(self, name: str) -> Blob:
-        """Open a blob, shared with other callers; a bounded number stays open. Raise BlobMissing."""
+        """Open a blob, shared with other callers. The store limits the number of open blobs. Raise BlobMissing."""
 
     def list(self, prefix: str) -> list[str]:
-        """Return the sorted names that begin with ``prefix`` and have no slash after it."""
+        """Return, sorted, the names that begin with ``prefix`` and have no slash after it."""
 
     def delete(self, name: str) -> None:
         """Delete a blob; a missing name is not an error."""
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
-        """Delete a blob as ``delete`` does, but free its space piece by piece.
+        """Delete a blob like ``delete``, but free its space piece by piece.
 
-        The name is gone after the first step. Each step yields the bytes it freed, 0 while others still read the blob.
-        If the caller stops early, the system frees the rest.
+        The name is gone after the first step. Each step yields the number of bytes it freed, 0 while other users still
+        read the blob. If the caller stops early, the system frees the remaining space.
         """
 
     def size(self, name: str) -> int:
         """Return the size of a blob in bytes; raise BlobMissing."""
 
     def drop_copy(self, name: str) -> bool:
-        """Discard a local copy of a blob that failed verification; return whether re-reading may give other bytes."""
+        """Discard the local copy of a blob that failed verification; return whether reading again may give other bytes."""
 
 
 def aligned_buffer(size: int) -> memoryview:
@@ -145,7 +149,7 @@ def aligned_buffer(size: int) -> memoryview:
 
 
 def check_blob_name(name: str) -> None:
-    """Raise Invalid(INVALID_NAME) for a name that no store may hold."""
+    """Raise Invalid(INVALID_NAME) for a name that stores do not accept."""
     parts = name.split("/", 1)
     named = all(part and part[0] in _FIRST and consists_of(part, _NAME) for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:
@@ -153,7 +157,7 @@ def check_blob_name(name: str) -> None:
 
 
 def blob_newer(name: str, version: int) -> Corrupt:
-    """Return the error for a blob whose checksum is right and whose version is unknown."""
+    """Return the error for a blob whose checksum is valid but whose version is unknown."""
     return Corrupt(
         ErrorCode.NEWER_FORMAT,
         f"a newer version of Polywire wrote this (start that version) version={version} name={name!r}",

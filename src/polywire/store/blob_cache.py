@@ -1,6 +1,6 @@
 """Cache of recently written blobs, for readers that follow the log closely (decision 0104).
 
-* It uses the configured number of bytes, or as many as writing needs if that is more.
+* It uses at most the configured number of bytes, or what writing needs if that is more.
 * The oldest blobs are evicted first.
 * Memory is reused only when no reader uses it.
 """
@@ -19,23 +19,27 @@ from polywire.store.base import BLOCK_BYTES
 from polywire.store.copying import copy_into, touch
 from polywire.types import Buffer
 
-STRETCH_BLOCKS: Final = 4  # written at once: 8 MiB keep a disk busy until the processor has time for the next write
-# for writing: one stretch is filled while another is written, or was just written
+STRETCH_BLOCKS: Final = 4  # blocks per write: 8 MiB keep a disk busy until the next write can begin
+# blocks needed for writing: one stretch is being filled while another is being written, or was just written
 WRITTEN_BLOCKS_MIN: Final = 3 * STRETCH_BLOCKS
-LITTLE_SHARE: Final = 16  # a small cache is divided into this many blocks, so that one blob does not take all of them
+LITTLE_SHARE: Final = 16  # a small cache is divided into this many blocks, so that one blob does not use all of them
 GROWING_SHARE: Final = (
-    # share of the time since the first blob, for allocating: on a virtual machine, 2 MiB of new pages may take 4 ms
+    # share of the time since the first blob that may be spent allocating: on a virtual machine, 2 MiB of new pages may
+    # take 4 ms
     0.125
 )
 
 
 class CachedBlob:
-    """One blob's bytes in memory until it is evicted. Thread-safe."""
+    """One blob's bytes in memory until it is evicted. Thread-safe.
+
+    Args:
+        blocks: memory with the blob's bytes; all of the same size, filled one after the other.
+    """
 
     __slots__ = ("_block_bytes", "_blocks", "_size")
 
     def __init__(self, blocks: Sequence[memoryview], size: int) -> None:
-        """blocks: all of the same size, filled one after the other."""
         self._blocks = blocks
         self._block_bytes: Final = len(blocks[0]) if blocks else 0
         self._size: Final = size
@@ -46,7 +50,7 @@ class CachedBlob:
         return bool(self._blocks)
 
     def read(self, out: Buffer, position: int) -> bool:
-        """Fill ``out`` from ``position``; False if the blob ends before or was evicted."""
+        """Fill ``out`` with bytes from ``position``; return False if the blob is too short or was evicted."""
         blocks = self._blocks  # this reference keeps the blocks from being reused
         rest = memoryview(out).cast("B")
         if not blocks or position + len(rest) > self._size:
@@ -65,10 +69,13 @@ class CachedBlob:
 
 
 class BlobCache:
-    """Cached blobs, oldest first. Thread-safe. ``stretch_bytes`` are written at once.
+    """Cached blobs, oldest first. Thread-safe. Writers write ``stretch_bytes`` at a time.
 
-    Allocating memory beyond what writing needs is limited to a share of the time. Until the cache has grown, older
-    blobs are evicted although the limit would allow more.
+    Allocating more memory than writing needs is limited to a share of the time. So while the cache grows, it evicts
+    older blobs although the limit would allow more.
+
+    Args:
+        bytes_max: limit of the cache; 0 caches nothing, but still provides memory to write from.
     """
 
     __slots__ = (
@@ -84,7 +91,6 @@ class BlobCache:
     )
 
     def __init__(self, bytes_max: int, clock: Clock = SYSTEM_CLOCK) -> None:
-        """bytes_max: 0 caches nothing, but still provides memory to write from."""
         little = -(-bytes_max // LITTLE_SHARE // BLOCK_BYTES) * BLOCK_BYTES
         self.block_bytes: Final = min(little or LARGE_PAGE_BYTES, LARGE_PAGE_BYTES)
         self.stretch_bytes: Final = STRETCH_BLOCKS * self.block_bytes
@@ -98,7 +104,7 @@ class BlobCache:
         self._growing_s = 0.0
 
     def take(self) -> memoryview | None:
-        """Return a block to fill, evicting the oldest blobs if necessary; None without memory."""
+        """Return a block to fill, evicting the oldest blobs if necessary; None if there is no memory."""
         if self._begun_at is None:
             self._begun_at = self._clock.monotonic()
         while (block := self._arena.take_free(self.block_bytes, may_grow=False)) is None:
@@ -125,7 +131,7 @@ class BlobCache:
         return block
 
     def may_grow(self, size: int) -> bool:
-        """Return whether a blob may be cached that has this size now and grows by one stretch."""
+        """Return whether a blob of this size may be cached if it grows by one more stretch."""
         return size + self.stretch_bytes <= self._bytes_max
 
     def add(self, name: str, blocks: Sequence[memoryview], size: int) -> None:

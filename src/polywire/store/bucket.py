@@ -1,8 +1,8 @@
 """Objects in Amazon S3, Google Cloud Storage, Azure and compatible servers, through obstore.
 
 Each call sends exactly one request and never retries it. If a client library retried a create whose response was lost,
-it would report that another process had created the object. Call these functions from threads only; other threads run
-meanwhile.
+it would report that another process had created the object. Call these functions from threads only; they release the
+GIL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from obstore import PutResult
     from obstore.store import ObjectStore
 
-# for journal objects and everything small; a longer wait lets a standby take over meanwhile
+# for journal objects and other small ones; during a longer wait a standby would take over
 REQUEST_TIMEOUT_S: Final = 8
 CONNECT_TIMEOUT_S: Final = 4
 JOINED_BYTES_MAX: Final = 256 * 1024  # objects up to this size are joined in memory instead of sent in parts
@@ -64,7 +64,7 @@ def connect(
         },
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
     }
-    # a digest of each body costs more than the rest of the request, and our objects have checksums
+    # a digest of each body costs more than the rest of the request, and our objects contain checksums
     if url.startswith("s3"):
         settings["unsigned_payload"] = True
     try:
@@ -110,7 +110,7 @@ class Bucket:
             self._check_stored(name, len(content), made)
 
     def _check_stored(self, name: str, size: int, made: PutResult) -> None:
-        """Verify a success that has no ETag of a store, because a proxy may answer 200 with a page of its own; raise
+        """Verify a success whose ETag does not look like a store's, because a proxy may answer 200 with its own page; raise
         Unavailable.
         """
         import obstore
@@ -171,7 +171,7 @@ class Bucket:
 
 
 def _is_of_a_store(tag: str) -> bool:
-    """Return whether an ETag looks like a store's: 32 hexadecimal digits (S3), a counter (Azure), a generation
+    """Return whether an ETag looks like one of a store: 32 hexadecimal digits (S3), a counter (Azure), a generation
     (Google).
     """
     digest, _, parts = tag.partition("-")
@@ -184,14 +184,15 @@ def _is_of_a_store(tag: str) -> bool:
 def _errors(
     what: str, name: str, *, exists: type[Exception] | None = None, missing: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Translate the library's errors into ours; all but the two below become Unavailable.
+    """Translate the library's errors into ours; all except the following two become Unavailable.
 
     Args:
-        what: the verb, for messages.
-        name: the object.
-        exists: raised when a condition fails. None for requests without a condition, to which stores may still answer
-            409 or 412.
-        missing: raised for 404. None for requests that need no existing object: then the bucket itself is missing.
+        what: verb for the error message.
+        name: name of the object.
+        exists: raised when a condition fails. None for requests without a condition; stores may answer these with 409
+            or 412, too.
+        missing: raised for 404. None for requests that need no existing object; then 404 means that the bucket is
+            missing.
     """
     from obstore import exceptions
 
@@ -206,5 +207,5 @@ def _errors(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of the library's message; the rest lists causes."""
+    """Return the first line of the library's message; further lines list causes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,4 +1,4 @@
-"""Copy large memory, or fault it in.
+"""Copy large memory, or fault in its pages ahead of use.
 
 The GIL is released if the work takes longer than releasing it.
 """
@@ -11,14 +11,16 @@ from typing import Final
 from polywire.store.address import address_of
 from polywire.store.libc import find_call
 
-LONG_BYTES: Final = 64 * 1024  # some 5 µs; shorter copies keep the lock
+LONG_BYTES: Final = 64 * 1024  # takes some 5 µs; shorter copies keep the GIL
 
 _memmove: Final = find_call("memmove", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memset: Final = find_call("memset", ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 
 
 def touch(block: memoryview) -> None:
-    """Fault in the pages of writable memory ahead of use, zeroed: on some machines each page takes milliseconds."""
+    """Write zeros to memory, which makes the system provide its pages before they are needed; this may take
+    milliseconds per page.
+    """
     if _memset is not None:
         _memset(address_of(block), 0, len(block))
 

@@ -2,7 +2,8 @@
 
 The path alone proves nothing: it may be on another machine, in a container, or a restored copy. The broker writes a new
 token into the file ``LOCK`` at every start, before it writes any blob. If a client opens a blob and then finds the
-broker's token there, the blob is the broker's. Any other outcome means "not here" and is never an error.
+broker's token in ``LOCK``, the blob belongs to the broker. In all other cases the client reads through the broker; that
+is never an error.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class BlobRoot:
 
     Attributes:
         address: absolute path of a directory, or URL of a bucket.
-        token: distinguishes it from every other location.
-        prefix: precedes the names of blobs there.
+        token: random token that distinguishes this location from every other.
+        prefix: prefix of the names of blobs there.
     """
 
     address: str
@@ -53,23 +54,23 @@ class DataDirectory:
 
     @property
     def root(self) -> BlobRoot:
-        """The location as clients receive it."""
+        """The location as it is sent to clients."""
         return BlobRoot(self.path, self.mark)
 
     @classmethod
     def owned(cls, directory: Path, files: Files = SYSTEM_FILES) -> DataDirectory:
-        """Return the directory that this process has just locked, with a new token."""
+        """Return the data directory that this process has just locked, with a new token."""
         return cls(str(directory.resolve()), files.token(MARK_BYTES))
 
     def content(self, owner: int) -> bytes:
-        """Return the content of the file: the process id, for people, and the token."""
+        """Return the content of ``LOCK``: the process id (as information for people) and the token."""
         return f"{owner}\n{self.mark.hex()}\n".encode("ascii")
 
     def is_here(self) -> bool:
-        """Return whether this process sees the directory and the same owner still holds it."""
+        """Return whether this process can access the directory and the broker run with this token still owns it."""
         try:
             content = read_file(SYSTEM_FILES, Path(self.path) / MARK_FILE, _CONTENT_BYTES_MAX)
-        except (OSError, ValueError):  # the system rejects the path
+        except (OSError, ValueError):  # the system does not accept the path
             return False
         lines = content.split(b"\n")
         return len(self.mark) == MARK_BYTES and lines[1:2] == [self.mark.hex().encode("ascii")]

@@ -32,12 +32,12 @@ from polywire.store.files import (
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
-# of a blob in the page cache, written before the disk is asked to start on them
+# bytes of a blob in the page cache that are collected before the disk is asked to write them
 WRITE_OUT_BYTES: Final = 4 * 1024 * 1024
 
 FREED_BYTES: Final = (
     16 * 1024 * 1024
-)  # freed at a time from a deleted file: some 5 ms of the disk, its journal and the page cache
+)  # bytes freed at a time from a deleted file: takes some 5 ms of the disk, its journal and the page cache
 
 REPLACED_MODE: Final = 0o600  # other programs of the same user may read such files
 
@@ -89,7 +89,7 @@ class FileBlob:
             return fill(self._file, memoryview(out), position, len(out))
 
     def expect(self, start: int, stop: int) -> None:
-        """Ask the system to read bytes [start, stop) ahead into its page cache, if it can."""
+        """Advise the system to read bytes [start, stop) ahead into its page cache."""
         if start < stop:  # posix_fadvise treats a length of 0 as "to the end"
             self._file.hint(Hint.READ_SOON, start, stop - start)
 
@@ -98,7 +98,9 @@ class FileBlob:
             return True
         try:
             return self._file.read(out, position, now=True) == len(out)
-        except OSError:  # it would wait, the file system cannot tell, or the read that follows reports the error
+        # the read would wait, the file system does not support this, or it fails and the ordinary read reports the
+        # error
+        except OSError:
             return False
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
@@ -116,7 +118,8 @@ class FileBlob:
             try:
                 self._direct = self._files.open(self._path, Access.DIRECT)
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOENT):  # deleted meanwhile: the open file still reads
+                # deleted meanwhile: the file that is already open can still be read
+                if error.errno not in (errno.EINVAL, errno.ENOENT):
                     raise
                 return self._file
         return self._direct
@@ -129,7 +132,9 @@ class FileBlob:
 
 
 class OpenBlobs:
-    """A bounded set of open files, least recently used evicted first. An evicted blob closes with its last user."""
+    """A limited set of open files; the least recently used is evicted first, and closed when its last user has
+    finished.
+    """
 
     __slots__ = ("_blobs", "_count_max", "_lock")
 
@@ -149,7 +154,7 @@ class OpenBlobs:
             return blob
 
     def add(self, name: str, blob: FileBlob) -> FileBlob:
-        """Add a blob; if another thread was first, return its blob instead."""
+        """Add a blob; if another thread has already added one, return that one instead."""
         with self._lock:
             known = self._blobs.setdefault(name, blob)
             while len(self._blobs) > self._count_max:
@@ -164,8 +169,8 @@ class OpenBlobs:
 class _NewFile:
     """A file being written from memory that may stay cached.
 
-    Invariant: direct writes are whole blocks, in memory and in the file. ``_blocks`` hold the bytes after ``_written``;
-    ``_kept`` holds those before it if they are cached.
+    Invariant: direct writes are whole blocks, in memory and in the file. ``_blocks`` hold the bytes after position
+    ``_written``; ``_kept`` holds the bytes before it if they are cached.
     """
 
     __slots__ = ("_blocks", "_file", "_kept", "_memory", "_written", "size")
@@ -196,7 +201,7 @@ class _NewFile:
                 self._write_out()
 
     def finish(self) -> list[memoryview] | None:
-        """Write and sync the rest; return the blocks that hold the whole file, or None if it is not cached."""
+        """Write and sync the remaining bytes; return the blocks that hold the whole file, or None if it is not cached."""
         self._write_out()
         self._file.sync()
         self._file.hint(Hint.READ_NO_MORE, 0, 0)
@@ -213,7 +218,7 @@ class _NewFile:
         return self._blocks[-1][at:]
 
     def _write_out(self) -> None:
-        """Write the blocks; a last piece that is not a whole block goes through the page cache."""
+        """Write the blocks. If the last piece is not a whole block, it goes through the page cache."""
         begun, left = self._written, self.size - self._written
         past, last = [], []
         for block in self._blocks:
@@ -232,7 +237,7 @@ class _NewFile:
 
 
 class FileStore:
-    """Blobs below an existing directory; ``kept_bytes`` of the most recently created ones stay in memory.
+    """Blobs below an existing directory. The most recently created ones, ``kept_bytes`` in total, stay in memory.
 
     Invariant: ``_unsynced`` are the directories whose entries a power loss may remove.
     """
@@ -267,11 +272,11 @@ class FileStore:
         self.put_cached(name, parts)
 
     def put_cached(self, name: str, parts: Iterable[Buffer]) -> Sequence[Buffer]:
-        """Store as ``put_new`` does; return the cached memory of the blob, or nothing if it does not fit."""
+        """Store like ``put_new``; return the memory that caches the blob, or nothing if it does not fit the cache."""
         files, path = self._files, self._path(name)
         temporary = path.with_name(f".{path.name}.{files.token(6).hex()}")
         with _storage_errors("write", path):
-            if exists(files, path):  # an early exit that saves the writing; the link below decides
+            if exists(files, path):  # only avoids useless writing; the link below decides
                 raise BlobExists(name)
             self._make_directory(path.parent)
             try:
@@ -290,7 +295,8 @@ class FileStore:
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
         files, path = self._files, self._path(name)
-        temporary = path.with_name(f".{path.name}.new")  # one at a time; the next write replaces one that a crash left
+        # one writer at a time; the next write replaces a file that a crash left
+        temporary = path.with_name(f".{path.name}.new")
         with _storage_errors("write", path):
             self._make_directory(path.parent)
             try:
@@ -339,10 +345,11 @@ class FileStore:
             remove(self._files, path)
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
-        """See ``Store``. Truncates the file step by step while this is its last open descriptor.
+        """See ``Store``. Truncates the file step by step while no one else has it open.
 
         The system frees an unlinked file at once when its last user closes it. For a large file that blocks the file
-        system's journal, and with it every sync. So this store keeps the file open longest and truncates it in pieces.
+        system's journal, and with it every sync. So this store waits until it is the only user and truncates the file
+        in pieces.
         """
         path = self._path(name)
         with _storage_errors("delete", path):
@@ -354,7 +361,7 @@ class FileStore:
             try:
                 remove(self._files, path)
                 self._let_go(name)
-                # readers would see the file end, or worse, where it is truncated
+                # while other readers have the file open, truncating it would cut off what they read
                 while (others := file.is_shared()) is True:
                     yield 0
                 if others is None:  # the system frees it on close, or another link keeps it
@@ -417,7 +424,7 @@ class FileStore:
 
 
 def _write_all(file: File, parts: Iterable[Buffer]) -> None:
-    """Write the parts back to back, asking the disk to start on each stretch as soon as it is written."""
+    """Write the parts back to back. The disk is asked to write each stretch as soon as it is complete."""
     size = begun = 0
     for part in parts:
         size = write_parts(file, [part], size)

@@ -1,6 +1,7 @@
 """Objects as files below one directory, for brokers on one machine that share a disk, and for tests without a server.
 
-A name is claimed with a link. An object is replaced while the lock of a file next to it is held.
+An object is created with a hard link, which fails if the name exists. It is replaced while a lock file next to it is
+locked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The port for files and directory entries; the store and the log access disks only through it.
+"""The interface for files and directory entries; the store and the log access disks only through it.
 
 Each method is one operation of the operating system and fails with its OSError. Functions that combine methods follow
-the port. Each method documents its durability. A name survives a power loss once its directory is synced, bytes survive
-once the file is.
+the interface. Each method documents its durability. A name survives a power loss once its directory is synced; bytes
+survive once the file is synced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from polywire.types import Buffer
 
 NEW_MODE: Final = 0o640
-COPY_MODE: Final = 0o666  # minus the process's umask, as for files that users create
+COPY_MODE: Final = 0o666  # the process's umask is subtracted, as for files that users create
 COPIED_BYTES: Final = 1 << 20
 
 
@@ -24,21 +24,21 @@ class Access(Enum):
     """How a file is opened."""
 
     READ = auto()
-    """Also a directory, to lock it."""
+    """An existing file for reading, or a directory to lock it."""
     DIRECT = auto()
-    """For reads that bypass the page cache."""
+    """An existing file for reads that bypass the page cache."""
     WRITE = auto()
     """An existing file, for reading and writing."""
     KEEP = auto()
-    """As WRITE; created if it does not exist."""
+    """Like WRITE, but the file is created if it does not exist."""
     NEW = auto()
-    """Created; fails if the name exists."""
+    """A file that must not exist; it is created."""
     REPLACE = auto()
-    """Created, or truncated if it exists."""
+    """The file is created, or truncated if it exists."""
 
 
 class Hint(Enum):
-    """Advice on the future use of a range; a system may ignore it."""
+    """Advice on how a range of a file will be used; a system may ignore it."""
 
     READ_SOON = auto()
     WRITE_NOW = auto()
@@ -46,7 +46,9 @@ class Hint(Enum):
 
 
 class Mapping(Protocol):
-    """A whole file mapped into memory; writes to the file are visible at once. It exists as long as a view of it."""
+    """A whole file mapped into memory; writes to the file are visible at once. The mapping lasts as long as any view of
+    it.
+    """
 
     @property
     def view(self) -> memoryview:
@@ -56,15 +58,16 @@ class Mapping(Protocol):
         """Return the position of a pattern at or after ``start``, or -1."""
 
     def flush(self, start: int, stop: int) -> None:
-        """Sync bytes [start, stop), and no other dirty page where the system can; other threads run meanwhile."""
+        """Sync bytes [start, stop), and where possible no other pages of the file. Releases the GIL."""
 
     def forget(self) -> None:
         """Release the mapped pages: they stay in the page cache but no longer count as this process's memory."""
 
 
 class File(Protocol):
-    """An open file. It stays the same file if its name is removed or reused. The OSError of a failed verb contains the
-    path.
+    """An open file. It stays the same file if its name is removed or reused.
+
+    An OSError that a method raises contains the path.
     """
 
     @property
@@ -72,27 +75,27 @@ class File(Protocol):
         """Return the size in bytes."""
 
     def read(self, out: Buffer, position: int, *, now: bool = False) -> int:
-        """Fill ``out`` from ``position``; return the bytes read, possibly fewer, 0 at the end.
+        """Fill ``out`` with bytes from ``position``; return their number, possibly fewer, 0 at the end.
 
         Args:
             out: writable buffer.
-            position: in the file.
-            now: only without disk access; raise BlockingIOError if that is impossible or the system cannot tell.
+            position: position in the file.
+            now: do not access the disk; raise BlockingIOError if that is impossible or the system cannot tell.
         """
 
     def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
-        """Write the parts back to back; return the bytes written, possibly fewer.
+        """Write the parts back to back; return the number of bytes written, possibly fewer.
 
         Args:
             parts: the bytes.
-            position: in the file.
-            past_cache: bypass the page cache where the system can. The write may happen later, until ``sync``, which
+            position: position in the file.
+            past_cache: bypass the page cache where the system can. The write may be delayed until ``sync``, which
                 raises its errors. The parts must be whole blocks, in memory and in the file, and must not change until
                 then.
         """
 
     def sync(self, *, data_only: bool = False) -> None:
-        """Sync everything written to the file. data_only: timestamps need not be."""
+        """Sync everything written to the file. With ``data_only``, timestamps may be left unsynced."""
 
     def truncate(self, size: int) -> None:
         """Truncate the file to this size, or extend it with zeros."""
@@ -112,7 +115,7 @@ class File(Protocol):
     def is_shared(self) -> bool | None:
         """Return whether another descriptor or mapping, in any process, uses this unlinked file.
 
-        None if the system cannot tell, or another link keeps the file.
+        Returns None if the system cannot tell, or the file has another name.
         """
 
     def close(self) -> None:
@@ -124,19 +127,19 @@ class Files(Protocol):
 
     @property
     def owner(self) -> int:
-        """Return the process id, for people."""
+        """Return the process id, as information for people."""
 
     def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> File:
         """Open a file; ``mode`` applies to one that is created. Its name is durable once its directory is synced."""
 
     def size(self, path: Path) -> int:
-        """Return the size of a file in bytes, an arbitrary number for a directory; raise FileNotFoundError."""
+        """Return the size of a file in bytes; for a directory, any number. Raise FileNotFoundError."""
 
     def names(self, path: Path) -> list[str]:
         """Return the names in a directory, in any order; raise FileNotFoundError or NotADirectoryError."""
 
     def make_directory(self, path: Path) -> bool:
-        """Create a directory in an existing one; False if it exists. It is durable once its parent is synced."""
+        """Create a directory in an existing one; return False if it exists. It is durable once its parent is synced."""
 
     def link(self, path: Path, new: Path) -> None:
         """Add a name to a file; raise FileExistsError."""
@@ -145,8 +148,9 @@ class Files(Protocol):
         """Rename a file, replacing the target atomically: readers see the old or the new file, never none."""
 
     def unlink(self, path: Path) -> None:
-        """Remove a name; the file is freed when its last name is gone and it is no longer open. Raise
-        FileNotFoundError.
+        """Remove a name; raise FileNotFoundError.
+
+        The file's space is freed when its last name is gone and it is no longer open.
         """
 
     def sync_directory(self, path: Path) -> None:
@@ -159,7 +163,7 @@ class Files(Protocol):
         """Return random bytes that cannot be guessed."""
 
 
-# Functions that combine verbs.
+# Functions that combine methods
 
 
 def exists(files: Files, path: Path) -> bool:
@@ -178,7 +182,7 @@ def remove(files: Files, path: Path) -> None:
 
 
 def fill(file: File, out: memoryview, position: int, size: int) -> int:
-    """Read ``size`` bytes, fewer at the end of the file; return how many. ``out`` may be longer."""
+    """Read ``size`` bytes into ``out``, which may be longer; return their number, smaller only at the end of the file."""
     done = 0
     while done < size and (count := file.read(out[done:], position + done)):
         done += count
@@ -196,8 +200,8 @@ def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
 
 
 def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
-    """Write everything, in as many calls as the system needs; return the end position. past_cache: as in
-    ``File.write``.
+    """Write all parts, in as many calls as the system needs; return the end position. See ``File.write`` for
+    past_cache.
     """
     views = [memoryview(part).cast("B") for part in parts]
     while views:
@@ -208,7 +212,7 @@ def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cach
 
 
 def take_off(views: list[memoryview], count: int) -> None:
-    """Remove the first ``count`` bytes, which were written, from these views."""
+    """Remove the first ``count`` bytes, which were already written, from these views."""
     while views and count >= len(views[0]):
         count -= len(views.pop(0))
     if views:
@@ -230,7 +234,7 @@ def replace_file(files: Files, path: Path, parts: Iterable[Buffer], *, temporary
 
 
 def copy_file(files: Files, path: Path, copy: Path) -> None:
-    """Copy a file, synced, to another name, which is durable once its directory is synced."""
+    """Copy a file to another name and sync it. The name is durable once its directory is synced."""
     source, target = files.open(path, Access.READ), files.open(copy, Access.REPLACE, COPY_MODE)
     try:
         block, position = memoryview(bytearray(COPIED_BYTES)), 0
@@ -249,9 +253,10 @@ def make_directories(files: Files, path: Path) -> None:
     except FileNotFoundError:
         make_directories(files, path.parent)
         made = files.make_directory(path)
-    # The process that created it, or its parent, may have been killed before the sync, or the sync may have failed.
+    # The process that created the directory may have been killed before it synced the parent, or the sync may have
+    # failed.
     with suppress(PermissionError):
         files.sync_directory(path.parent.parent)
-    # a process that may not open the parent has not created the directory
+    # a process that may not open the parent directory cannot have created the data directory
     with nullcontext() if made else suppress(PermissionError):
         files.sync_directory(path.parent)

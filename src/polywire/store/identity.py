@@ -1,7 +1,7 @@
 """Identity of a bucket: one small object with the log's id, its format version and its number of shards.
 
-It is created once and its id never changes. Concurrent creators all get the same id. A bucket of an unknown version is
-refused.
+It is created once and its id never changes. Concurrent creators all get the same id. A bucket with an unknown version
+is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polywire.store.objects import ObjectChanged, Objects
 from polywire.types import SHARDS_MAX
 
 NAME: Final = "cluster"
-KEY_NAME: Final = "key"  # only with several shards; its reader can read the log
+KEY_NAME: Final = "key"  # exists only if there are several shards; anyone who can read it can read the log
 VERSION: Final = 1
 ID_BYTES: Final = 16
 _BYTES_MAX: Final = 4096
@@ -28,10 +28,10 @@ class Identity(msgspec.Struct, frozen=True):
     """Identity of a log in a bucket.
 
     Attributes:
-        id: distinguishes this log from every other, wherever it is copied.
+        id: distinguishes this log from every other, even after it is copied.
         shards: number of journals.
         source: data directory that was imported into the bucket.
-        importing: the import has not finished.
+        importing: whether the import is unfinished.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> bytes:
-        """The id as raw bytes."""
+        """The id as bytes."""
         return bytes.fromhex(self.id)
 
 
@@ -76,9 +76,9 @@ def find_identity(objects: Objects) -> Identity | None:
 def make_identity(
     objects: Objects, token: Callable[[int], bytes], now_us: int, *, shards: int = 1
 ) -> tuple[Identity, bool]:
-    """Create a bucket's identity, or return the existing one; the second value is whether it was created now.
+    """Create a bucket's identity, or return the existing one; the second value is whether this call created it.
 
-    ``shards`` applies to a new identity only.
+    ``shards`` applies only if it is created.
 
     Raises:
         Invalid: this version cannot read the existing one.
@@ -120,14 +120,14 @@ def _key_of(objects: Objects) -> bytes | None:
 
 
 def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, source: str) -> tuple[Identity, bool]:
-    """Mark a bucket as being imported into, so that no broker leads it.
+    """Mark a bucket as the target of an import, so that no broker leads it meanwhile.
 
-    Returns the identity, and whether the mark, or a finished import, existed before.
+    Returns the identity, and whether the import was already begun or finished earlier.
 
     Args:
         objects: the bucket.
-        token: source of random bytes.
-        now_us: wall clock.
+        token: returns random bytes.
+        now_us: wall clock time.
         source: identifies the data directory.
 
     Raises:
@@ -151,19 +151,21 @@ def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, s
 
 
 def end_import(objects: Objects, identity: Identity) -> Identity:
-    """Mark the import as finished, so that brokers may lead; raise Unavailable."""
+    """Mark the import as finished, so that brokers may lead the bucket; raise Unavailable."""
     whole = msgspec.structs.replace(identity, importing=False)
     _replaced(objects, identity, whole)
     return whole
 
 
 def forget_import(objects: Objects, identity: Identity) -> None:
-    """Remove the mark of an import that was not made; raise Unavailable."""
+    """Remove the mark of an import that copied nothing; raise Unavailable."""
     _replaced(objects, identity, msgspec.structs.replace(identity, source="", importing=False))
 
 
 def _replaced(objects: Objects, known: Identity, new: Identity) -> bool:
-    """Replace one identity by another, unless another process was first."""
+    """Replace a known identity by a new one; return whether that succeeded, i.e. no other process has changed it
+    before.
+    """
     stored = objects.read(NAME)
     if msgspec.json.decode(stored.content, type=Identity) != known:
         return False

@@ -1,6 +1,6 @@
 """Functions of the C library that Python does not expose.
 
-A function that the system lacks is None, and callers handle that.
+If the system lacks a function, it is None, and callers do without it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def find_call(name: str, *arguments: Any, brief: bool = False) -> Callable[..., int] | None:
-    """Return a C function that takes these ctypes and returns an ``int``; its errors are in ``ctypes.get_errno()``.
+    """Return a C function with these ctypes as arguments and an ``int`` result; errors are in ``ctypes.get_errno()``.
 
-    brief: so short that releasing the interpreter lock would cost more.
+    brief: the function is so short that releasing the GIL would cost more.
     """
     if sys.platform == "win32":
         return None

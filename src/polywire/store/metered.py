@@ -1,7 +1,7 @@
 """Count requests to a bucket.
 
-Counts are by verb, by outcome and by the kinds that stores charge for, with durations and bytes in both directions.
-Each request is counted once, when it ends, whatever its outcome. Errors are raised unchanged.
+Requests are counted by verb, by outcome and by the kinds that stores charge for, with durations and bytes in both
+directions. Each request is counted once, when it ends, whatever its outcome. Errors are raised unchanged.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ CHARGED_AS: Final[Mapping[str, Charge]] = {
     "list": Charge.LIST,
     "delete": Charge.DELETE,
 }
-"""Kind by verb."""
+"""Kind of request by verb."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Snapshot of the counters. ``charged`` counts one request for every ``PAGE_NAMES`` of a listing."""
+    """Snapshot of the counters. A listing counts as one charged request per ``PAGE_NAMES`` names."""
 
     taken: Mapping[tuple[str, Outcome], Durations]
     charged: Mapping[Charge, int]
@@ -67,7 +67,7 @@ class RequestCounts:
 
 
 class Meter:
-    """Counters for any number of buckets. Thread-safe: every number changes under the lock."""
+    """Counters for any number of buckets. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock: Final = clock
@@ -80,7 +80,7 @@ class Meter:
     def count(
         self, verb: str, outcome: Outcome, seconds: float, *, requests: int = 1, put_bytes: int = 0, got_bytes: int = 0
     ) -> None:
-        """Count one verb that has ended."""
+        """Count a call of one verb that has ended."""
         with self._lock:
             durations = self._taken.get((verb, outcome))
             if durations is None:

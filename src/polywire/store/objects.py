@@ -1,4 +1,4 @@
-"""The port for a bucket: named objects with conditional create and conditional replace.
+"""The interface for a bucket: named objects with conditional create and conditional replace.
 
 * Of concurrent creates of a name exactly one succeeds. The same holds for concurrent replaces of an object.
 * A read returns the last completed write.
@@ -19,12 +19,12 @@ from polywire.types import Buffer
 
 
 class ObjectChanged(Exception):
-    """``replace``: the object differs from the one that was read; it is unchanged."""
+    """Raised by ``replace`` if the object was changed since it was read. The object is left unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object as it was read. ``tag`` identifies this content, for ``replace``."""
+    """An object as it was read. ``tag`` identifies its content, for ``replace``."""
 
     content: bytes
     tag: str
@@ -33,16 +33,16 @@ class Stored:
 class Objects(Protocol):
     """Objects below the root of one URL. A name is a path of ``a-z A-Z 0-9 _ . -`` and slashes.
 
-    Requests are not retried. If a write raises Unavailable(STORAGE_FAILED) its outcome is unknown: it may have taken
-    effect, or may do so later. BlobExists of ``create`` is not final either, because stores report it while another
-    request on the name is pending. Read the object to find out.
+    Requests are not retried. If a write raises Unavailable(STORAGE_FAILED), its outcome is unknown: it may have taken
+    effect, or may do so later. BlobExists from ``create`` is not final either, because stores report it while another
+    request for the name is pending. Read the object to find out.
     """
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         """Store the parts, in order, as one object if the name is free; raise BlobExists or Unavailable."""
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
-        """Replace the object that was read with this tag; raise ObjectChanged or Unavailable."""
+        """Replace an object if it still has this tag; raise ObjectChanged or Unavailable."""
 
     def put(self, name: str, content: Buffer) -> None:
         """Store an object unconditionally; raise Unavailable."""
@@ -51,15 +51,15 @@ class Objects(Protocol):
         """Return an object and its tag; raise BlobMissing or Unavailable."""
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop) of an object, cut at its end; raise BlobMissing or Unavailable."""
+        """Return bytes [start, stop) of an object, up to its end; raise BlobMissing or Unavailable."""
 
     def size(self, name: str) -> int:
         """Return the size of an object in bytes; raise BlobMissing or Unavailable."""
 
     def list(self, prefix: str) -> list[str]:
-        """Return the sorted names that begin with ``prefix``, which ends with a slash.
+        """Return, sorted, the names that begin with ``prefix``, which ends with a slash.
 
-        For garbage collection and for people: lists may be stale, so correctness must not depend on them.
+        Lists may be outdated, so use them only for garbage collection and for display.
         """
 
     def delete(self, name: str) -> None:
@@ -67,7 +67,7 @@ class Objects(Protocol):
 
 
 def check_object_name(name: str) -> None:
-    """Raise Invalid(INVALID_NAME) for a name that no bucket may hold."""
+    """Raise Invalid(INVALID_NAME) for a name that buckets do not accept."""
     parts = name.split("/")
     named = all(part.strip(".") and consists_of(part, WORD + "_.-") for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:

@@ -10,10 +10,13 @@ from polywire.types import Buffer
 
 
 class Rooted:
-    """Implements ``Objects`` below a directory of another bucket."""
+    """Implements ``Objects`` below a directory of another bucket.
+
+    Args:
+        root: prefix of every name, with a trailing slash.
+    """
 
     def __init__(self, objects: Objects, root: str) -> None:
-        """root: prefix of every name, with a trailing slash."""
         self._objects: Final = objects
         self._root: Final = root
 

@@ -1,4 +1,4 @@
-"""The port ``files`` on the operating system. Each method is one or two system calls, and nothing is cached."""
+"""Implement ``files`` with the operating system. Each method is one or two system calls, and nothing is cached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polywire.types import Buffer
 
 BEHIND_BYTES_MIN: Final = (
     1024 * 1024
-)  # half a millisecond of disk time: smaller writes finish before another thread would start
+)  # takes half a millisecond of disk time: smaller writes finish before another thread would start
 
 _O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
@@ -55,7 +55,7 @@ def _named(error: OSError, path: str) -> OSError:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Add a file's path to errors raised inside; not for frequent calls."""
+    """Add a file's path to errors raised inside this context; too slow for frequent calls."""
     try:
         yield
     except OSError as error:
@@ -80,9 +80,9 @@ class SystemMapping:
     def flush(self, start: int, stop: int) -> None:
         """Sync a range with ``msync``.
 
-        ``fdatasync`` would write every dirty page of the file. A reused journal slot may have many that are not needed;
-        ``msync`` of a shared mapping writes those of a range, with the same guarantee (on Linux both end in
-        ``vfs_fsync_range``).
+        ``fdatasync`` would write every changed page of the file, and a reused journal slot may have many that are not
+        needed. ``msync`` of a shared mapping writes only those of a range, with the same guarantee (on Linux both end
+        in ``vfs_fsync_range``).
         """
         if _msync is None:
             with _naming(self._path):
@@ -99,7 +99,7 @@ class SystemMapping:
 
 
 class SystemFile:
-    """One descriptor. A mapping keeps the file open beyond it, but must not keep the lock.
+    """One file descriptor. A mapping may outlive the descriptor, but must not keep its lock.
 
     ``_past_cache``: writes bypass the page cache. ``_behind``: the views that ``_writer`` is writing.
     """
@@ -140,8 +140,8 @@ class SystemFile:
             raise _named(error, self._path) from None
 
     def _write_past(self, parts: Sequence[Buffer], position: int) -> int:
-        """Write bypassing the page cache, mostly in a separate thread: the disk works while the next parts are
-        prepared.
+        """Write, bypassing the page cache; larger writes run in a thread, so that the caller can prepare the next
+        parts.
         """
         self._settle()
         if not self._past_cache:
@@ -163,7 +163,8 @@ class SystemFile:
             except OSError as error:
                 if error.errno != EINVAL or not self._past_cache:
                     raise _named(error, self._path) from None
-                self._pass_by(False)  # the file system does not support direct writes, or not after a short one
+                # the file system does not support direct writes, or not at this position after a short one
+                self._pass_by(False)
                 continue
             position += count
             take_off(views, count)
@@ -206,7 +207,7 @@ class SystemFile:
             if _sync_file_range is not None:
                 _sync_file_range(
                     self._descriptor, start, size, _SYNC_FILE_RANGE_WRITE
-                )  # an error here would fail the sync, too
+                )  # an error here would also make the sync fail
             return
         with suppress(OSError, AttributeError):  # AttributeError: the system has no such hints
             os.posix_fadvise(self._descriptor, start, size, getattr(os, _ADVICE[hint]))
@@ -221,7 +222,8 @@ class SystemFile:
         if take is None or os.fstat(self._descriptor).st_nlink > 0:
             return None
         try:
-            fcntl.fcntl(self._descriptor, take, fcntl.F_WRLCK)  # Linux grants the lease only to the sole user of a file
+            # Linux grants the lease only if no other descriptor has the file open
+            fcntl.fcntl(self._descriptor, take, fcntl.F_WRLCK)
             fcntl.fcntl(self._descriptor, take, give_back)
         except OSError as error:
             return True if error.errno in (EAGAIN, EACCES) else None
@@ -229,7 +231,7 @@ class SystemFile:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.shutdown()  # it must not write to the next file that gets this descriptor
+            self._writer.shutdown()  # otherwise it could write to the next file that gets this descriptor
         if self._locked:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
