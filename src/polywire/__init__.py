@@ -1,7 +1,7 @@
 """Polywire: a durable log broker that speaks six protocols over one log.
 
-The client's names load on first use, so a broker starts without them. With ``POLYWIRE_PURE=1`` in the environment all
-modules run from their Python source.
+The names of the client are imported on first use, so a broker starts without them. With ``POLYWIRE_PURE=1`` in the
+environment all modules run from their Python source.
 
 Example:
     async with polywire.connect("127.0.0.1:9555") as client:

@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; never returns."""
-    try:  # the import takes a moment, and Ctrl-C during it must not print a traceback
+    try:  # the import takes a moment; Ctrl-C during it must not print a traceback
         from polywire.cli.main import main as run
 
         run()

@@ -16,19 +16,19 @@ from typing import Final
 
 VERSION: Final = "0.1.0"
 
-# Matches imports of Cython declarations (.pxd) in sources and in other declarations.
+# Matches imports of Cython declarations (.pxd) in sources and in other declaration files.
 _DECLARED: Final = re.compile(r"^ *from (?:cython\.cimports\.)?(polywire[\w.]*) c?import ", re.MULTILINE)
 
 
 def compilable_modules() -> list[str]:
-    """Return the names of modules that import ``cython``. They can be compiled and also run as plain Python."""
+    """Return the names of modules that import ``cython``. They can be compiled, and also run as plain Python."""
     package = Path(__file__).parent
     names = [".".join(("polywire", *path.relative_to(package).with_suffix("").parts)) for path in package.rglob("*.py")]
     return sorted(name for name in names if source_of(name) is not None)
 
 
 def compiled_modules() -> dict[str, bool]:
-    """Map each compilable module to whether importing it now loads the compiled form."""
+    """Return for each compilable module whether the compiled form would be imported now."""
     return {name: _is_extension(find_spec(name)) for name in compilable_modules()}
 
 
@@ -45,7 +45,9 @@ def stale_modules() -> list[str]:
 
 
 def compiled_from(source: Path) -> set[Path]:
-    """Return a compilable module's source, its declarations, and all declarations that these import."""
+    """Return the files that a module is compiled from: its source, its declarations, and all declarations that these
+    import.
+    """
     found: set[Path] = set()
     pending = {source, source.with_suffix(".pxd")}
     while pending:
@@ -70,10 +72,10 @@ def _file_of(name: str, suffix: str) -> Path:
 
 
 def prefer_sources() -> None:
-    """Import all modules of this package from source from now on (``POLYWIRE_PURE=1``).
+    """From now on, import all modules of this package from their Python source (``POLYWIRE_PURE=1``).
 
     Raises:
-        ImportError: Cython is not installed; the sources import its shadow module.
+        ImportError: Cython is not installed; the sources import its module ``cython``.
     """
     if find_spec("cython") is None:
         raise ImportError("POLYWIRE_PURE=1 runs the sources, which need Cython: pip install cython", name="cython")
@@ -81,7 +83,7 @@ def prefer_sources() -> None:
 
 
 def describe() -> str:
-    """Return one line for users: the version, and whether it runs compiled."""
+    """Return one line for users: the version, and whether the modules are compiled."""
     found = compiled_modules()
     missing = [name.removeprefix("polywire.") for name, is_compiled in found.items() if not is_compiled]
     if not missing:
@@ -92,7 +94,7 @@ def describe() -> str:
 
 
 class _SourceFinder:
-    """Finds the source of a module where the default finder would load the extension."""
+    """Finds the source of a module for which the default finder would load the compiled extension."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

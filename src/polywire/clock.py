@@ -1,4 +1,6 @@
-"""The Clock port and the system's clock. Modules read the time through a ``Clock`` only, so that tests control it."""
+"""The ``Clock`` interface and the system's clock. Modules read the time only through a ``Clock``, so that tests control
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Source of time. ``polywire.testing`` has the simulated one."""
+    """Source of time. ``polywire.testing`` has a simulated one."""
 
     def now_us(self) -> int:
-        """Return the wall clock in microseconds since 1970 UTC; it may jump either way."""
+        """Return the wall clock in microseconds since 1970 UTC. It may jump forwards and backwards."""
 
     def monotonic(self) -> float:
         """Return seconds that never decrease."""
@@ -31,15 +33,17 @@ SYSTEM_CLOCK: Final = SystemClock()
 
 
 class ElapsedClock:
-    """Clock for expiry: it never jumps, and it stands still while the broker is stopped.
+    """Clock for expiry: it never jumps, and it does not advance while the broker is stopped.
 
-    It resumes from the last value that was saved, so nothing expires early, whatever the wall clock does.
+    It continues from the last saved value, so nothing expires early even if the wall clock jumps.
+
+    Args:
+        latest_us: the last saved value; 0 for a new broker.
     """
 
     __slots__ = ("_clock", "_origin_us")
 
     def __init__(self, clock: Clock, latest_us: int) -> None:
-        """latest_us: the last value that was saved; 0 for a new broker."""
         self._clock: Final = clock
         self._origin_us: Final = latest_us - int(clock.monotonic() * 1e6)
 

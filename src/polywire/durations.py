@@ -20,12 +20,12 @@ class Durations:
         self.sum_s = 0.0
 
     def observe(self, seconds: float, *, count: int = 1) -> None:
-        """Count ``count`` durations of this length."""
+        """Add ``count`` durations of this length."""
         self._counts[bisect_left(self._bounds_s, seconds)] += count
         self.sum_s += seconds * count
 
     def copy(self) -> Durations:
-        """Return a snapshot for another thread."""
+        """Return a copy, for use in another thread."""
         other = Durations(self._bounds_s)
         other._counts, other.sum_s = list(self._counts), self.sum_s
         return other
@@ -36,9 +36,9 @@ class Durations:
         return sum(self._counts)
 
     def quantile(self, share: float) -> float:
-        """Return the quantile for ``share`` (0 to 1) in seconds, rounded up to a bucket's bound.
+        """Return the quantile for ``share`` (0 to 1) in seconds, rounded up to a bucket's upper bound.
 
-        Infinite if it exceeds the last bound, 0.0 without observations.
+        The result is infinite if it exceeds the last bound, and 0.0 without observations.
         """
         rank, seen = share * self.count, 0
         if not rank:
@@ -50,6 +50,6 @@ class Durations:
         return inf
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return upper bounds in Prometheus' notation with cumulative counts."""
+        """Return (upper bound in Prometheus' notation, cumulative count) of each bucket."""
         names = [*map(str, self._bounds_s), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))

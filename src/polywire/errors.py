@@ -1,7 +1,7 @@
-"""Exceptions, classified by how the caller should react. A kind exists only if callers react differently to it.
+"""Exceptions, classified by how the caller should react. There is one class for each way to react.
 
-Every failure that leaves the broker is one of these kinds and has one ``ErrorCode``. Each protocol maps the codes to
-its own errors in its ``errors.py``.
+Every failure that a client of the broker sees has one of these classes and one ``ErrorCode``. Each protocol maps the
+codes to its own errors in its ``errors.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Retry(Enum):
 
 
 class ErrorCode(Enum):
-    """Identity of an error. The kind of the exception says what to do."""
+    """Identifies an error. The class of the exception says how to react."""
 
     INVALID_REQUEST = "invalid_request"
     INVALID_BATCH = "invalid_batch"
@@ -66,17 +66,17 @@ class ErrorCode(Enum):
     STORAGE_FAILED = "storage_failed"
     UNREACHABLE = "unreachable"  # raised by clients: no server listens or replies, or it speaks another protocol
     CORRUPT = "corrupt"
-    NEWER_FORMAT = "newer_format"  # the checksum is right and the format unknown: a newer version wrote it
+    NEWER_FORMAT = "newer_format"  # the checksum is valid but the format unknown: a newer version wrote the data
 
 
 class BrokerError(Exception):
-    """Base of all errors that a caller may see. The subclass says what to do, ``code`` identifies the error.
+    """Base of all errors that a caller may see. The subclass says how to react; ``code`` identifies the error.
 
     Attributes:
-        code: identity of the error.
-        message: lower case, facts last as ``key=value``.
+        code: identifies the error.
+        message: begins in lower case and ends with facts as ``key=value``.
         retry: when a retry can succeed.
-        retry_after_ms: milliseconds after which a limit is usually free again; None if unknown.
+        retry_after_ms: milliseconds after which the limit has usually cleared; None if unknown.
     """
 
     retry: ClassVar[Retry] = Retry.NEVER
@@ -89,11 +89,11 @@ class BrokerError(Exception):
 
 
 class Invalid(BrokerError):
-    """The request is wrong; fix it."""
+    """The request is wrong; correct it."""
 
 
 class Denied(BrokerError):
-    """Log in, or ask for the right."""
+    """The client is not logged in or lacks a permission."""
 
 
 class Missing(BrokerError):
@@ -101,29 +101,29 @@ class Missing(BrokerError):
 
 
 class Conflict(BrokerError):
-    """The object exists already, or the caller is fenced or has an older epoch."""
+    """The object already exists, or the caller is fenced or uses an outdated epoch."""
 
 
 class NotOwner(BrokerError):
-    """Another broker owns this; ask the one the message names."""
+    """Another broker owns the object; send the request to the broker that the message names."""
 
     retry = Retry.ELSEWHERE
 
 
 class Busy(BrokerError):
-    """A limit is reached; retry after ``retry_after_ms``, or after deleting something if that is None."""
+    """A limit is reached. Retry after ``retry_after_ms``; if that is None, delete something first."""
 
     retry = Retry.LATER
 
 
 class Unavailable(BrokerError):
-    """A dependency failed or time ran out; nothing was acknowledged."""
+    """A dependency failed or a time limit passed; nothing was acknowledged."""
 
     retry = Retry.NOW
 
 
 class Corrupt(BrokerError):
-    """Stored bytes do not verify; an operator must look."""
+    """Stored data is damaged; an operator must act."""
 
 
 class PeerError(Exception):

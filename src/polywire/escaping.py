@@ -31,10 +31,10 @@ _JSON: Final[Mapping[int, str]] = {code: f"\\u{code:04x}" for code in _UNSAFE if
 
 
 def escaped(text: str) -> str:
-    """Return the text on one line, with ``\\xNN`` or ``\\uNNNN`` for characters that a terminal might interpret."""
+    r"""Return the text on one line, with ``\xNN`` or ``\uNNNN`` for characters that a terminal might interpret."""
     return text.translate(_TEXT)
 
 
 def escaped_json(text: str) -> str:
-    """Return equivalent JSON with ``\\uNNNN`` for unsafe characters; newlines between values stay."""
+    r"""Return equivalent JSON with ``\uNNNN`` for unsafe characters; newlines between values are kept."""
     return text.translate(_JSON)

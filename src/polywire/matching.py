@@ -1,7 +1,8 @@
 """Match untrusted text against sets of characters and against patterns with ``*`` and ``?``.
 
-The time is at most proportional to the length of the text, or to text times pattern. Regular expressions can backtrack
-without such a bound. Packages that handle untrusted bytes therefore use these functions instead of ``re``.
+The time is at most proportional to the length of the text, or to the product of the lengths of text and pattern.
+Regular expressions can backtrack without such a bound. Packages that handle untrusted bytes therefore use these
+functions instead of ``re``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ UPPER: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LOWER: Final = "abcdefghijklmnopqrstuvwxyz"
 HEX_DIGITS: Final = DIGITS + "abcdef"
 WORD: Final = DIGITS + UPPER + LOWER
-INTEGER_DIGITS_MAX: Final = 19  # of a signed 64-bit number
-ANY: Final = "*"  # any characters, none as well
-ONE: Final = "?"  # exactly one character
+INTEGER_DIGITS_MAX: Final = 19  # most digits of a signed 64-bit number
+ANY: Final = "*"  # matches any characters, or none
+ONE: Final = "?"  # matches exactly one character
 
 
 def consists_of(text: str, characters: str) -> bool:
@@ -24,7 +25,7 @@ def consists_of(text: str, characters: str) -> bool:
 
 
 def signed_64(text: str) -> int | None:
-    """Parse a signed 64-bit decimal number in ASCII digits, leading zeros allowed; None for any other text."""
+    """Parse a signed 64-bit decimal number in ASCII digits, with or without leading zeros; None for any other text."""
     if len(text) < INTEGER_DIGITS_MAX and text.isascii() and text.isdigit():
         return int(text)  # the fast path: nearly all numbers
     digits = text[1:] if text[:1] in ("+", "-") else text
@@ -45,9 +46,9 @@ def is_pattern(text: str) -> bool:
 def matches(pattern: str, text: str) -> bool:
     """Return whether the pattern matches the whole text, in at most ``len(pattern) * len(text)`` steps.
 
-    Only the last ``*`` is ever extended: if an earlier one could match more, so could the last.
+    Only the last ``*`` is extended: whatever an earlier one could match in addition, the last one can match, too.
     """
-    index = position = 0  # in the pattern, in the text
+    index = position = 0  # index in the pattern, position in the text
     star, star_end = -1, 0  # index of the last ``*``, end of the text that it matches
     while position < len(text):
         char = pattern[index] if index < len(pattern) else ""

@@ -1,6 +1,6 @@
 """Percent-encode stream and topic names for protocols that reserve some characters, and decode them.
 
-``%XX`` is one byte of the name's UTF-8, as in URLs (RFC 3986, 2.1).
+As in URLs, ``%XX`` is one byte of the name in UTF-8 (RFC 3986, 2.1).
 
 * ``unescape(escape(name)) == name``, so different names have different encodings.
 * An escaped name has no reserved character. A name without reserved characters is unchanged, except for a ``%`` before
@@ -19,7 +19,7 @@ from polywire.matching import WORD, consists_of
 
 ESCAPE: Final = "%"
 _HEX: Final = frozenset("0123456789ABCDEFabcdef")
-_NEVER_RESERVED: Final = WORD + "._=-"  # nearly all names have no other character
+_NEVER_RESERVED: Final = WORD + "._=-"  # nearly all names consist of these characters
 WHITE: Final = frozenset(char for char in map(chr, range(0x3001)) if char.isspace())
 CONTROLS: Final = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)))
 
@@ -37,7 +37,7 @@ def escape(name: str, reserved: Container[str] = ()) -> str:
 
 
 def unescape(text: str) -> str:
-    """Return the name that a text spells.
+    """Decode a percent-encoded name.
 
     Raises:
         Invalid: INVALID_TOPIC: an escape decodes to invalid UTF-8 or to a control character.
@@ -70,7 +70,7 @@ def _escape(char: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Encode a text; bytes that a protocol decoded as invalid UTF-8 come back unchanged."""
+    """Encode a text as UTF-8. Surrogates for invalid bytes, which a protocol has decoded, become these bytes again."""
     return text.encode("utf-8", "surrogateescape")
 
 

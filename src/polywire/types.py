@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 else:  # array cannot be subscripted before Python 3.12
     Buffer = bytes | bytearray | memoryview | array
 
-NAME_BYTES_MAX: Final = 255  # of a stream or topic name in UTF-8: the longest that any protocol accepts (Iggy)
-FULL_NAME_BYTES_MAX: Final = 2 * NAME_BYTES_MAX + 1  # stream, dot and topic
+NAME_BYTES_MAX: Final = 255  # limit of a stream or topic name in UTF-8: the longest that any protocol accepts (Iggy)
+FULL_NAME_BYTES_MAX: Final = 2 * NAME_BYTES_MAX + 1  # limit of stream, dot and topic
 DEFAULT_STREAM: Final = "default"
 DEFAULT_PARTITION_COUNT: Final = 3
 PORT_MAX: Final = 65_535
 PORT_DIGITS_MAX: Final = 5  # longer texts are rejected before they are parsed
 PARTITION_COUNT_MAX: Final = 10_000
-SHARDS_MAX: Final = 64  # of one broker; each has its own topics and its own process
+SHARDS_MAX: Final = 64  # most shards of one broker; each has its own topics and its own process
 
 
 def spell_address(host: str, port: int | str) -> str:
@@ -38,8 +38,8 @@ def host_of(address: str) -> str:
 class Level(IntEnum):
     """Durability that an acknowledgement guarantees (concepts: durability#levels).
 
-    MEMORY: the broker accepted the records. WRITTEN: the operating system has them. SYNCED: they are on the disk.
-    STORED: they are in the bucket; without a bucket, the same as SYNCED.
+    MEMORY: the broker accepted the records. WRITTEN: the operating system has them. SYNCED: they are on disk. STORED:
+    they are in the bucket; without a bucket, this equals SYNCED.
     """
 
     MEMORY = 0
@@ -58,7 +58,7 @@ class KeyHash(Enum):
 
 
 class PositionKind(Enum):
-    """Owner of a committed offset: a single consumer or a group."""
+    """Kind of owner of a committed offset: a single consumer or a group."""
 
     CONSUMER = "consumer"
     GROUP = "group"
@@ -73,7 +73,7 @@ class Assignor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """Stream and name of a topic. The first dot of a full name ends the stream (decision 0116)."""
+    """Stream and name of a topic. In a full name, the first dot ends the stream (decision 0116)."""
 
     stream: str
     topic: str
@@ -92,7 +92,7 @@ class TopicName:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether parsing the full name gives this stream and topic again."""
+        """Return whether parsing the full name returns the same stream and topic."""
         return TopicName.parse(self.full) == self
 
     @property
@@ -123,5 +123,5 @@ def check_topic_name(name: TopicName) -> None:
 
 
 def shard_name(shard: int) -> str:
-    """Return the shard number as file and object names contain it: four hexadecimal digits."""
+    """Return a shard number as used in names of files and objects: four hexadecimal digits."""
     return f"{shard:04x}"

@@ -255,7 +255,7 @@ def test_a_stream_notices_that_its_topic_was_replaced(
     run("true")
     served.connection.delete_topic(topic)
     fill(served.connection, topic, [30])
-    with pytest.raises(PySparkException, match="deleted and made again"):
+    with pytest.raises(PySparkException, match="deleted and created again"):
         run("true")
     run("false")
     assert spark.read.parquet(str(tmp_path / "table")).count() == 130

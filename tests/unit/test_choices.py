@@ -41,6 +41,6 @@ def test_nothing_close_is_not_suggested() -> None:
 def test_options() -> None:
     check_options("producer", ["level"], ["level", "create"])
     with pytest.raises(
-        TypeError, match=r"no such option of a producer, did you mean 'level'[?] option='levl' known=create,level"
+        TypeError, match=r"unknown option of a producer, did you mean 'level'[?] option='levl' known=create,level"
     ):
         check_options("producer", ["levl"], ["level", "create"])

@@ -118,7 +118,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def damages(findings: Sequence[Finding]) -> int:
-    """Print damage that was copied unchanged, and return the exit code."""
+    """Print damage that the backup contains because the data directory has it, and return the exit code."""
     for finding in unsound(findings):
         note(f"damaged path={finding.path!r} {finding.message}", style="red")
     return exit_code(findings)

@@ -54,7 +54,8 @@ from polywire.store.system_files import SYSTEM_FILES
 
 FACTS: Final = "backup.json"
 UNFINISHED: Final = ".unfinished"
-COPIES_MAX: Final = 50  # attempts; one copy takes a fraction of the time in which the broker fills a journal file
+# most attempts; one attempt takes a fraction of the time in which the broker fills a journal file
+COPIES_MAX: Final = 50
 _COPIED: Final = "copied"
 _PAUSE_SECONDS: Final = 0.02
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -70,8 +71,8 @@ class _LogChanged(Exception):
 class Facts:
     """Facts about a backup, stored in ``backup.json``.
 
-    through: sequence number of the last journal group in it. copied_segments, copied_bytes: what no earlier backup had. damaged: names of
-    segments that were already damaged in the data directory.
+    through: sequence number of the last journal group in the backup. copied_segments, copied_bytes: what had to be
+    copied because no earlier backup has it. damaged: names of segments that were already damaged in the data directory.
     """
 
     taken_at: str
@@ -85,7 +86,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A new backup, with the findings about the segments that were copied for it."""
+    """A new backup, and findings about the segments that were copied for it."""
 
     path: Path
     facts: Facts
@@ -125,7 +126,7 @@ def list_backups(shelf: Path) -> list[str]:
 
 
 def find_backup(path: Path) -> Path:
-    """Return ``path`` if it is a backup, else the newest backup in it. Raises Invalid."""
+    """Return ``path`` if it is a backup, else the newest backup in the directory ``path``. Raises Invalid."""
     if _is_backup(path):
         return path
     names = list_backups(path)
@@ -197,7 +198,7 @@ class _BackupInProgress:
         """Size in bytes of each segment that was copied instead of linked."""
 
     def take(self, taken_at: datetime) -> Taken:
-        """Try once. Raises _LogChanged, and the errors of ``take_backup``."""
+        """Try to make the backup once. Raises _LogChanged, and the errors of ``take_backup``."""
         if (self._unfinished / _COPIED).exists():
             shutil.rmtree(self._unfinished / _COPIED)
         for folder in (SEGMENTS, SNAPSHOTS, f"{_COPIED}/{JOURNAL}", f"{_COPIED}/{SNAPSHOTS}"):
@@ -206,7 +207,7 @@ class _BackupInProgress:
             try:
                 locks.callback(lock_directory(self._directory))
                 is_in_use = False
-            except Busy:  # by a broker, or by another offline tool
+            except Busy:  # in use by a broker, or by another offline tool
                 is_in_use = True
             segments, through = self._copy_state(is_in_use)
         self._check(through)
@@ -233,8 +234,8 @@ class _BackupInProgress:
         Raises _LogChanged, Corrupt.
         """
         try:
-            # Snapshots are copied before and after the journal: the journal can refer to one that is written meanwhile, and the broker
-            # deletes old ones when it begins its next journal file.
+            # Snapshots are copied before and after the journal. The journal can refer to a snapshot that is written
+            # meanwhile, and the broker deletes old ones when it begins its next journal file.
             self._copy_snapshots()
             self._copy_journal()
             self._copy_snapshots()
@@ -270,8 +271,8 @@ class _BackupInProgress:
     def _copy_journal(self) -> None:
         """Copy the journal files while the broker may be writing to one of them.
 
-        The file with the latest change is copied last. If the broker moves to another file meanwhile, the copy ends with the groups before
-        the move, without a gap.
+        The file that was changed last is copied last. If the broker switches to another file meanwhile, the copy ends
+        without a gap, with the last group before the switch.
         """
         source, target = self._directory / JOURNAL, self._unfinished / _COPIED / JOURNAL
         for name in sorted(_names(source), key=lambda name: (source / name).stat().st_mtime_ns):
@@ -280,8 +281,8 @@ class _BackupInProgress:
     def _recover(self, offline: OfflineLog, is_in_use: bool) -> tuple[Chain, set[str]]:
         """Replay the copy, and return its chain of journal groups and its segments. Raises _LogChanged, Corrupt.
 
-        The copy is consistent if the chain reaches the newest group: a group that was overwritten or incomplete when its page was copied
-        leaves a gap, and a chain ends before a gap.
+        The copy is consistent if the chain reaches the newest group. A group that was overwritten or incomplete when it
+        was copied leaves a gap, and a chain ends before a gap.
         """
         try:
             diagnosis = offline.diagnose()
@@ -301,7 +302,7 @@ class _BackupInProgress:
         return chain, {item.segment.name for item in diagnosis.log_state.segments.by_location.values()}
 
     def _write_journal(self, chain: Chain, slots: Sequence[Slot], seed: int) -> None:
-        """Write the groups of the chain at their positions, and nothing else."""
+        """Write the groups of the chain at their original positions; all other bytes become zeros."""
         folder = self._unfinished / JOURNAL
         make_directories(SYSTEM_FILES, folder)
         for name in _names(folder):
@@ -324,11 +325,11 @@ class _BackupInProgress:
     # Blobs
 
     def _add_segment(self, name: str) -> None:
-        """Add a segment: reuse the file of an earlier attempt, link that of another backup, or copy it."""
+        """Add a segment: use the file of an earlier attempt, link the one of another backup, or copy it."""
         source, target = self._directory / name, self._unfinished / name
         if target.exists():
             if _is_same(source, target):
-                if target.stat().st_nlink == 1:  # copied by an attempt that ended before it verified the file
+                if target.stat().st_nlink == 1:  # copied by an attempt that ended before the file was verified
                     self._copied[name] = target.stat().st_size
                 return
             remove(SYSTEM_FILES, target)
@@ -342,7 +343,7 @@ class _BackupInProgress:
         self._copied[name] = target.stat().st_size
 
     def _copy(self, source: Path, name: str) -> None:
-        """Copy a file and sync it before it gets its name."""
+        """Copy a file and sync it before the copy gets its final name."""
         target = self._unfinished / name
         temporary = target.with_name(f".{target.name}")
         copy_file(SYSTEM_FILES, source / name, temporary)
@@ -355,19 +356,17 @@ class _BackupInProgress:
                 remove(SYSTEM_FILES, self._unfinished / folder / name)
         SYSTEM_FILES.sync_directory(self._unfinished / folder)
 
-    # The end
+    # Finish
 
     def _check(self, through: int) -> None:
-        """Replay the backup as a starting broker would. Raises Corrupt."""
+        """Replay the backup like a broker that starts. Raises Corrupt."""
         offline = OfflineLog(self._unfinished, self._replay, self._loop)
         try:
             diagnosis = offline.diagnose()
         finally:
             offline.close()
         if diagnosis.reason is not None or diagnosis.through != through:
-            raise Corrupt(
-                ErrorCode.CORRUPT, f"the backup does not verify through={diagnosis.through} expected={through}"
-            )
+            raise Corrupt(ErrorCode.CORRUPT, f"the backup is damaged through={diagnosis.through} expected={through}")
 
     def _finish(self, facts: Facts, taken_at: datetime) -> Path:
         """Give the backup its final name, which makes it complete."""
@@ -423,10 +422,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def _is_same(source: Path, other: Path) -> bool:
-    """Return whether two files are the same segment.
+    """Return whether two files are the same segment, by comparing their footers.
 
-    A broker that was restored from a backup reuses segment names, so names do not identify a segment. Footers do: they contain the times of
-    the records.
+    Names do not identify a segment, because a broker that was restored from a backup uses the same names again. Footers
+    contain the times of the records.
     """
     size = other.stat().st_size
     return source.stat().st_size == size and _last_block(source, size) == _last_block(other, size)

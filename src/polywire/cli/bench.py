@@ -37,7 +37,7 @@ from polywire.escaping import escaped_json
 COLUMNS: Final = ("figure", "value", "unit")
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 MEBI: Final = 1 << 20
-QUIET_SECONDS: Final = 10.0  # without any record, although some are to come
+QUIET_SECONDS: Final = 10.0  # seconds without a record after which a measurement fails
 RECORDS_MAX: Final = 100_000_000
 SIZE_MAX: Final = 1 << 20
 BATCH_MAX: Final = 100_000
@@ -81,7 +81,7 @@ class Measured:
     figures: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def rate(self, records: int, bytes_: int, seconds: float, processor_seconds: float) -> None:
-        """Add record rate, byte rate, and the client's processor time for a record."""
+        """Add record rate, byte rate, and the client's CPU time per record."""
         self.figures["records"] = (records, "")
         self.figures["rate"] = (round(records / seconds), "records/s")
         self.figures["throughput"] = (round(bytes_ / seconds / MEBI, 1), "MiB/s")
@@ -181,7 +181,8 @@ def latency(
     async def work(topic: str) -> None:
         count = rate * seconds
         async with Producer(address, linger_ms=0) as producer:
-            await producer.send_and_wait(topic, b"." * size)  # not measured: the first record of a topic sets it up
+            # not measured: the first record of a topic includes the topic's setup
+            await producer.send_and_wait(topic, b"." * size)
             async with Consumer(address, topic) as consumer:
                 await consumer.batch(1, timeout_s=QUIET_SECONDS)
                 begun = time.perf_counter()
@@ -195,7 +196,7 @@ def latency(
 
 
 def _measured(measurement: str, address: str, settings: Mapping[str, object]) -> Measured:
-    """Return empty results, with the settings and the address without its login."""
+    """Return empty results that state the settings and the address, without its login."""
     return Measured({"measurement": measurement, "address": split_login(address)[1], **settings})
 
 
@@ -220,7 +221,7 @@ async def _produce(url: str, topic: str, records: int, *, size: int, batch: int,
 
 
 async def _send_when_due(producer: Producer, topic: str, begun: float, count: int, *, rate: int, size: int) -> None:
-    """Send each record when it is due, and late ones at once."""
+    """Send each record at its scheduled time, or at once if that has passed."""
     sent = 0
     while sent < count:
         await asyncio.sleep(max(0.0, begun + sent / rate - time.perf_counter()))
@@ -231,7 +232,7 @@ async def _send_when_due(producer: Producer, topic: str, begun: float, count: in
 
 
 async def _read_all(consumer: Consumer, begun: float, count: int, *, rate: int) -> array[float]:
-    """Read all records, and return for each the seconds from when it was due to when it was read."""
+    """Read all records, and return for each the seconds between its scheduled time and its arrival."""
     times = array("d")
     while len(times) < count:
         found = await consumer.batch(10_000, timeout_s=QUIET_SECONDS + 1 / rate)
@@ -245,7 +246,7 @@ async def _read_all(consumer: Consumer, begun: float, count: int, *, rate: int) 
 
 
 def _with_new_topic(address: str, partitions: int, work: Callable[[str], Awaitable[None]]) -> None:
-    """Run ``work`` on a new topic, and delete the topic if the protocol can."""
+    """Run ``work`` on a new topic, and delete the topic afterwards if the protocol can."""
 
     async def connected(client: WireClient) -> None:
         topic = f"bench-{secrets.token_hex(4)}"

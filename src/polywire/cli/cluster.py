@@ -247,7 +247,10 @@ def drain(
 
 
 def _await_drained(nodes: Nodes, machine: str, shards: int, timeout_s: float) -> set[int]:
-    """Wait until a machine leads no shard, and print each new leader. Return the shards that it still leads after ``timeout_s``."""
+    """Wait until a machine leads no shard, and print each new leader.
+
+    Returns the shards that the machine still leads after ``timeout_s``.
+    """
     end, awaited, has_warned = time.monotonic() + timeout_s, set[int](), False
     while True:
         brokers = nodes.read()
@@ -290,7 +293,10 @@ def _identity(objects: Objects) -> Identity:
 
 
 def seen_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
-    """Return all brokers with their states, after a heartbeat of each, or after the time in which a live broker sends one."""
+    """Return all brokers with their states.
+
+    Waits for a heartbeat of each, but at most as long as a live broker needs for one.
+    """
     nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
     brokers, begun = nodes.read(), clock.monotonic()
     watch.see(brokers, begun)

@@ -17,8 +17,8 @@ from polywire.cluster.probe import check
 from polywire.server.shard_directories import count_shards
 from polywire.store.url import open_bucket
 
-TIMEOUT_S: Final = 120  # for one segment
-REPORT_S: Final = 2.0  # between two progress lines
+TIMEOUT_S: Final = 120  # seconds for one request, which may transfer a whole segment
+REPORT_S: Final = 2.0  # seconds between two progress lines
 
 app = App(
     name="import",

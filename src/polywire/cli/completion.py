@@ -44,8 +44,8 @@ def completion_of(program_app: App) -> App:
 def _ending(program_app: App, program: str, shell: str) -> str:
     """Return lines that the generated script lacks.
 
-    zsh runs a file of its function path as the body of the function, but a sourced script has to register its function. fish offers file
-    names where a subcommand is expected, unless -f is set.
+    zsh runs a file from its function path as the body of the function, but a script that is sourced must register its
+    function. fish suggests file names instead of subcommands unless -f is set.
     """
     if shell == "zsh":
         return _ZSH_ENDING.format(program=program)

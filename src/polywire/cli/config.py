@@ -39,14 +39,16 @@ ServeOptions = Annotated[str, Parameter(allow_leading_hyphen=True, help="Options
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings, and the command line arguments they come from."""
+    """Settings, and the arguments of the command line parser that they were made from."""
 
     config: ServeConfig
     arguments: ArgumentCollection
 
 
 def resolve(words: tuple[str, ...]) -> Resolved:
-    """Resolve options, environment and file as ``polywire serve`` does. Raises CycloptsError, and OSError if the file cannot be read."""
+    """Resolve options, environment and file like ``polywire serve``. Raises CycloptsError, and OSError for an
+    unreadable file.
+    """
     collections: list[ArgumentCollection] = []
 
     def record_arguments(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 ADDRESS_DEFAULT: Final = "polywire://127.0.0.1:9555"
 CONNECT_VARIABLE: Final = "POLYWIRE_CONNECT_S"
-QUIET_S: Final = 1.0  # before a command reports that it waits for its broker
+QUIET_S: Final = 1.0  # seconds after which a command reports that it is waiting for its broker
 
 Address = Annotated[
     str,
@@ -37,12 +37,12 @@ Address = Annotated[
 def run_with_client(
     address: str, work: Callable[[WireClient], Awaitable[Result]], *, topic: str | None = None, group: str | None = None
 ) -> Result:
-    """Connect, run ``work``, close, and return the result of ``work``.
+    """Connect, run ``work``, close the connection, and return the result of ``work``.
 
-    If ``topic`` or ``group`` does not exist, the error lists those that do. Connecting is retried as in ``polywire.connect``, and the wait is
-    reported.
+    If ``topic`` or ``group`` does not exist, the error lists the existing ones. Connecting is retried like in
+    ``polywire.connect``, and the wait is reported.
 
-    Raises Failed if no broker answers in time, and the kinds of ``polywire.errors``.
+    Raises Failed if no broker answers in time, and the errors of ``polywire.errors``.
     """
     limit_s = connect_limit_s()
 
@@ -75,19 +75,21 @@ def run_with_client(
 
 
 def connect_limit_s() -> float:
-    """Return how many seconds a command retries to connect. Raises Failed if the variable is not a number of seconds."""
+    """Return for how many seconds a command tries to connect. Raises Failed if the variable has an invalid value."""
     setting = os.environ.get(CONNECT_VARIABLE) or CONNECT_S
     try:
         limit_s = float(setting)
     except ValueError:
         limit_s = -1.0
     if not 0 <= limit_s < float("inf"):
-        raise Failed(f"connect timeout is not a number of seconds {CONNECT_VARIABLE}={setting!r}")
+        raise Failed(f"the connect timeout must be a number of seconds {CONNECT_VARIABLE}={setting!r}")
     return limit_s
 
 
 def polywire_only(client: WireClient, action: str) -> PolywireClient:
-    """Return the client as one of the polywire protocol, which ``action`` ("list groups") needs. Raises Invalid for other protocols."""
+    """Return the client if it uses the polywire protocol, which ``action`` ("list groups") needs; otherwise raise
+    Invalid.
+    """
     if not isinstance(client, PolywireClient):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"only the polywire protocol can {action} (use a polywire:// address)")
     return client

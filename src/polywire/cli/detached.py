@@ -30,10 +30,10 @@ from polywire.server.config import ServeConfig
 
 PRIVATE_MODE: Final = 0o600
 POLL_S: Final = 0.02
-QUIET_S: Final = 1.0  # before a start or stop reports that it is still waiting
-REPORTS_S: Final = 10.0  # between two such reports
-PID_BYTES_MAX: Final = 9  # in the .pid file; process ids are at most 2^22
-STOP_S_MAX: Final = 60.0  # enough for a broker to send pending responses and to sync its log
+QUIET_S: Final = 1.0  # seconds after which a start or stop reports that it is still waiting
+REPORTS_S: Final = 10.0  # seconds between two such reports
+PID_BYTES_MAX: Final = 9  # most digits in the .pid file; process ids are at most 2^22
+STOP_S_MAX: Final = 60.0  # seconds to wait: enough for a broker to send pending responses and to sync its log
 
 app = App(
     name="stop",
@@ -74,7 +74,7 @@ def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> 
         if child == 0:
             _become_broker(replace(config, ready_file=ready), serve, log_file.fileno())
         try:
-            # The parent writes it, so that polywire stop works before the child has done anything.
+            # The parent writes it, so that polywire stop works even before the child has started.
             os.write(pid_file, b"%d\n" % child)
         except OSError as error:
             os.kill(child, signal.SIGKILL)
@@ -110,7 +110,7 @@ def running(data_dir: Path) -> int | None:
 
 def beside(data_dir: Path, suffix: str) -> Path:
     """Return the path of a file next to a data directory. Raises Failed for the root directory, which has no parent."""
-    if data_dir.name in ("", ".."):  # "." and the like do not contain the directory's name
+    if data_dir.name in ("", ".."):  # "." and similar paths do not contain the directory's name
         data_dir = Path(os.path.abspath(data_dir))
     if not data_dir.name:
         raise Failed(f"the root directory cannot be a data directory (use --data-dir) data_dir={str(data_dir)!r}")
@@ -119,7 +119,10 @@ def beside(data_dir: Path, suffix: str) -> Path:
 
 @contextmanager
 def _locked(data_dir: Path) -> Iterator[int]:
-    """Lock the .pid file and yield its descriptor. A forked child shares the lock and holds it until it exits. Raises Failed."""
+    """Lock the .pid file and yield its descriptor. Raises Failed if it is locked already.
+
+    A forked child shares the lock and holds it until it exits.
+    """
     with open(beside(data_dir, ".pid"), "ab", opener=_open_pid) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

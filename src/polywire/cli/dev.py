@@ -30,7 +30,7 @@ from polywire.types import spell_address
 SAMPLE: Final = "sample"
 SAMPLE_PARTITIONS: Final = 3
 SAMPLE_RECORDS: Final = 100
-SLOT_BYTES: Final = 17 * 1024 * 1024  # the smallest that fits the largest request of every protocol
+SLOT_BYTES: Final = 17 * 1024 * 1024  # the smallest size that fits the largest request of every protocol
 READY_POLL_S: Final = 0.02
 FREE_PORT: Final = "127.0.0.1:0"
 
@@ -117,7 +117,7 @@ async def _produce_samples(
 
 
 async def _create_sample_topic(client: WireClient) -> int:
-    """Create the topic with its first records, unless the data directory has it already; return the number of records."""
+    """Create the topic with its first records, unless it exists already; return its number of records."""
     try:
         await client.create_topic(SAMPLE, SAMPLE_PARTITIONS)
         await client.produce(SAMPLE, [_record(number) for number in range(SAMPLE_RECORDS)])

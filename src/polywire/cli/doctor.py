@@ -84,7 +84,9 @@ def doctor(
 
 
 def required(data_dir: Path | None) -> Path:
-    """Return the data directory. Raises Failed if neither it nor a bucket was selected."""
+    """Return the data directory. Raises Failed if it is None, because then neither a directory nor a bucket was
+    selected.
+    """
     if data_dir is None:
         raise Failed("nothing to check (use --data-dir or --bucket)")
     return data_dir
@@ -92,7 +94,7 @@ def required(data_dir: Path | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The findings about a part of a log, and the broker state that maps partitions to topics."""
+    """Findings about a part of a log, and the broker state, which has the topic names of partitions."""
 
     state: Replay
     findings: Sequence[Finding]
@@ -122,7 +124,7 @@ def examined(url: str) -> list[Examined]:
 
 
 def _request_counts(counts: RequestCounts) -> str:
-    """Return the requests that the check sent to the bucket, because object stores charge for them."""
+    """Return the number of requests that the check sent to the bucket; object stores charge for them."""
     charged = " ".join(f"{charge.value}={count}" for charge, count in counts.charged.items() if count)
     return f"requests to the bucket: {charged} got_mib={counts.got_bytes / 2**20:.1f}"
 
@@ -156,7 +158,9 @@ def print_examined(found: Sequence[Examined], output: ListFormat) -> None:
 
 
 def _overview(offline: OfflineLog) -> str:
-    """Return counts of topics, partitions, groups, segments and journal files, as far as the journal could be replayed."""
+    """Return counts of topics, partitions, groups, segments and journal files in the part of the journal that was
+    replayed.
+    """
     state = offline.state
     assert isinstance(state, State)
     topics = state.catalog.topics(internal=True)

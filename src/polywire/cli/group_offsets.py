@@ -24,8 +24,8 @@ from polywire.client.base import WireClient
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 
-ENTRIES_MAX: Final = 1_000_000  # of one import, which holds all entries in memory to check them first
-LINE_CHARS_MAX: Final = 10_000  # enough for three names of 511 bytes, all escaped, and a number
+ENTRIES_MAX: Final = 1_000_000  # most lines of one import, because all entries are held in memory and checked first
+LINE_CHARS_MAX: Final = 10_000  # enough for three escaped names of 511 bytes each, and a number
 COLUMNS: Final = ("group", "topic", "partition", "offset")
 REQUIRED: Final = frozenset(COLUMNS) - {"group"}
 
@@ -51,7 +51,7 @@ class ExportFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """The next offset that a group reads from a partition."""
+    """The next offset that a group will read from a partition."""
 
     group: str
     topic: str
@@ -128,7 +128,7 @@ def import_offsets(
 
 
 def read_offsets(lines: Iterable[str], *, group: str | None) -> list[CommittedOffset]:
-    """Parse JSON lines, or CSV with a header. ``group`` replaces the group of every line unless it is None. Raises Invalid."""
+    """Parse JSON lines, or CSV with a header. ``group``, if not None, replaces the group of every line. Raises Invalid."""
     names: Sequence[str] | None = None
     found: list[CommittedOffset] = []
     for number, line in enumerate(lines, 1):
@@ -240,7 +240,7 @@ def _apply(address: str, offsets: Sequence[CommittedOffset], *, dry_run: bool, o
 
 
 def new_groups(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return ``new_groups=…`` for groups that had no committed offset before: their names may be mistyped."""
+    """Return ``new_groups=…`` for groups that had no committed offset before, because their names may be misspelled."""
     known = {row["group"] for row in rows if row["position"] is not None}
     new = {str(row["group"]) for row in rows} - known
     return f" new_groups={listed(new)}" if new else ""

@@ -22,10 +22,15 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A kind of named state.
+    """A kind of named state that the broker stores.
 
-    word: the command, as in ``polywire writer``. name, names: the noun in sentences. delete_help: help of ``delete``. example: a name.
-    columns: of the list, the name first. detail: the column that ``delete`` reports.
+    Attributes:
+        word: the command, as in ``polywire writer``.
+        name, names: the noun in sentences, singular and plural.
+        delete_help: help of ``delete``.
+        example: an example of a name.
+        columns: columns of the list, the name first.
+        detail: the column that ``delete`` reports.
     """
 
     word: str
@@ -40,11 +45,11 @@ class Noun:
     deleted: Callable[[PolywireClient, str], Awaitable[None]]
 
     async def rows(self, client: WireClient) -> list[dict[str, object]]:
-        """Return one row for each, with the broker's values."""
+        """Return one row for each item, with the broker's values."""
         return [asdict(found) for found in await self.listed(polywire_only(client, f"list {self.names}"))]
 
     async def delete(self, client: WireClient, name: str, *, dry_run: bool) -> object:
-        """Delete one by name and return its ``detail``. Raises Missing."""
+        """Delete an item by name and return its ``detail``. Raises Missing."""
         polywire = polywire_only(client, f"delete {self.names}")
         key = self.columns[0]
         rows = await self.rows(polywire)

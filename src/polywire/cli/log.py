@@ -31,7 +31,7 @@ app = App(
 
 COLUMNS: Final = ("loss", "topic", "partition", "first_offset", "next_offset", "count")
 empty_state: Final = partial(State, BrokerSettings())
-"""Creates the broker state into which a log is replayed."""
+"""Creates an empty broker state, into which a log is replayed."""
 
 
 app.command(
@@ -98,7 +98,7 @@ def logs_on_stderr() -> Iterator[None]:
 
 
 def rows_of(offline: OfflineLog, loss: Loss) -> Iterator[Mapping[str, object]]:
-    """Return one row for each thing that a repair gives up."""
+    """Return one row for each item that a repair loses."""
     for incarnation, offsets in sorted(loss.records.items()):
         yield _row("records", offline, incarnation, offsets)
     for incarnation, ranges in sorted(loss.damaged.items()):
@@ -123,6 +123,9 @@ def _row(kind: str, offline: OfflineLog, incarnation: int, offsets: Offsets) -> 
 
 
 def partition_name(state: Replay, incarnation: int) -> tuple[str, int]:
-    """Return topic and partition of an incarnation; "(deleted)" and the incarnation itself if the topic does not exist any more."""
+    """Return the topic and partition of an incarnation.
+
+    If the topic no longer exists, return "(deleted)" and the incarnation.
+    """
     found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
     return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)

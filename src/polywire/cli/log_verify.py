@@ -1,4 +1,4 @@
-"""``polywire log verify``: read all data that a broker would read from a data directory or a bucket; report damage."""
+"""``polywire log verify``: read all data of a data directory or a bucket that a broker would read, and report damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``polywire``: assembles the subcommands, and turns errors into messages and exit codes.
+"""The command ``polywire``: defines the subcommands, and converts errors to messages and exit codes.
 
 * Every error is one line on standard error.
 * The exit codes are 0 for success, 1 for failure, 2 for wrong usage and 130 for an interrupt. A command may document
@@ -20,8 +20,8 @@ from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.errors import BrokerError, ErrorCode
 
-# In the order of the help. Each module is imported when its command runs, because client commands must not load the broker; so the help text
-# of each command is here.
+# In the order of the help. The help texts are here because each module is imported only when its command runs: client
+# commands must not load the broker.
 NOUNS: Final = {
     "serve": "Run a broker until SIGTERM or SIGINT.",
     "stop": "Stop a broker that was started with polywire serve --detach.",
@@ -67,9 +67,9 @@ REMEDIES: Final = {
     ErrorCode.TRANSACTION_MISSING: " (list transactional ids with: polywire transaction list)",
     ErrorCode.WRITER_MISSING: " (list writers with: polywire writer list)",
 }
-"""Advice on what the broker reported; the broker does not know this command line."""
+"""Advice for errors that the broker reports, because the broker does not know this command line."""
 
-# Windows does not have these modules; the broker and the offline tools import them.
+# Windows lacks modules that the broker and the offline tools import.
 POSIX_MODULES: Final = frozenset({"fcntl", "resource"})
 
 app = App(
@@ -88,7 +88,7 @@ app = App(
     print_error=False,
 )
 MODULES: Final = {"stop": "detached"}
-"""Modules that are named differently from their command."""
+"""Modules whose name differs from their command."""
 for position, (noun, purpose) in enumerate(NOUNS.items()):
     app.command(f"polywire.cli.{MODULES.get(noun, noun)}:app", name=noun, help=purpose, sort_key=position)
 app.command(completion_of(app))
@@ -114,7 +114,8 @@ def run(words: Sequence[str]) -> int:
         note(f"error: {error.message} code={error.code.value}{REMEDIES.get(error.code, '')}", style="red")
         return EXIT_FAILED
     except BrokenPipeError:
-        # A pager or head closed the pipe, which is not an error. Without the dup2, Python would report it again when it flushes at exit.
+        # A pager or head closed the pipe, which is not an error. Without dup2, Python would report it again when it
+        # flushes the output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except OSError as error:
@@ -134,7 +135,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _usage_error(error: CycloptsError) -> str:
-    """Return the message for a usage error. Positional arguments are named as the help names them, without dashes."""
+    """Return the message for a usage error. Positional arguments have their names from the help, without dashes."""
     match error:
         case UnusedCliTokensError(unused_tokens=[unused, *_]):
             return f"unexpected argument {unused!r}."
@@ -147,7 +148,7 @@ def _usage_error(error: CycloptsError) -> str:
 
 
 def _system_error(error: OSError) -> str:
-    """Return the system's message with the file it is about, without the errno; unchanged if there is no file."""
+    """Return the system's message and the file it concerns, without the errno; unchanged if there is no file."""
     if error.strerror is None or error.filename is None:
         return str(error)
     return f"{error.strerror} file={str(error.filename)!r}"

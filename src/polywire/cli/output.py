@@ -1,7 +1,7 @@
 """Print results to standard output as table, JSON, JSON lines or CSV, and messages to standard error.
 
 * Every message is one line.
-* Names and data from a broker cannot control the terminal. Tables, messages and JSON are always escaped; CSV and raw
+* Names and data from a broker cannot control the terminal. Tables, messages and JSON are always escaped. CSV and raw
   values are escaped if standard output is a terminal.
 """
 
@@ -25,7 +25,7 @@ notes = Console(stderr=True, highlight=False)
 
 
 class Failed(Exception):
-    """The command failed for a reason that no broker reported. The message is printed and the exit code is 1."""
+    """The command failed for a reason that did not come from the broker. The message is printed and the exit code is 1."""
 
 
 class ListFormat(Enum):
@@ -38,7 +38,7 @@ class ListFormat(Enum):
 
 
 def note(text: str, *, style: str | None = None) -> None:
-    """Print a message to standard error, on one line whatever it contains and however narrow the terminal is."""
+    """Print a message to standard error on one line, even if it contains line breaks or is wider than the terminal."""
     notes.print(escaped(text), style=style, markup=False, soft_wrap=True)
 
 
@@ -66,7 +66,7 @@ def _for_output(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Print a table with columns as wide as their content, because a shortened name could not be copied."""
+    """Print a table whose columns are as wide as their content, because a shortened name could not be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = bool(rows) and all(isinstance(row[column], int | None) for row in rows)

@@ -1,7 +1,7 @@
 """``polywire pipeline``: list, describe and run prebuilt Spark jobs, and create Spark Declarative Pipelines projects.
 
 * Wrong settings and missing topics are reported before Spark starts.
-* An error that ends a run is one line.
+* The error of a failed run is one line.
 * A run that skipped records reports them, and its exit code is not 0.
 """
 
@@ -106,11 +106,11 @@ def run(
     from polywire.spark.progress import progress_bar
     from polywire.spark.sessions import session
 
-    is_shared = SparkSession.getActiveSession() is not None  # by a caller that stops it itself
+    is_shared = SparkSession.getActiveSession() is not None  # the caller created the session and stops it itself
     with notes.status("starting Spark"):
         spark = _started(lambda: session(f"polywire-{name}", master=master, **chosen))
     if not trace and not is_shared:
-        spark.sparkContext.setLogLevel("OFF")  # the error is printed below, on one line
+        spark.sparkContext.setLogLevel("OFF")  # the error is printed below on one line
     try:
         if "on_progress" not in inspect.signature(function).parameters:
             with notes.status(f"running {name}"):
@@ -183,12 +183,12 @@ def _check_topics(settings: Mapping[str, Any]) -> None:
 def _started(start: Callable[[], SparkSession]) -> SparkSession:
     try:
         return start()
-    except Unavailable as error:  # there is no Java; its code would read as if a broker had reported it
+    except Unavailable as error:  # Java is missing; the error's code would look as if a broker had reported it
         raise Failed(error.message) from error
 
 
 def cause(text: str) -> str:
-    """Return the cause in a traceback of Spark: the last error of Polywire in it, else its first line."""
+    """Return the cause from a Spark traceback: the last Polywire error in it, else its first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [message for line in lines if (message := line.partition(OUR_ERRORS)[2].partition(": ")[2])]
     return ours[-1] if ours else lines[0] if lines else "Spark gave no reason"

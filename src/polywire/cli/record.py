@@ -1,7 +1,7 @@
 """``polywire record``: produce records from standard input, and print records to standard output.
 
-* ``produce`` reads what ``consume`` prints.
-* An interrupted command has written whole lines only.
+* ``produce`` reads the output of ``consume``.
+* A command that is interrupted has written whole lines only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ app = App(
 )
 
 FETCH_RECORDS_MAX: Final = 10_000
-FOLLOW_WAIT_MS: Final = 30_000  # one long poll; the next follows at once
+FOLLOW_WAIT_MS: Final = 30_000  # longest wait of one request for new records; the next request follows at once
 
 Form = Annotated[
     LineFormat,
@@ -145,7 +145,7 @@ def tail(
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
 
 
-app.command(  # by name, so that the clients of all protocols are imported for this command only
+app.command(  # given as a string, so that the clients of all protocols are imported only for this command
     "polywire.cli.record_copy:app",
     name="copy",
     help="Copy the records of a topic to another topic, between any two protocols or brokers.\n\n"
@@ -158,7 +158,9 @@ app.command(  # by name, so that the clients of all protocols are imported for t
 def _read_records(
     lines: Sequence[tuple[int, bytes]], form: LineFormat, key: bytes | None
 ) -> tuple[list[Record], Invalid | None]:
-    """Return the records of the lines before the first invalid one, and the error of that line. Blank lines are skipped as JSON."""
+    """Return the records of the lines before the first invalid line, and that line's error. For JSON, blank lines are
+    skipped.
+    """
     records: list[Record] = []
     for number, line in lines:
         if form is LineFormat.JSONL and not line.strip():
@@ -185,7 +187,7 @@ class _Printer:
 
     @property
     def fetch_max(self) -> int:
-        """The largest useful number of records for the next fetch."""
+        """The largest number of records that the next fetch can use."""
         return FETCH_RECORDS_MAX if self._left is None else min(self._left, FETCH_RECORDS_MAX)
 
     def print(self, partition: int, records: Sequence[Record]) -> None:
@@ -213,7 +215,7 @@ async def _print_span(client: WireClient, printer: _Printer, span: Span) -> None
 
 
 async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Span]) -> None:
-    """Follow all partitions concurrently until the printer is full or one partition fails; raises the error of that partition."""
+    """Follow all partitions concurrently until the printer is full or a partition fails; raise that partition's error."""
     followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
     try:
         ended, _ = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED)

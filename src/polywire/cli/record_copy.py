@@ -123,7 +123,9 @@ def _summary(outcome: Outcome) -> str:
 
 
 def endpoint_of(text: str, address: str) -> End:
-    """Parse ``scheme://host:port/topic``, or a topic of the broker at ``address``. Raises Invalid(INVALID_REQUEST)."""
+    """Parse ``scheme://host:port/topic``, or the name of a topic of the broker at ``address``. Raises
+    Invalid(INVALID_REQUEST).
+    """
     scheme, separator, rest = text.partition("://")
     if not separator:
         return End(address, text)

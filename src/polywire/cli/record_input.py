@@ -12,8 +12,8 @@ from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
 
-LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # fits a record of 10 MB as base64; a longer line means the wrong file
-READ_BYTES_MAX: Final = 1024 * 1024  # the whole lines of one read make one produce request
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # fits a record of 10 MB as base64; a longer line indicates a wrong file
+READ_BYTES_MAX: Final = 1024 * 1024  # all whole lines from one read are sent in one produce request
 
 
 class LineReader:
@@ -28,9 +28,10 @@ class LineReader:
         self._ended = False
 
     async def next_lines(self) -> list[tuple[int, bytes]] | None:
-        """Return the next lines with their numbers, without line feeds; an empty list if only part of a line came, None after the last line.
+        """Return the next lines with their numbers, without line feeds.
 
-        Raises Invalid(RECORD_TOO_LARGE) for a line that is too long for a record.
+        The list is empty if only part of a line has arrived; None follows the last line. Raises
+        Invalid(RECORD_TOO_LARGE) for a line that is too long for a record.
         """
         if len(self._rest) > LINE_BYTES_MAX:
             message = f"line is too long line={self._number} bytes_max={LINE_BYTES_MAX}"
@@ -50,13 +51,13 @@ class LineReader:
 
 
 async def _readable(descriptor: int) -> None:
-    """Wait until a read does not block."""
+    """Wait until reading does not block."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
         loop.add_reader(descriptor, ready.set)
     except PermissionError:
-        return  # a regular file: selectors reject it, and reading it does not wait for a writer
+        return  # a regular file: selectors do not support it, and reading it never waits for a writer
     try:
         await ready.wait()
     finally:

@@ -52,7 +52,7 @@ def record_of_line(line: bytes, *, form: LineFormat, key: bytes | None) -> Recor
 def line_of_record(
     record: Record, *, topic: str, partition: int, form: LineFormat, for_terminal: bool = False
 ) -> bytes:
-    """Return one record as a line, with its line end. Raw values are unchanged, unless ``for_terminal`` escapes them."""
+    """Return one record as a line, with its line end. Raw values are unchanged unless ``for_terminal`` is set."""
     if form is LineFormat.RAW:
         value = record.value or b""
         return (escaped(value.decode("utf-8", "backslashreplace")).encode() if for_terminal else value) + b"\n"
@@ -76,7 +76,7 @@ def line_of_record(
 
 
 def format_time(time_us: int) -> str | int:
-    """Return a time as RFC 3339 in UTC with microseconds; unchanged if the calendar has no such year."""
+    """Return a time as RFC 3339 in UTC with microseconds; unchanged if its year is outside the calendar's range."""
     try:
         return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
     except OverflowError:
@@ -168,7 +168,7 @@ def _time_field(value: object) -> int | None:
 
 
 def _header_members(header: Header) -> dict[str, object]:
-    """Return key and value, with their kinds where parsing would not infer them."""
+    """Return key and value, with their kinds if parsing would not infer these kinds."""
     members = _bytes_member("key", header.key)
     if header.key_kind is not HeaderKind.STRING:
         members["key_kind"] = header.key_kind.name.lower()
@@ -179,7 +179,7 @@ def _header_members(header: Header) -> dict[str, object]:
 
 
 def _inferred_kind(members: Mapping[str, object]) -> HeaderKind:
-    """Return the kind of a header's value without ``value_kind``."""
+    """Return the kind that a header value without ``value_kind`` has."""
     if "value_base64" in members:
         return HeaderKind.RAW
     return HeaderKind.NULL if members.get("value") is None else HeaderKind.STRING

@@ -64,7 +64,7 @@ def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> No
 def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
     """Show the records of each partition in a segment."""
     with opened(data_dir) as offline:
-        _needed(offline)  # replays the journal, which contains the topic names
+        _needed(offline)  # replays the journal, because it contains the topic names
         rows = _runs(offline, read_info(offline.store, _known(offline, [name])[0]))
     print_list(rows, columns=RUN_COLUMNS, form=output)
 

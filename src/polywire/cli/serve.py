@@ -18,7 +18,7 @@ from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 SOURCES: Final = (Env(VARIABLES, command=False), SettingsFile())
-"""Where a setting without an option on the command line comes from. The first source that has a value wins."""
+"""Sources of a setting that has no option on the command line. The first source that has a value is used."""
 
 app = App(
     name="serve",
@@ -44,7 +44,7 @@ class Durability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Addresses of the listeners, and who may use them."""
+    """Addresses of the listeners, and access to them."""
 
     flux: Annotated[
         str | None,
@@ -424,7 +424,7 @@ def _run(config: ServeConfig) -> int:
 
 
 def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
-    """Return the settings of the server that these options make."""
+    """Return the server settings that result from these options."""
     without_tls = ServeConfig(
         data_dir=storage.data_dir,
         flux=listeners.flux,

@@ -1,6 +1,6 @@
 """``polywire.toml``: the settings of ``polywire serve`` in a file.
 
-The keys of its table ``serve`` are the names of the options; an unknown key is an error. Options override environment
+The keys in the table ``serve`` are the names of the options; an unknown key is an error. Options override environment
 variables, and these override the file.
 """
 
@@ -16,17 +16,19 @@ from cyclopts.config import Toml
 
 from polywire.choices import did_you_mean
 
-DEFAULT_FILE: Final = Path("polywire.toml")  # in the working directory, if it exists
+DEFAULT_FILE: Final = Path("polywire.toml")  # used if it exists in the working directory
 FILE_OPTION: Final = "--config"
 TABLE: Final = "serve"
 VARIABLES: Final = "POLYWIRE_SERVE_"  # prefix of the environment variables
 
 
 class SettingsFile:
-    """A configuration source for cyclopts."""
+    """The settings file as a configuration source for cyclopts."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Set every argument without a value from the file. Raises CycloptsError, and OSError for a file that cannot be read."""
+        """Set every argument that has no value yet from the file. Raises CycloptsError, and OSError for an unreadable
+        file.
+        """
         tokens = next(argument for argument in arguments if argument.name == FILE_OPTION).tokens
         path = Path(tokens[0].value) if tokens else DEFAULT_FILE
         source = Toml(path, must_exist=bool(tokens), root_keys=TABLE, use_commands_as_keys=False)
@@ -40,7 +42,7 @@ class SettingsFile:
 
 
 def check_keys(content: Mapping[str, Any], options: Collection[str], path: Path) -> None:
-    """Reject keys that are not the name of an option. Raises CycloptsError."""
+    """Raise CycloptsError for a key that is not the name of an option."""
     for table in content:
         if table != TABLE:
             raise CycloptsError(msg=f"{path}: unknown key {table!r}{_suggestion(table, {TABLE}, options)}")
@@ -58,7 +60,7 @@ def check_keys(content: Mapping[str, Any], options: Collection[str], path: Path)
 
 
 def check_variables(names: Collection[str], options: Collection[str]) -> None:
-    """Reject environment variables with the prefix of settings that name no option. Raises CycloptsError."""
+    """Raise CycloptsError for an environment variable that has the prefix of settings but names no option."""
     known = {f"{VARIABLES}{option.replace('-', '_').upper()}" for option in options}
     for name in sorted(names):
         if name.startswith(VARIABLES) and name not in known:
@@ -66,7 +68,7 @@ def check_variables(names: Collection[str], options: Collection[str]) -> None:
 
 
 def _suggestion(key: str, known: Collection[str], below: Collection[str] = ()) -> str:
-    """Return what the key was probably meant to be, as the end of a message."""
+    """Return a suggestion for an unknown key, as the end of a message; empty if no known key is similar."""
     if key.replace("_", "-") in below:
         return f" (move it below [{TABLE}])"
     return did_you_mean(key, sorted(known))

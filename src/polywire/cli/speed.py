@@ -10,10 +10,14 @@ from polywire.cli.output import notes
 
 
 class Speed:
-    """Shows the number of records and their rate, and removes the line at the end; nothing if standard error is not a terminal."""
+    """Shows the number of records and their rate on standard error if that is a terminal, and removes the line at the
+    end.
+
+    Args:
+        verb: what happens to the records, such as "produced".
+    """
 
     def __init__(self, verb: str) -> None:
-        """verb: what happens to the records, such as "produced"."""
         self._begun = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),

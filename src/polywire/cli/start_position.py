@@ -31,7 +31,7 @@ Start = Bound | FromOffset | FromTime
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets to read from a partition; ``next_offset`` was its end when the span was made."""
+    """The offsets to read from a partition; ``next_offset`` is the partition's end when the span was created."""
 
     partition: int
     offset: int
@@ -45,7 +45,10 @@ def parse_start(text: str, *, option: str = "--from") -> Start:
     if text.isascii() and text.isdigit():
         offset = signed_64(text)
         if offset is None:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"offset is not below 2^63 option={option} got={text[:40]!r}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"offset is too large (use a number below 2^63) option={option} got={text[:40]!r}",
+            )
         return FromOffset(offset)
     try:
         return FromTime(parse_time_us(text))
@@ -68,7 +71,7 @@ async def spans(client: TopicClient, topic: str, *, partition: int | None, start
 
 
 def nothing_to_read(topic: str, start: Start, found: Sequence[Span]) -> str | None:
-    """Return why no partition has records after this start, or None if one has."""
+    """Return why no partition has records at or after this start, or None if any has."""
     if any(span.offset < span.next_offset for span in found):
         return None
     end = max(span.next_offset for span in found)

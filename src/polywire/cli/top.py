@@ -1,6 +1,6 @@
 """``polywire top``: a live view of a broker's protocols, topics and groups, polled from its admin API.
 
-Rates are differences between two samples. All requests are also used by the console.
+Rates are differences between two samples. The web console uses the same requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from polywire.types import spell_address
 HTTP_PORT: Final = 9080
 HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
 PATHS: Final = ("overview", "topics", "groups")
-ROWS_MAX: Final = 20  # of a table on the terminal: the busiest topics, and the groups with the largest lag
+ROWS_MAX: Final = 20  # rows of a table on the terminal: the busiest topics, and the groups with the largest lag
 TIMEOUT_S: Final = 10.0
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 KIBI: Final = 1024.0
@@ -73,7 +73,7 @@ class TopFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Responses of the admin API by path, and when they were read, in seconds of a monotonic clock."""
+    """Responses of the admin API by path, and the time at which they were read, in seconds of a monotonic clock."""
 
     at: float
     responses: Mapping[str, Any]
@@ -159,7 +159,9 @@ def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 
 
 def default_http(address: str) -> str:
-    """Return the default HTTP address of the broker at a client address: the same host, port 9080, with TLS if the address uses TLS."""
+    """Return the default HTTP address for a client address: the same host with port 9080, and TLS if the address uses
+    it.
+    """
     if not address:
         return HTTP_DEFAULT
     first = split_brokers(address)[0]

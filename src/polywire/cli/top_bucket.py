@@ -50,7 +50,9 @@ def _requests(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, An
 
 
 def _charges(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], seconds: float) -> Rows:
-    """Return rows by kind of charge. The cost, and that of 30 days at this rate, are included if a price is configured."""
+    """Return rows by kind of charge. If prices are configured, they include the cost so far and for 30 days at this
+    rate.
+    """
     earlier_requests = {charge["kind"]: charge["requests"] for charge in before}
     rows: Rows = []
     for charge in now:

@@ -39,7 +39,7 @@ def _help(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AlterableSettings:
-    """Settings that can change while the topic exists; None leaves a setting unchanged."""
+    """Settings of an existing topic that can be changed; None leaves a setting unchanged."""
 
     compaction: Annotated[bool | None, Parameter(help=_help("compaction"))] = None
     compression: Annotated[Compression | None, Parameter(help=_help("compression"))] = None
@@ -73,7 +73,7 @@ class AlterableSettings:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings(AlterableSettings):
-    """Settings of a new topic; None leaves a setting to the broker."""
+    """Settings of a new topic; None uses the broker's default."""
 
     key_hash: Annotated[KeyHash | None, Parameter(help=_help("key_hash"))] = None
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 EXIT_CODES: Final = "Exit codes:"
-HELP_FORMAT: Final = "plaintext"  # cyclopts would take brackets and back-ticks for markup
+HELP_FORMAT: Final = "plaintext"  # otherwise cyclopts would interpret brackets and back-ticks as markup
 
 Topic = Annotated[str, Parameter(help="Full name of the topic: topic, or stream.topic outside the stream default.")]
 OnlyPartition = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Read only this partition.")]
@@ -34,7 +34,7 @@ EXIT_MEANINGS: Final = {
 
 
 def examples(*lines: str, exits: Mapping[int, str] | None = None) -> str:
-    """Return the end of a command's help: examples, and exit codes. ``exits`` are the codes that only this command has."""
+    """Return the end of a command's help: examples and exit codes. ``exits`` has the codes that only this command uses."""
     title = "Example" if len(lines) == 1 else "Examples"
     codes = sorted((EXIT_MEANINGS | dict(exits or {})).items())
     meanings = [f"  {code:<3}  {meaning}" for code, meaning in codes]

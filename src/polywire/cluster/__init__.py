@@ -1,1 +1,1 @@
-"""Leadership: which process may write a shard of the log in a bucket."""
+"""Leadership: which process may write to a shard of a log that is stored in a bucket."""

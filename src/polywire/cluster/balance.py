@@ -1,4 +1,4 @@
-"""Decide when the leader of a shard hands it over (decision 0126).
+"""Decide when the leader of a shard hands it over to another broker (decision 0126).
 
 A shard is handed over to balance the machines, or because the leader's machine is drained. All brokers derive the same
 preferred leader from the set of brokers.
@@ -14,28 +14,27 @@ from typing import Final
 
 from polywire.cluster.nodes import Candidate, Node, NodeState, Wish, order_of
 
-PAUSE_S: Final = 600.0  # between two moves of one shard
-# between two handovers by one machine, so that clients of the first reconnect before the second
+PAUSE_S: Final = 600.0  # seconds between two moves of one shard
+# seconds between two handovers by one machine, so that clients of the first shard reconnect before the second moves
 MACHINE_PAUSE_S: Final = 10.0
-DRAIN_PAUSE_S: Final = 1.0  # the same while it is drained, because an operator waits
-AGAIN_S: Final = 10.0  # before a shard of a drained machine is offered again; the first candidate may be gone
+DRAIN_PAUSE_S: Final = 1.0  # the same while the machine is drained; short, because an operator waits
+# seconds before a shard of a drained machine is offered again, because the first candidate may be gone
+AGAIN_S: Final = 10.0
 
 
 class Balance:
     """Balance of one shard, for the life of a process.
 
-    ``_since``: time at which each standby, by name and process start, was first seen. ``_moved_at``: time of the last
-    requested move.
+    ``_since``: when each standby, by name and process start, was first seen. ``_moved_at``: time of the last requested
+    move.
 
     Args:
         wait_s: seconds for which a machine must have been a standby; 0 disables balancing.
-        may_hand_over: returns whether this machine has handed over no shard for this many seconds; True also reserves
-            the handover.
+        may_hand_over: called with a number of seconds; returns whether this machine has handed over no shard for so
+            long. If it returns True, the handover counts as made.
     """
 
     def __init__(self, candidate: Candidate, wait_s: float, may_hand_over: Callable[[float], bool]) -> None:
-        """wait_s: for how long a machine must have stood by; 0 for never. may_hand_over: whether this machine has handed over no shard for so
-        many seconds; that this one is handed over is taken for said."""
         self._candidate = candidate
         self._wait_s = wait_s
         self._may_hand_over = may_hand_over
@@ -45,15 +44,16 @@ class Balance:
         self._has_looked = False
 
     def wished(self, wish: Wish | None, now: float) -> None:
-        """Record a request that a standby sees. A request older than its first observation may be years old and is
-        ignored.
+        """Record the takeover request that is in the bucket, as seen by a standby.
+
+        A request that exists at the first call may be years old and is ignored.
         """
         if self._has_looked and wish != self._wish:
             self._moved_at = now
         self._wish, self._has_looked = wish, True
 
     def moved(self, now: float) -> None:
-        """Record that the shard moves by request."""
+        """Record that the shard is being moved on request."""
         self._moved_at = now
 
     def target(self, seen: Sequence[tuple[Node, NodeState]], now: float) -> Node | None:

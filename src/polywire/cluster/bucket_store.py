@@ -1,8 +1,8 @@
 """Segments and snapshots as objects of a bucket, with a local file cache.
 
-* It implements the interface ``Store``.
+* It implements the interface ``store.base.Store``.
 * A failed request raises Busy. It is never reported as damage or as a missing blob.
-* The cache holds recent blobs and parts that were read. It has a limit in bytes, and may be deleted at any time.
+* The cache holds recent blobs and parts that were read. Its size is limited, and it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from polywire.store.objects import Objects
 from polywire.types import Buffer
 
 CHUNKS: Final = "chunks"
-CHUNK_BYTES: Final = 1 << 20  # of a blob that is read in small pieces: a request takes as long as 1 MiB
+# small reads of a blob fetch chunks of this size, because a request takes as long as transferring 1 MiB
+CHUNK_BYTES: Final = 1 << 20
 LITTLE_BYTES: Final = CHUNK_BYTES // 4
 TRIES: Final = 6
 PAUSE_FIRST_S: Final = 0.1
@@ -64,7 +65,7 @@ class RemoteBlob:
 
 
 class KeptBlob:
-    """A blob with a cached file. Reads that the file cannot serve go to the bucket; they are no damage."""
+    """A blob with a cached file. If the file cannot serve a read, the bucket does; that is not reported as damage."""
 
     __slots__ = ("_file", "_remote", "size")
 
@@ -96,19 +97,17 @@ class KeptBlob:
 
 
 class BucketStore:
-    """Implements ``Store``. ``_kept`` are the blobs with complete files, least recently used first, with their sizes.
+    """Implements ``Store``. ``_kept`` are the blobs with complete files and their sizes, least recently used first.
 
     Args:
-        objects: of this shard.
-        directory: of the cache; existing files are removed.
-        memory_bytes: limit of recent writes in memory, for uploading and reading.
+        objects: objects of this shard.
+        directory: directory of the cache; existing files are removed.
+        memory_bytes: most bytes of recently written blobs in memory, for uploading and reading.
     """
 
     def __init__(
         self, objects: Objects, directory: Path, files: Files, *, cache_bytes: int, memory_bytes: int = 0
     ) -> None:
-        """objects: of this shard. directory: for the files; whatever lies there is removed. memory_bytes: of what was written last, to be put
-        and to be read."""
         self._objects = objects
         self._directory = directory
         self._files = files
@@ -126,7 +125,7 @@ class BucketStore:
         self._stopped.set()
 
     def read_ahead(self, names: Sequence[str]) -> None:
-        """Fetch the ends of blobs before they are needed, in this order; without names, stop."""
+        """Fetch the ends of these blobs, in this order, before they are needed. An empty list stops fetching."""
         if self._tails is not None:
             self._tails.close()
         self._tails = Tails(self._fetch_tail, names) if names else None
@@ -147,7 +146,7 @@ class BucketStore:
         self._keep(name, size)
 
     def _mapped(self, name: str) -> memoryview:
-        """Return a blob's file as memory."""
+        """Return the content of a blob's file, mapped into memory."""
         file = self._files.open(self._directory / name, Access.READ)
         try:
             return file.map().view
@@ -155,7 +154,9 @@ class BucketStore:
             file.close()
 
     def _create(self, name: str, content: Sequence[Buffer], size: int) -> None:
-        """Create an object. Each start uses its own names, so if the name exists after a first attempt, that attempt
+        """Create an object.
+
+        Each start uses its own names. So if the name exists when a request is repeated, the first request has
         succeeded.
         """
         tried = False
@@ -187,7 +188,7 @@ class BucketStore:
         return bytes(found[:count])
 
     def fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read from the bucket as ``get`` does; small reads fetch whole chunks, which are cached."""
+        """Read from the bucket like ``get``. Small reads fetch whole chunks, which are cached."""
         if start == 0 and stop is None:
             return self._repeated(lambda: self._objects.read(name)).content
         end = self.size(name) if stop is None else stop
@@ -206,7 +207,7 @@ class BucketStore:
         return self._repeated(lambda: self._objects.read_range(name, start, stop))
 
     def _chunk(self, name: str, number: int) -> bytes:
-        """Return a chunk of a blob; shorter or empty at its end."""
+        """Return a chunk of a blob; shorter or empty at the blob's end."""
         chunk = _chunk_name(name, f"{number:x}")
         size = self._use(chunk)
         if size is not None:
@@ -216,7 +217,7 @@ class BucketStore:
                     return found
             self._forget(chunk)
         found = self._fetch(name, number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES)
-        with suppress(BrokerError), self._one_writes:  # a full disk caches nothing
+        with suppress(BrokerError), self._one_writes:  # if the disk is full, nothing is cached
             self._cache.put(chunk, self._making_way([found]))
             self._keep(chunk, len(found))
         return found
@@ -251,7 +252,7 @@ class BucketStore:
         return self._size(name) if tail is None else tail.size
 
     def drop_copy(self, name: str) -> bool:
-        """Return True: another thread may have dropped the copy that this one read."""
+        """Return True, because another thread may have dropped the copy that was read."""
         with self._lock:
             chunks = [kept for kept in self._kept if kept.startswith(_chunk_name(name, ""))]
         for kept in (name, *chunks):
@@ -269,7 +270,7 @@ class BucketStore:
         return self._kept_bytes
 
     def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
-        """Yield the parts, evicting cached files before each is written."""
+        """Yield the parts, evicting cached files before each one is written."""
         size = 0
         for part in parts:
             size += len(part)
@@ -316,7 +317,7 @@ def _chunk_name(name: str, number: str) -> str:
 
 
 def repeated(ask: Callable[[], _Result], stopped: Event) -> _Result:
-    """Repeat a request a few times, unless stopped; raise Busy, and errors about the name."""
+    """Send a request, and repeat it a few times unless stopped; raise Busy, BlobExists or BlobMissing."""
     pause = PAUSE_FIRST_S
     for left in range(TRIES - 1, -1, -1):
         try:

@@ -27,7 +27,7 @@ from polywire.types import Buffer
 
 _START: Final = Struct("<II16sB")
 START_VERSION: Final = 1
-DEPTH: Final = 1  # objects that a leader may have in flight
+DEPTH: Final = 1  # number of objects that a leader may be uploading at the same time
 NONCE_BYTES: Final = 16
 NODE_BYTES_MAX: Final = 100
 START_BYTES_MAX: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + (_START.size + NODE_BYTES_MAX + 7 & ~7)
@@ -37,7 +37,7 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group and its location: object ``number``, bytes from ``position`` on of ``content``."""
+    """A journal group and its location: it begins at ``position`` of ``content``, the bytes of object ``number``."""
 
     number: int
     content: bytes
@@ -53,18 +53,20 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Content of the newest naming group: everything up to ``sealed`` is in segments, which ``snapshot`` lists."""
+    """Content of the newest group that lists a snapshot: everything up to ``sealed`` is in segments that ``snapshot``
+    lists.
+    """
 
     sealed: int
     rests_on: int
     snapshot: str
     number: int
-    """Number of the object that holds the group."""
+    """Number of the object that contains the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainEnd:
-    """Last group of a chain, which the next one must follow."""
+    """The last group of a chain, which the next group must continue."""
 
     start: int
     sequence: int
@@ -73,13 +75,13 @@ class ChainEnd:
 
 @dataclass(slots=True)
 class ObjectChain:
-    """Groups of a shard from its floor on; ``groups`` are one unbroken chain."""
+    """The journal groups of a shard from its floor (first needed object) on; ``groups`` are one unbroken chain."""
 
     seed: int
     floor: Floor
     groups: list[StoredGroup] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
-    """START groups read so far: object number → start."""
+    """Starts read so far: number of the object with the start record → start."""
     next_number: int = 0
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ class ObjectChain:
 
     @property
     def start(self) -> int:
-        """Newest start; 0 without one."""
+        """The newest start; 0 if there is none."""
         return self.groups[-1].start if self.groups else 0
 
     @property
@@ -102,7 +104,7 @@ class ObjectChain:
 
     @property
     def end(self) -> ChainEnd:
-        """The last group, for the next one to follow."""
+        """The last group, which the next one must continue."""
         return ChainEnd(self.start, self.sequence, self.checksum)
 
     def add(self, content: bytes) -> None:
@@ -120,7 +122,9 @@ class ObjectChain:
         self.next_number = number + DEPTH if number in self.starts else number + 1
 
     def naming(self) -> Naming | None:
-        """Return the newest group that names a snapshot, or None; raise Corrupt if the floor requires one."""
+        """Return the content of the newest group that lists a snapshot, or None; raise Corrupt if the floor requires
+        one.
+        """
         for group in reversed(self.groups):
             if group.kinds & _NAMING:
                 return _read_naming(group)
@@ -129,7 +133,7 @@ class ObjectChain:
         return None
 
     def behind(self, sealed: int) -> Sequence[StoredGroup]:
-        """Return the groups after this sequence."""
+        """Return the groups after sequence ``sealed``."""
         return [group for group in self.groups if group.sequence > sealed]
 
     def _group_at(self, number: int, content: bytes, at: int) -> StoredGroup:
@@ -150,8 +154,9 @@ class ObjectChain:
         )
 
     def _check_order(self, group: StoredGroup) -> None:
-        """Check that a group continues the chain; the first one contains, or precedes, the successor of the floor's
-        sealed sequence.
+        """Check that a group continues the chain.
+
+        The first object must contain or precede the group after the floor's sealed sequence.
         """
         number, at = group.number, group.position
         starting = bool(group.kinds & _STARTING)
@@ -171,7 +176,7 @@ class ObjectChain:
 
 
 def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: int) -> bytes:
-    """Return the object that claims the number after a chain: one group that only identifies the claimant."""
+    """Return the object that claims the next number of a chain: a single group that identifies the claimant."""
     name = node.encode()
     assert len(nonce) == NONCE_BYTES, "a nonce tells one try from another"
     assert len(name) <= NODE_BYTES_MAX, "names of nodes are checked where they come from"
@@ -183,9 +188,11 @@ def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: i
 
 
 def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[int], now_us: int) -> bytes:
-    """Return the object after a start that says everything before the start is in the segments that the snapshot lists.
+    """Return the object that follows a start: it says that everything before the start is in segments.
 
-    ``new``: the segments among them that are new.
+    Args:
+        snapshot: name of the snapshot that lists the segments.
+        new: numbers of the segments that no earlier group lists.
     """
     sealed = start.sequence - 1
     contents = ((EntryKind.SEALED, sealed_content(new, ())), (EntryKind.SNAPSHOT, snapshot.encode("ascii")))
@@ -197,7 +204,7 @@ def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[in
 
 
 def start_of(content: bytes, seed: int) -> int:
-    """Return the start that an object claims, by its own content; 0 for any other object."""
+    """Return the start that an object claims, judging by the object alone; 0 for any other object."""
     fields = read_group(content, 0, seed)
     return fields.start if fields is not None and fields.kinds & _STARTING else 0
 

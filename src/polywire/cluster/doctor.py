@@ -32,14 +32,14 @@ from polywire.store.identity import NAME, find_identity
 from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 
-FIRST_NUMBER: Final = 1  # of the journal's objects, always a start
+FIRST_NUMBER: Final = 1  # number of the first journal object, which is always a start
 STARTS_SHOWN_MAX: Final = 10
 LITTER: Final = "litter: nothing names it"
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A journal read to its end: its chain, the snapshot it names, and the needed segments."""
+    """A journal that was read to its end: its chain, the snapshot it lists, and the needed segments."""
 
     chain: ObjectChain
     snapshot_name: str
@@ -50,22 +50,22 @@ class _Read:
 class BucketDoctor:
     """Examines a bucket, shard by shard.
 
-    blobs: the same bucket with a longer timeout, for large objects.
+    Args:
+        blobs: the same bucket with a longer timeout, for large objects.
     """
 
     def __init__(self, objects: Objects, blobs: Objects) -> None:
-        """blobs: the same bucket, with more patience for what is large."""
         self._objects = objects
         self._blobs = blobs
         self.shards: list[ShardDoctor] = []
-        """Examined shards."""
+        """The examined shards."""
 
     def examine(self) -> list[Finding]:
         """Return all findings; raise Unavailable or Busy."""
         return [self.examine_identity(), *(finding for shard in self.shards for finding in shard.examine())]
 
     def examine_identity(self) -> Finding:
-        """Examine the bucket's identity, which ``shards`` needs; raise Unavailable or Invalid."""
+        """Examine the bucket's identity, which determines ``shards``; raise Unavailable or Invalid."""
         identity = find_identity(self._objects)
         if identity is None:
             return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
@@ -76,9 +76,10 @@ class BucketDoctor:
         return Finding(Severity.SOUND, NAME, f"id={identity.id} shards={identity.shards}")
 
     def brokers(self, seen: Sequence[tuple[Node, NodeState]]) -> Iterator[Finding]:
-        """Yield the state of each broker.
+        """Yield a finding with the state of each broker.
 
-        seen: read before ``examine``, so that the journals contain every start that brokers mention.
+        ``seen`` must be read before ``examine`` is called, so that the journals contain every start that brokers
+        mention.
         """
         for node, state in seen:
             found = self.shards[node.shard].start if node.shard < len(self.shards) else None
@@ -100,7 +101,7 @@ class ShardDoctor:
 
     @property
     def start(self) -> int | None:
-        """Last start in the journal, as far as it was read."""
+        """Last start in the part of the journal that was read."""
         return None if self._read is None else self._read.chain.start
 
     def examine(self) -> list[Finding]:
@@ -126,7 +127,7 @@ class ShardDoctor:
         return found
 
     def replay_into(self, state: Replay) -> None:
-        """Apply the journal, as far as it was read, to a broker's state."""
+        """Apply the part of the journal that was read to a broker's state."""
         read = self._read
         if read is None:
             return
@@ -139,7 +140,7 @@ class ShardDoctor:
                     state.apply(bytes(group.content[entry.position : entry.position + entry.length]))
 
     def _journal(self, store: BucketStore) -> _Read | None:
-        """Read the journal; None if there is none yet. Raise Corrupt or Unavailable."""
+        """Read the journal; return None if it has no objects yet. Raise Corrupt or Unavailable."""
         try:
             seed = self._objects.read("seed").content
         except BlobMissing:
@@ -164,7 +165,9 @@ class ShardDoctor:
         return _Read(chain, naming.snapshot, snapshot, needed)
 
     def _below_the_floor(self, chain: ObjectChain) -> Iterator[Finding]:
-        """Yield findings for starts, which are permanent, and for other remaining objects."""
+        """Yield findings for objects below the floor: starts, which are permanent, and other objects that were not
+        deleted.
+        """
         directory = f"{JOURNAL}/"
         first = object_name(chain.floor.number)
         names = [name for name in self._objects.list(directory) if name < first]
@@ -181,7 +184,7 @@ class ShardDoctor:
             yield Finding(Severity.DAMAGED, JOURNAL, message)
 
     def _start_in(self, seed: int, name: str) -> int:
-        """Return the start in an object; 0 for any other object, -1 if it was deleted since it was listed."""
+        """Return the start in an object; 0 for any other object, -1 if the object was deleted since it was listed."""
         try:
             return start_of(self._objects.read(name).content, seed)
         except BlobMissing:
@@ -207,7 +210,7 @@ class ShardDoctor:
             yield from findings
 
     def _missing_segment(self, store: BucketStore, name: str) -> list[Finding]:
-        """Return the finding for a missing segment, unless a living leader has merged it since the journal was read."""
+        """Return the finding for a missing segment; none if a leader has merged it since the journal was read."""
         try:
             now = self._journal(store)
         except BrokerError:
@@ -218,7 +221,7 @@ class ShardDoctor:
 
 
 def _named(chain: ObjectChain, listed: Sequence[int]) -> set[int]:
-    """Return the segments that a snapshot lists or later groups name, without those they remove."""
+    """Return the segments that a snapshot or later groups list, without those that later groups remove."""
     new, removed = set(listed), set[int]()
     for group in chain.groups:
         for entry in read_directory(group.content, group.position):

@@ -1,14 +1,11 @@
-"""The floor of a shard's journal: recovery reads from this object on, and objects below it may be deleted.
+"""The floor of a shard's journal: the number of the object at which recovery begins. Objects below it may be deleted.
 
 A floor with a wrong checksum raises Corrupt.
 
-```
- 0 u32 magic "PWF1"    8 u64 floor: number of the object       16 u64 base: number of the object with the naming group
- 4 u32 version 1                                                  that made it true
-24 u64 start           32 u64 sealed: everything up to this    40 zeros    56 u64 XXH64 of bytes 0 to 56
-                              sequence is in segments
-```
-A shard without a floor object has the floor 1.
+``` 0 u32 magic "PWF1"    8 u64 floor: number of the object       16 u64 base: number of the object whose group permits
+4 u32 version 1                                                  this floor, because it lists the segments 24 u64 start
+32 u64 sealed: everything up to this    40 zeros    56 u64 XXH64 of bytes 0 to 56 sequence is in segments ``` A shard
+without a floor object has the floor 1.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ FLOOR_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A floor; fields as in the layout above."""
+    """A floor; for the fields see the layout above."""
 
     number: int = 1
     base: int = 0
@@ -53,5 +50,5 @@ class Floor:
                 return cls(number, base, start, sealed)
         raise Corrupt(
             ErrorCode.CORRUPT,
-            f"the object with the journal's first retained number does not verify size={len(content)}",
+            f"the object that stores the journal's first needed number is damaged size={len(content)}",
         )

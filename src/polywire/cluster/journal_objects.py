@@ -1,4 +1,4 @@
-"""Execute requests of ``protocol`` on a bucket: a shard's journal and floor as objects.
+"""Execute the requests of ``protocol`` on a bucket, which stores a shard's journal and floor as objects.
 
 Writes are sent once, and their outcome is reported unchanged. Reads are retried until they succeed or are cancelled.
 Call these functions from threads.
@@ -37,7 +37,8 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 
 NUMBER_DIGITS: Final = 16
-READERS: Final = READ_AT_ONCE_MAX  # in parallel: each is a round trip, and a start reads a thousand
+# parallel reads: each takes a network round trip, and a start may read a thousand objects
+READERS: Final = READ_AT_ONCE_MAX
 RETRY_S: Final = 0.2
 SEED_BYTES: Final = 8
 
@@ -56,19 +57,19 @@ def _numbers(names: Sequence[str]) -> list[int]:
 
 
 class JournalObjects:
-    """Requests of one shard. Once ``_gone`` is set, nothing is repeated and no pause is waited for.
+    """Executes requests for one shard. Once ``_gone`` is set, requests are not repeated and pauses end at once.
 
-    objects: of this shard only.
+    Args:
+        objects: objects of this shard only.
     """
 
     def __init__(self, objects: Objects) -> None:
-        """objects: of this shard, and no other."""
         self._objects = objects
         self._gone = Event()
         self._readers = ThreadPoolExecutor(READERS, "polywire-bucket")
 
     def run(self, steps: Steps[_Result]) -> _Result:
-        """Execute a procedure; raise Unavailable if it is abandoned, and what the procedure raises."""
+        """Execute a procedure; raise Unavailable if it is cancelled, and whatever the procedure raises."""
         answer = None
         while True:
             try:
@@ -80,8 +81,9 @@ class JournalObjects:
             answer = self._perform(request)
 
     def seed(self, make: Callable[[], bytes]) -> int:
-        """Return the journal's secret, which every group's checksum covers; the first process creates it. Raise
-        Unavailable.
+        """Return the journal's secret, which every group's checksum covers; raise Unavailable.
+
+        If there is none, it is created.
         """
         name = "seed"
         while True:
@@ -91,7 +93,7 @@ class JournalObjects:
             self._outcome(lambda: self._objects.create(name, [make()]))
 
     def finish_within(self, seconds: float) -> None:
-        """Stop repeating requests after this time."""
+        """Stop repeating requests after this number of seconds."""
         timer = Timer(seconds, self._gone.set)
         timer.daemon = True
         timer.start()
@@ -101,7 +103,7 @@ class JournalObjects:
         self._gone.set()
 
     def close(self) -> None:
-        """Stop the threads; the object must not be used any more."""
+        """Stop the threads; no method may be called afterwards."""
         self._gone.set()
         self._readers.shutdown(wait=False)
 
@@ -177,7 +179,7 @@ class JournalObjects:
         return Outcome.DONE
 
     def _repeated(self, read: Callable[[], _Result]) -> _Result:
-        """Repeat a read until it succeeds; raise Unavailable when abandoned."""
+        """Repeat a read until it succeeds; raise Unavailable when it is cancelled."""
         while True:
             try:
                 return read()

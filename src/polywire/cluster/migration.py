@@ -44,22 +44,22 @@ from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 
 NODE: Final = "import"
-COPIED_AT_ONCE: Final = 4  # segments, each fully in memory
-READ_BACK_BYTES: Final = 8 * 1024 * 1024  # per request and segment
-CACHE_BYTES: Final = 1 << 30  # of the segment being written
-MEMORY_BYTES: Final = 1 << 27  # the same, for the upload
+COPIED_AT_ONCE: Final = 4  # segments copied in parallel, each fully in memory
+READ_BACK_BYTES: Final = 8 * 1024 * 1024  # size of one read, per segment
+CACHE_BYTES: Final = 1 << 30  # size limit of the cache, for the segment being written
+MEMORY_BYTES: Final = 1 << 27  # memory limit of the cache, for uploading
 START_NUMBER: Final = 1
 NAMING_NUMBER: Final = 2
-JOURNAL_S: Final = 120.0  # for all requests on its few small objects
+JOURNAL_S: Final = 120.0  # seconds for all requests on the journal's few small objects
 
 
 class Step(Enum):
-    """Steps of an import over segments."""
+    """Steps of an import that process segments."""
 
     VERIFIED = "verified"
     COPIED = "copied"
     SEALED = "sealed"
-    """Data that was only in the journal, written into new segments."""
+    """Writing data that was only in the journal into new segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Result of an import. ``again``: an earlier import was resumed, or had been completed."""
+    """Result of an import. ``again``: the import continued an earlier one, or had already been completed."""
 
     identity: Identity
     segments: int
@@ -85,11 +85,15 @@ class Imported:
 def import_directory(
     offline: OfflineLog, objects: Objects, blobs: Objects, clock: Clock, notify: Callable[[Progress], None]
 ) -> Imported:
-    """Import a directory into an empty bucket, or resume an import. ``blobs``: the same bucket with a longer timeout.
+    """Import a directory into an empty bucket, or continue an interrupted import.
+
+    Args:
+        blobs: the same bucket with a longer timeout, for large objects.
+        notify: called with the progress.
 
     Raises:
         Invalid: the bucket has a log or the beginning of another import, or the directory is empty.
-        Corrupt: something is damaged.
+        Corrupt: the directory, or a copy in the bucket, is damaged.
         Unavailable: the bucket failed.
         Busy: the bucket is busy.
     """
@@ -103,7 +107,8 @@ def import_directory(
             ErrorCode.INVALID_REQUEST,
             f"a data directory can only be imported into a bucket with one shard shards={known.shards}",
         )
-    if (known is None or not known.source) and _has_log(objects):  # do not write into it, not even briefly
+    # check before writing anything, because brokers would see it
+    if (known is None or not known.source) and _has_log(objects):
         raise _no_bucket_for_it()
     _check_segments(offline, state, notify)
     identity, again = begin_import(objects, secrets.token_bytes, clock.now_us(), source)
@@ -129,7 +134,7 @@ def _no_bucket_for_it() -> Invalid:
 
 
 def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Progress], None]) -> None:
-    """Raise Corrupt if a needed segment does not verify: its copy would be damaged permanently."""
+    """Raise Corrupt if a needed segment is damaged, because its copy would be damaged permanently."""
     numbers, size = list(state.segments.numbers()), 0
     for count, number in enumerate(numbers, 1):
         _check_segment(offline.store, segment_name(number))
@@ -138,14 +143,16 @@ def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Prog
 
 
 def _check_segment(store: Store, name: str) -> None:
-    """Raise Corrupt if a segment does not verify."""
+    """Raise Corrupt if a segment is damaged."""
     for finding in examine_segment(store, name):
         if finding.severity in (Severity.DAMAGED, Severity.BROKEN):
             raise Corrupt(ErrorCode.CORRUPT, f"a segment is damaged: {finding.message} path={name!r}")
 
 
 class _Migration:
-    """One import. Every attempt writes the same bytes, or rewrites an object before anything names it."""
+    """One import. It can be repeated: every attempt writes the same bytes, or rewrites objects that nothing refers to
+    yet.
+    """
 
     def __init__(
         self,
@@ -169,7 +176,7 @@ class _Migration:
         self._stopped = Event()
 
     def copy_segments(self, notify: Callable[[Progress], None]) -> tuple[int, int]:
-        """Copy all segments under their names; return their number and bytes."""
+        """Copy all segments under the same names; return their number and total size."""
         copied = size = 0
         threads = ThreadPoolExecutor(COPIED_AT_ONCE, "polywire-import")
         try:
@@ -181,9 +188,11 @@ class _Migration:
         return copied, size
 
     def _copy(self, name: str) -> int:
-        """Store a blob and read it back: its content must match, whichever attempt stored it. Raise Busy or Corrupt."""
+        """Store a blob and read it back to compare the content, also if an earlier attempt stored it. Raise Busy or
+        Corrupt.
+        """
         content = self._offline.store.get(name)
-        with suppress(BlobExists):  # stored by an earlier attempt, perhaps by this import
+        with suppress(BlobExists):  # already stored, perhaps by an earlier attempt
             repeated(lambda: self._blobs.create(name, [content]), self._stopped)
         if not self._holds(name, memoryview(content)):
             name = shard_root(FIRST) + name
@@ -191,7 +200,7 @@ class _Migration:
         return len(content)
 
     def _holds(self, name: str, content: memoryview) -> bool:
-        """Return whether an object has this content, comparing piece by piece to limit memory."""
+        """Return whether an object has this content; compare in pieces to limit memory."""
         if repeated(lambda: self._blobs.size(name), self._stopped) != len(content):
             return False
         for start in range(0, len(content), READ_BACK_BYTES):
@@ -202,20 +211,21 @@ class _Migration:
         return True
 
     def seal_rest(self, notify: Callable[[Progress], None]) -> None:
-        """Write journal data that is in no segment into new ones, and the snapshot that lists all; raise Busy or
-        Corrupt.
+        """Write journal data that is in no segment into new segments, and a snapshot that lists all segments.
+
+        Raises Busy or Corrupt.
         """
         with TemporaryDirectory() as folder:
             store = self._store(Path(folder))
             if not self._is_sealed(store):
                 for name in self._listed(store, f"{SEGMENTS}/") + self._listed(store, f"{SNAPSHOTS}/"):
-                    store.delete(name)  # left by an earlier attempt; nothing names it
+                    store.delete(name)  # left by an earlier attempt; nothing refers to it
                 chain, state = self._chain, self._state
                 image = image_of_all(state, chain.sequence)
                 taken = take_down(state, state.contents, self._offline.journal.views, image, strict=True)
                 broker = ([self._offline.state.snapshot()], chain.sequence)
                 seal(store, taken, state.segments.next_number, self._snapshot, broker)
-        with TemporaryDirectory() as folder:  # with an empty cache, so that it reads the bucket
+        with TemporaryDirectory() as folder:  # use an empty cache, so that reads go to the bucket
             store = self._store(Path(folder))
             self._new = sorted(set(get_snapshot(store, self._snapshot).segments) - set(self._old))
             for number in self._new:
@@ -229,7 +239,7 @@ class _Migration:
         return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES, memory_bytes=MEMORY_BYTES)
 
     def _is_sealed(self, store: BucketStore) -> bool:
-        """Return whether an earlier attempt wrote the snapshot, which comes last."""
+        """Return whether an earlier attempt has written the snapshot, which is the last object."""
         try:
             get_snapshot(store, self._snapshot)
         except (BlobMissing, Corrupt):
@@ -237,14 +247,14 @@ class _Migration:
         return True
 
     def _listed(self, store: BucketStore, directory: str) -> list[str]:
-        """Return the blobs of the start that this import represents."""
+        """Return the blobs in a directory that were written under this import's start number."""
         return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
 
     def write_journal(self) -> None:
-        """Write the two objects that name everything else, and the floor, which makes them count.
+        """Write the start and the object that lists the segments, and then the floor, which makes both valid.
 
-        If a broker has begun a log meanwhile, that log is left unchanged: only one of two creators of the first object
-        succeeds, and a start alone that fits no floor is never led.
+        If a broker has begun a log meanwhile, that log is left unchanged. Only one of two creators of the first object
+        succeeds, and brokers ignore a start that fits no floor.
 
         Raises:
             Invalid: a broker has begun a log meanwhile.

@@ -1,6 +1,6 @@
 """Brokers of a bucket: one small object per broker and shard, rewritten regularly.
 
-These objects only decide which broker tries to lead, and when. They never decide who leads. Invalid objects are
+These objects only determine which broker tries to lead, and when. They never determine who leads. Invalid objects are
 ignored.
 """
 
@@ -19,30 +19,31 @@ from polywire.store.objects import Objects
 from polywire.types import SHARDS_MAX, shard_name
 
 DIRECTORY: Final = "nodes/"
-NODES_MAX: Final = 64  # of one shard
-NODE_INTERVAL_S: Final = 2.0  # between two writes, each a PUT
-NODE_TIMEOUT_S: Final = 8.0  # without an update a broker is considered dead
-LOOK_S: Final = NODE_INTERVAL_S + 1.5  # between two reads that detect dead brokers
-NODE_FORGOTTEN_S: Final = 3600.0  # without an update the object is deleted, because names of pods are not reused
+NODES_MAX: Final = 64  # most objects of one shard
+NODE_INTERVAL_S: Final = 2.0  # seconds between two writes; each is a PUT request
+NODE_TIMEOUT_S: Final = 8.0  # seconds without an update after which a broker is considered dead
+LOOK_S: Final = NODE_INTERVAL_S + 1.5  # seconds between two reads that detect dead brokers
+# seconds without an update after which the object is deleted, because names of pods are not reused
+NODE_FORGOTTEN_S: Final = 3600.0
 NODE_BYTES_MAX: Final = 4096
 WISH: Final = "takeover"
-DRAINED: Final = "drain."  # prefix before the name of a drained machine; node names never begin with it
+DRAINED: Final = "drain."  # prefix of the object that marks a machine as drained; node names never begin with it
 
 
 class NodeState(Enum):
-    """State of a broker, derived from its object and its updates."""
+    """State of a broker, derived from its object and the object's updates."""
 
     LEADS = "leads"
     TAKES_OVER = "takes over"
     STANDBY = "standby"
     DEPOSED = "deposed"
-    """It led, another broker has taken over, and it has not acknowledged that."""
+    """It led the shard, another broker has taken over, and it has not acknowledged that yet."""
     SILENT = "silent"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Process of a machine that may lead a shard. ``shards``: number of shards of the bucket."""
+    """A process that may lead a shard, and its machine. ``shards``: number of shards of the bucket."""
 
     machine: str
     shard: int = FIRST
@@ -50,18 +51,18 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Unique name: the machine's, if it has no other process."""
+        """Unique name of the process: the machine's name if no other process runs there."""
         return self.machine if self.shards == 1 else f"{self.machine}-{shard_name(self.shard)}"
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Object of one broker.
+    """Content of one broker's object.
 
     Attributes:
-        addresses: by listener.
-        start: under which it leads; -1 while it tries to, 0 if it does not lead.
+        addresses: (host, port) by listener.
+        start: start under which the broker leads; -1 while it tries to become the leader, 0 if it is a standby.
         counter: increases with every update.
-        drained: its machine should lead nothing; set by the reader, not by the broker.
+        drained: whether its machine should lead no shard; set when the object is read, not by the broker.
     """
 
     name: str
@@ -81,7 +82,7 @@ def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Request that this node take over from the leader of this start; void once there is a later start."""
+    """A request that a broker take over from the leader of this start. It becomes void when a later start exists."""
 
     node: str
     start: int
@@ -91,11 +92,11 @@ class Wish(msgspec.Struct, frozen=True):
 class Nodes:
     """Node objects of a bucket, or of one shard. Call it from threads.
 
-    candidate: restricts nodes and requests to its shard; without one, nodes of all shards, and requests of the first.
+    Args:
+        candidate: selects the shard. None selects the nodes of all shards and the takeover requests of the first one.
     """
 
     def __init__(self, objects: Objects, candidate: Candidate | None = None) -> None:
-        """candidate: whose shard's nodes and wishes these are; without one those of all shards, and wishes of the first."""
         self._objects = objects
         self._shard = FIRST if candidate is None else candidate.shard
         self._end = "" if candidate is None or candidate.shards == 1 else f"-{shard_name(self._shard)}"
@@ -121,7 +122,10 @@ class Nodes:
         self._objects.delete(DIRECTORY + name)
 
     def drain(self, machine: str) -> None:
-        """Mark a machine as drained, beside the nodes, so that readers need no further request; raise Unavailable."""
+        """Mark a machine as drained; raise Unavailable.
+
+        The mark is stored in the directory of the nodes, so that readers need no additional request.
+        """
         self._objects.put(_mark(machine), b"")
 
     def undrain(self, machine: str) -> None:
@@ -129,11 +133,11 @@ class Nodes:
         self._objects.delete(_mark(machine))
 
     def wish(self, wish: Wish) -> None:
-        """Request that a node take over; raise Unavailable."""
+        """Store a takeover request; raise Unavailable."""
         self._objects.put(wish_name(self._shard), msgspec.json.encode(wish))
 
     def wished(self) -> Wish | None:
-        """Return the last such request, or None; raise Unavailable."""
+        """Return the last takeover request, or None; raise Unavailable."""
         try:
             return msgspec.json.decode(self._objects.read(wish_name(self._shard)).content[:NODE_BYTES_MAX], type=Wish)
         except (BlobMissing, msgspec.DecodeError):
@@ -162,7 +166,7 @@ def wish_name(shard: int) -> str:
 
 
 def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, NodeState]]:
-    """Return the state of each node. heard: names of nodes with recent updates."""
+    """Return the state of each node. ``heard`` has the names of nodes with recent updates."""
     leaders: dict[int, int] = {}
     for node in nodes:
         leaders[node.shard] = max(leaders.get(node.shard, 0), node.start)
@@ -170,7 +174,10 @@ def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, Nod
 
 
 def order_of(shard: int, names: Collection[str]) -> list[str]:
-    """Return these names in order of preference as leaders of a shard; consecutive shards prefer different ones."""
+    """Return these names in order of preference as leaders of a shard.
+
+    Consecutive shards prefer different names.
+    """
     ordered = sorted(names)
     first = shard % len(ordered) if ordered else 0
     return ordered[first:] + ordered[:first]
@@ -185,20 +192,20 @@ def _state(node: Node, leader: int) -> NodeState:
 
 
 class Watch:
-    """Detects, for a standby, whether the leader is alive, by the standby's own clock.
+    """Detects whether the leader is alive, by a standby's own clock.
 
-    name: the standby's own.
+    Args:
+        name: name of the standby.
     """
 
     def __init__(self, name: str, shard: int = FIRST) -> None:
-        """name: the watcher's own."""
         self._name = name
         self._shard = shard
         self._now = 0.0
         self._seen: dict[str, tuple[Node, float]] = {}
 
     def see(self, nodes: Sequence[Node], now: float) -> None:
-        """Record the nodes and which of them have an update."""
+        """Record these nodes and the time at which they changed."""
         self._now = now
         for node in nodes:
             known = self._seen.get(node.name)
@@ -220,7 +227,7 @@ class Watch:
         return [node.name for node in nodes if self.silent_s(node) >= NODE_FORGOTTEN_S]
 
     def leader(self, nodes: Sequence[Node], now: float) -> Node | None:
-        """Return the broker that leads, or is about to, if it had an update within the timeout."""
+        """Return the broker that leads or tries to become the leader, if it had an update within the timeout."""
         self.see(nodes, now)
         leaders = [node for node in nodes if node.start and self._is_alive(node)]
         return max(leaders, key=lambda node: node.start, default=None)
@@ -229,7 +236,7 @@ class Watch:
         return self.silent_s(node) < NODE_TIMEOUT_S
 
     def rank(self, nodes: Sequence[Node]) -> int:
-        """Return how many living brokers precede this one as candidates; those on drained machines come last."""
+        """Return how many living brokers should become the leader before this one; those on drained machines come last."""
         others = {node.name for node in nodes if not node.start and self._is_alive(node)}
         drained = {node.name for node in nodes if node.drained}
         names = others | {self._name}

@@ -1,4 +1,4 @@
-"""Open the log of a shard in a bucket: claim it, replay it, continue after it (decision 0124).
+"""Open the log of a shard in a bucket: claim the shard, replay its journal, continue after it (decision 0124).
 
 When opening returns, this broker leads the shard and all recovered data is being sealed. The local directory contains
 nothing that recovery needs.
@@ -46,7 +46,7 @@ from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import shard_name
 
 CACHE: Final = "bucket-cache"
-DELETE_GRACE_S: Final = 900.0  # so that a query that was already planned can read its segments
+DELETE_GRACE_S: Final = 900.0  # seconds, so that a query that was already planned can still read its segments
 _UNSEEN: Final = BlobRoot("", b"")
 
 logger: Final = structlog.get_logger("polywire.cluster")
@@ -58,7 +58,7 @@ class Place:
 
     Attributes:
         blobs: the same bucket with a longer timeout, for large objects.
-        delete_grace_s: seconds for which deleted objects stay.
+        delete_grace_s: seconds for which unneeded objects are kept.
         root: location of the shard, for readers that bypass the broker.
     """
 
@@ -82,7 +82,10 @@ def open_shard(
     files: Files = SYSTEM_FILES,
     make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
-    """Lead the shard of a bucket. Waits for the bucket: call it before serving. Raises as ``ShardOpening.recover``."""
+    """Become the leader of a shard and open its log. Blocks on the bucket, so call it before the broker serves clients.
+
+    Raises what ``ShardOpening.recover`` raises.
+    """
     opening = ShardOpening(
         place, settings=settings, loop=loop, clock=clock, replay=replay, files=files, make_worker=make_worker
     )
@@ -95,9 +98,9 @@ class ShardState:
     """State of a shard as its leader sees it.
 
     Attributes:
-        start: under which it leads; the epoch of new records.
-        objects: journal objects that a start would read.
-        unstored: bytes that are not in the bucket yet, and the age of the oldest in seconds.
+        start: start under which the broker leads; it is the epoch of new records.
+        objects: number of journal objects that a start would have to read.
+        unstored: size of the data that is not in the bucket yet, and the age in seconds of its oldest part.
         cached_bytes: size of cached segment files.
     """
 
@@ -111,7 +114,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class _Recovered:
-    """The initial content of a log, and the function that unlocks the directory."""
+    """Content of the log after recovery, and the function that unlocks the directory."""
 
     claim: protocol.Claim
     state: LogState
@@ -125,8 +128,8 @@ class _Recovered:
 
 
 class ShardOpening:
-    """Steps of opening. Nothing calls the loop before ``begin``, so that the steps that wait for the bucket can run in
-    a thread.
+    """Steps of opening. Before ``begin`` nothing uses the event loop, so steps that wait for the bucket can run in a
+    thread.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class ShardOpening:
             cache,
             files,
             cache_bytes=place.cache_bytes,
-            memory_bytes=max(settings.cache_bytes, 2 * settings.slot_bytes),  # a segment is uploaded from there
+            memory_bytes=max(settings.cache_bytes, 2 * settings.slot_bytes),  # a segment is uploaded from this memory
         )
         self._journal = FileJournal(
             cache / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max, files=files
@@ -168,10 +171,10 @@ class ShardOpening:
         """Claim the shard and replay it, in any thread.
 
         Raises:
-            Invalid: the directory holds a log of its own.
+            Invalid: the directory contains a log of its own.
             NotOwner: another broker claimed the shard first.
             Unavailable: the bucket failed.
-            Corrupt: something is damaged.
+            Corrupt: the journal, a snapshot or a segment is damaged.
         """
         place = self._place
         try:
@@ -190,19 +193,19 @@ class ShardOpening:
                 self._empty(place.directory / CACHE)
                 try:
                     self._recovered = self._recover(unlock)
-                except Busy as error:  # from the bucket: no process holds the directory
+                except Busy as error:  # raised for the bucket: the directory was free
                     raise Unavailable(ErrorCode.STORAGE_FAILED, error.message) from error
                 undone.pop_all()
         except OSError as error:
             raise storage_failed(error) from error
 
     def interrupt(self) -> None:
-        """Make ``recover`` in another thread fail soon; it sends no further request."""
+        """Make ``recover``, which runs in another thread, fail soon without sending another request."""
         self._bucket.give_up()
         self._store.stop()
 
     def _empty(self, cache: Path) -> None:
-        """Delete files of an earlier start; they are in the bucket, or were never acknowledged."""
+        """Delete files of an earlier start. Their data is in the bucket, or was never acknowledged."""
         for directory in (JOURNAL, SEGMENTS, SNAPSHOTS, CHUNKS):
             path = cache / directory
             make_directories(self._files, path)
@@ -210,7 +213,7 @@ class ShardOpening:
                 self._files.unlink(path / name)
 
     def give_up(self) -> None:
-        """Release everything after ``recover`` has ended; the log is not opened."""
+        """Release everything because the log is not opened; call it after ``recover`` has ended."""
         if self._disk is not None:
             self._disk.deleter.stop()
         self._bucket.close()
@@ -247,7 +250,7 @@ class ShardOpening:
         return _Recovered(claim, state, chain, full, worker, disk, sequence, checksum, unlock)
 
     def _play(self, player: Player, claim: protocol.Claim, chain: Chain) -> None:
-        """Replay; raise NotOwner, Corrupt, and what the store raises."""
+        """Replay the journal; raise NotOwner, Corrupt, and what the store raises."""
         self._store.read_ahead(self._listed(chain.snapshot))
         try:
             player.play()
@@ -259,7 +262,7 @@ class ShardOpening:
             self._store.read_ahead(())
 
     def begin(self) -> FileLog:
-        """Return the recovered log, on its loop."""
+        """Return the recovered log; call it on the event loop."""
         recovered = self._recovered
         assert recovered is not None, "it was recovered before"
         start = recovered.claim.chain.start + 1
@@ -288,7 +291,7 @@ class ShardOpening:
             unlock=partial(self._let_go, recovered.unlock),
         )
         self._sweeper = self._make_sweeper(recovered.state, start)
-        self._sweeper.begin()  # by now the log has reported the snapshot that it depends on
+        self._sweeper.begin()  # by now the log knows which snapshot it depends on
         if recovered.chain.groups:
             log.adopt(recovered.full, recovered.chain.sealed)
         return log
@@ -297,7 +300,7 @@ class ShardOpening:
         self._uploader = uploader
 
     def state(self) -> ShardState:
-        """Return the state of the shard once it is led; call it on the loop."""
+        """Return the state of the shard that this broker leads; call it on the event loop."""
         uploader = self._uploader
         assert uploader is not None, "it began before"
         return ShardState(
@@ -314,7 +317,7 @@ class ShardOpening:
         return start_object(chain.end, chain.seed, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
 
     def _copied(self, found: ObjectChain, naming: Naming | None, sealed: int) -> Chain:
-        """Copy groups that are in no segment into slots, where tails and readers expect them."""
+        """Copy groups that are in no segment into local slots, where readers expect unsealed data."""
         groups = []
         for group in found.behind(sealed):
             if self._journal.capacity < group.length:
@@ -340,7 +343,7 @@ class ShardOpening:
         return Chain(found.start, sealed, rests_on, snapshot, groups, found.checksum, None, ())
 
     def _listed(self, snapshot: str | None) -> list[str]:
-        """Return segments that a snapshot lists, to be read ahead; replay reports errors in it."""
+        """Return the segments that a snapshot lists, to read them ahead; replay reports errors in the snapshot."""
         if snapshot is None:
             return []
         try:
@@ -361,14 +364,15 @@ class ShardOpening:
         return LogState(reader, segments, staging, hides_unsynced=True)
 
     def _full(self, player: Player, state: LogState, chain: Chain) -> Sequence[tuple[Slot, Image]]:
-        """Return slots with recovered data, each with the state at its end; they are sealed like any full slot."""
+        """Return slots with recovered data, each with the state at its end. They are sealed like any full slot."""
         if not chain.groups:
             return ()
         return [*player.full, (chain.groups[-1].slot, image_of_all(state, chain.sequence))]
 
     def _write_start(self, state: LogState, claim: protocol.Claim) -> tuple[int, int]:
-        """Write the group of the start, which is in the bucket, to the beginning of a slot; the chain continues after
-        it.
+        """Write the group of the start, which is already in the bucket, to the beginning of a slot.
+
+        The chain continues after it.
         """
         own = ObjectChain(self._journal.seed, claim.chain.floor, [*claim.chain.groups[-1:]], next_number=claim.number)
         own.add(claim.content)
@@ -394,7 +398,7 @@ class ShardOpening:
         )
 
     def _make_sweeper(self, state: LogState, start: int) -> Sweeper:
-        """Return the collector of garbage from older starts."""
+        """Return the garbage collector for objects of older starts."""
         return Sweeper(
             self._bucket,
             self._loop,

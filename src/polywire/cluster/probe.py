@@ -1,12 +1,12 @@
-"""Test whether concurrent creates, and concurrent replaces, of an object in a bucket have exactly one winner.
+"""Test whether of several concurrent creates, or replaces, of an object in a bucket exactly one succeeds.
 
 The journal relies on this. A store is refused, with a description of the defect, in these cases:
 
-* Two concurrent writes win, or none does.
+* Two concurrent writes succeed, or none does.
 * A read returns other content than was written.
 
-The test leaves no objects unless it fails. A rare defect may pass. The usual defect, to check first and write later,
-shows in nearly every round.
+The test leaves no objects unless it fails. A rare defect may remain undetected. The usual defect, checking first and
+writing later, shows in nearly every round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polywire.store.objects import ObjectChanged, Objects
 
 WRITERS: Final = 32
 CREATE_ROUNDS: Final = 4
-UNDECIDED_ROUNDS_MAX: Final = 3  # rounds repeated because the store answered no writer
+UNDECIDED_ROUNDS_MAX: Final = 3  # rounds repeated because the store answered none of the writers
 DIRECTORY: Final = "probe"
 
 
@@ -37,7 +37,7 @@ class _Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One test, and the store's deviation; empty if it passed."""
+    """Result of one test: what was tested, and the defect; the defect is empty if the test passed."""
 
     what: str
     defect: str
@@ -91,7 +91,7 @@ class _Race:
         return Finding(f"one winner of {WRITERS} that replace an object", self._round(name, write, again))
 
     def _round(self, name: str, write: Callable[[bytes], None], again: Callable[[], None]) -> str:
-        """Run one race and return what was wrong, if anything."""
+        """Run one race and return a description of the defect, or an empty string."""
         contents = [f"writer {number}".encode() for number in range(WRITERS)]
         for _ in range(UNDECIDED_ROUNDS_MAX):
             answers = list(self._threads.map(lambda content: _answer(write, content), contents))
@@ -103,7 +103,7 @@ class _Race:
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"the bucket failed too many requests name={name!r}")
 
     def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
-        """Return the defect, empty for none; None if too few requests were answered."""
+        """Return a description of the defect, empty for none; None if too few requests were answered."""
         winners = answers.count(_Answer.WON)
         if winners > 1:
             return f"{winners} winners"
@@ -131,7 +131,7 @@ def _answer(write: Callable[[bytes], None], content: bytes) -> _Answer:
 
 
 def _read_back(objects: Objects, name: str) -> Finding:
-    """Test that reads return the last write or deletion, and that a range is that range."""
+    """Test that reads return the last write or deletion, and that a range read returns the requested range."""
     what = "reads find what was written last"
     try:
         objects.create(name, [b"0123456789"])

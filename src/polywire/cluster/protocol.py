@@ -1,7 +1,8 @@
 """The requests with which a broker becomes the leader of a shard, in order (decision 0124).
 
-Each procedure is a generator of requests, each answered before the next. This module uses no clock, thread or bucket,
-so a simulation can replay any order of events from a seed. Comments name the rules that prevent two leaders.
+Each procedure is a generator of requests; each request is answered before the next one. This module uses no clock,
+thread or bucket, so a simulation can replay any order of events from a seed. Comments such as "I2" name the rules of
+the decision, which prevent two leaders.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from polywire.cluster.floor import Floor
 from polywire.errors import Corrupt, ErrorCode
 
 READ_AT_ONCE: Final = 64
-READ_AT_ONCE_MAX: Final = 256  # of a long journal; reads of objects that do not exist yet are wasted
+# objects of a long journal that are read together; reads beyond the end of the journal are wasted
+READ_AT_ONCE_MAX: Final = 256
 PAUSE_FIRST_S: Final = 0.005
 PAUSE_MAX_S: Final = 0.2
 
@@ -52,12 +54,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReadFloor:
-    """Read the floor. Answer: the floor and its tag, or nothing."""
+    """Read the floor. Answer: the floor and its tag, or nothing if there is no floor."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveFloor:
-    """Replace the floor that had this tag. Answer: Outcome."""
+    """Replace the floor if it still has this tag. Answer: Outcome."""
 
     floor: Floor
     tag: str
@@ -79,7 +81,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ReadHeads:
-    """Read object heads. Answer: for each number the first bytes, at most ``size``, or None."""
+    """Read the beginnings of objects. Answer: for each number the first bytes, at most ``size``, or None."""
 
     numbers: Sequence[int]
     size: int
@@ -87,12 +89,12 @@ class ReadHeads:
 
 @dataclass(frozen=True, slots=True)
 class ListJournal:
-    """List the journal. Answer: numbers of its objects, possibly stale."""
+    """List the journal. Answer: numbers of its objects; the list may be outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListBlobs:
-    """List a directory. Answer: names of its blobs, possibly stale."""
+    """List a directory. Answer: names of its blobs; the list may be outdated."""
 
     directory: str
 
@@ -106,12 +108,12 @@ class DeleteBlobs:
 
 Request = Create | Read | ReadFloor | MoveFloor | Delete | Pause | ReadHeads | ListJournal | ListBlobs | DeleteBlobs
 Steps = Generator[Request, Any, _Result]
-"""Procedure. Its executor repeats failed reads, so that a read always has an answer."""
+"""A procedure. Its executor repeats failed reads, so that every read is answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claimed shard: everything below object ``number``, whose ``content`` is the group of the new start."""
+    """A claimed shard: all objects below ``number``, and ``content``, the object of the new start."""
 
     chain: ObjectChain
     number: int
@@ -119,10 +121,10 @@ class Claim:
 
 
 def settle(number: int, content: Any) -> Steps[bool]:
-    """Create an object and return whether it is ours. False: another broker leads, and this start must not write again.
+    """Create an object and return whether it is ours.
 
-    I2: the bytes of a number never change once they were sent, so a request that arrives hours late is harmless. I3:
-    one leader per number.
+    If not, another broker leads, and this start must not write again. I2: the bytes of a number never change once they
+    were sent, so a request that arrives hours late is harmless. I3: there is one leader per number.
     """
     pause = PAUSE_FIRST_S
     while True:
@@ -143,8 +145,8 @@ def settle(number: int, content: Any) -> Steps[bool]:
 def read_journal(seed: int) -> Steps[ObjectChain]:
     """Read the chain from the floor up to the first free number; raise Corrupt.
 
-    R: an object counts only if a floor read after it is not above its number. Below the floor anything may be found,
-    for instance the start of a broker that was suspended, and it may even fit the chain.
+    R: an object is valid only if the floor, read after the object, is not above its number. Below the floor any object
+    may exist. One example is the start of a broker that was suspended, which may even fit the chain.
     """
     while True:
         floor, _ = yield ReadFloor()
@@ -164,7 +166,7 @@ def read_journal(seed: int) -> Steps[ObjectChain]:
 
 
 def _read_to_end(chain: ObjectChain) -> Steps[None]:
-    """Add objects until a number is free; raise Corrupt."""
+    """Add objects until a number is unused; raise Corrupt."""
     count = READ_AT_ONCE
     while True:
         first = chain.next_number
@@ -179,17 +181,17 @@ def _read_to_end(chain: ObjectChain) -> Steps[None]:
         absent = chain.next_number
         if not any(content is not None for content in found[absent - first :]):
             return
-        (again,) = yield Read((absent,))  # a living leader may have written it meanwhile
+        (again,) = yield Read((absent,))  # the current leader may have written it meanwhile
         if again is None:
             raise Corrupt(ErrorCode.CORRUPT, f"a journal object is missing before later ones object={absent:016x}")
 
 
 def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Claim | None]:
-    """Read everything, then claim the first free number with the group of a new start; None if another broker was
-    first.
+    """Read the journal, then claim the first unused number with a new start; return None if another broker was first.
 
-    I5: a claimant has read all lower numbers. I6: a claim counts only if a floor read after it is not above it, because
-    the number may have been used and deleted while the claimant was suspended. Raises Corrupt.
+    I5: a claimant has read all lower numbers. I6: a claim is valid only if the floor, read after the claim, is not
+    above its number. Otherwise the number may have been used and deleted while the claimant was suspended. Raises
+    Corrupt.
     """
     chain = yield from read_journal(seed)
     number = chain.next_number
@@ -203,9 +205,9 @@ def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Clai
 
 
 def is_last(claim: Claim) -> Steps[bool]:
-    """Return whether no other broker claimed the shard before the first object of this start.
+    """Return whether no other broker claimed the shard before this start wrote its first object.
 
-    A broker that was suspended may find named objects deleted, and must not mistake that for damage.
+    A broker that was suspended may find that needed objects are deleted, and must not mistake that for damage.
     """
     floor, _ = yield ReadFloor()
     (after,) = yield Read((claim.number + 1,))
@@ -213,11 +215,13 @@ def is_last(claim: Claim) -> Steps[bool]:
 
 
 def raise_floor(floor: Floor, starts: Collection[int]) -> Steps[None]:
-    """Move the floor, then delete objects below it; call it once the naming group is stored.
+    """Move the floor, then delete objects below it. Call it once the group that permits the new floor is stored.
 
-    I8: only objects that a stored group has made unnecessary are deleted. Starts are permanent: a broker that slept
-    through a change of leaders finds the next number taken, however late. ``starts``: numbers of objects that hold the
-    group of a start.
+    I8: only objects that a stored group has made unnecessary are deleted. Starts are never deleted, so a broker that
+    was suspended during a change of leaders finds the next number used, however late it resumes.
+
+    Args:
+        starts: numbers of the objects with a start.
     """
     pause = PAUSE_FIRST_S
     while True:

@@ -8,7 +8,7 @@ from polywire.store.objects import Objects
 from polywire.store.rooted import Rooted
 from polywire.types import shard_name
 
-FIRST: Final = 0  # the only one of most buckets
+FIRST: Final = 0  # most buckets have no other shard
 
 
 def shard_root(shard: int) -> str:

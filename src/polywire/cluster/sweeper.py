@@ -14,15 +14,16 @@ from polywire.errors import BrokerError
 from polywire.log.base import Loop
 from polywire.log.worker import MakeWorker
 
-SWEEP_INTERVAL_S: Final = 24 * 3600.0  # each run lists everything and reads every start below the floor
+SWEEP_INTERVAL_S: Final = 24 * 3600.0  # each run lists all objects and reads every start below the floor
 
 logger: Final = structlog.get_logger("polywire.cluster")
 
 
 class Sweeper:
-    """Schedule of collections; none begins after ``stop``.
+    """Schedule of garbage collections; none begins after ``stop``.
 
-    needed: called on the loop, see ``sweeping.sweep``.
+    Args:
+        needed: called on the event loop; see ``sweeping.sweep``.
     """
 
     def __init__(
@@ -36,7 +37,6 @@ class Sweeper:
         needed: Callable[[], Collection[str]],
         grace_s: float,
     ) -> None:
-        """needed: asked on the loop, see ``sweeping.sweep``."""
         self._bucket = bucket
         self._loop = loop
         self._worker = make_worker("sweep", loop)
@@ -47,7 +47,7 @@ class Sweeper:
         self._stopped = False
 
     def begin(self) -> None:
-        """Run now, and daily from then on."""
+        """Collect garbage now, and daily from then on."""
         if not self._stopped:
             steps = sweep(self._seed, self._start, self._needed(), self._grace_s)
             self._worker.run(partial(self._bucket.run, steps), self._swept)
@@ -64,6 +64,6 @@ class Sweeper:
         self._loop.call_later(SWEEP_INTERVAL_S, self.begin)
 
     def stop(self) -> None:
-        """Stop; call it once the bucket's requests are no longer repeated and pauses have ended."""
+        """Stop. Call it after the bucket's requests and pauses were cancelled."""
         self._stopped = True
         self._worker.stop()

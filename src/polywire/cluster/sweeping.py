@@ -1,8 +1,8 @@
 """Garbage collection: find unneeded objects of a shard and delete them, a few at a time (decision 0124).
 
 The procedures are generators of requests, as in ``protocol``. An object is deleted only if it was unneeded before the
-grace period began, so readers that received its name can finish. A deposed leader may continue to collect, because
-unneeded objects never become needed again.
+grace period began, so readers that received its name can finish. A deposed leader may continue to collect garbage,
+because unneeded objects never become needed again.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from polywire.cluster.protocol import (
 from polywire.log.journal.group import read_group
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 
-DELETED_PER_S: Final = 20  # few of the thousands of requests a second that a store handles
-SWEPT_MAX: Final = 10_000  # journal objects, and as many blobs, per run, to bound memory; the next run continues
+DELETED_PER_S: Final = 20  # far below the thousands of requests per second that a store handles
+# journal objects, and as many blobs, in one run, to limit memory; the next run deletes the others
+SWEPT_MAX: Final = 10_000
 HEAD_BYTES: Final = START_BYTES_MAX + 1
 
 
 def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Steps[int]:
-    """Delete unneeded objects of older leaders and failed requests; return how many.
+    """Delete unneeded objects of older leaders and of failed requests; return their number.
 
     Args:
-        seed: of the journal.
-        start: the leader's own.
-        needed: segments and snapshots that its log names, or has written to be named, at one moment.
-        grace_s: seconds between observation and deletion.
+        seed: seed of the journal.
+        start: the leader's start.
+        needed: segments and snapshots that the log refers to, or has written to refer to, at one moment.
+        grace_s: seconds between finding an object and deleting it.
     """
     blobs: list[str] = []
     for directory in (SEGMENTS, SNAPSHOTS):
@@ -57,9 +58,10 @@ def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Ste
 
 
 def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], start: int) -> list[str]:
-    """Return blobs that no group names, now or later.
+    """Return blobs to which no journal group refers, now or later.
 
-    Names are used in order: an unnamed blob older than the newest needed one, or of an older start, will not be named.
+    Names are used in order. So an unreferenced blob of an older start, or with a lower number than the newest needed
+    one, will never be referenced.
     """
     own = f"{directory}/{start:08x}"
     end = max([own, *(name for name in needed if name.startswith(f"{directory}/"))])
@@ -67,7 +69,7 @@ def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], sta
 
 
 def _below_the_floor(seed: int) -> Steps[list[int]]:
-    """Return journal objects left by lost or late requests; unverifiable ones may be starts and stay."""
+    """Return journal objects left by lost or late requests. Objects that cannot be verified may be starts and are kept."""
     floor, _ = yield ReadFloor()
     found = yield ListJournal()
     below = sorted(number for number in found if number < floor.number)

@@ -1,7 +1,8 @@
-"""Read the ends of blobs in parallel before they are opened one after the other, because each read is a round trip.
+"""Read the ends of blobs in parallel before the blobs are opened one by one, because each read takes a network round
+trip.
 
-The number of retained ends is limited. A failed read is ignored, and the blob is read again when it is opened. Only one
-thread may use this module.
+The number of retained ends is limited. A failed read is ignored; the blob is read again when it is opened. Only one
+thread may use an object of this module.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from polywire.errors import BrokerError
 from polywire.store.base import BlobMissing
 
-TAIL_BYTES: Final = 64 * 1024  # contains the footer of most segments
+TAIL_BYTES: Final = 64 * 1024  # enough for the footer of most segments
 AHEAD_MAX: Final = 512  # 32 MiB: two round trips of parallel reads
 THREADS: Final = 256
 
@@ -30,7 +31,7 @@ class Tail:
 
 
 class Tails:
-    """At most ``AHEAD_MAX`` ends are being read or retained."""
+    """Reads ends of blobs ahead; at most ``AHEAD_MAX`` are being read or retained."""
 
     def __init__(self, fetch: Callable[[str], Tail], names: Sequence[str]) -> None:
         self._fetch = fetch
@@ -40,7 +41,7 @@ class Tails:
         self._fill()
 
     def of(self, name: str) -> Tail | None:
-        """Return the end of a blob if it was read ahead; those before it are dropped."""
+        """Return the end of a blob if it was read ahead; earlier ones are dropped."""
         if name not in self._ahead:
             return None
         while next(iter(self._ahead)) != name:

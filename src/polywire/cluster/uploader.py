@@ -1,7 +1,7 @@
 """Upload journal groups to the bucket, one object after the other (decision 0124).
 
 Adjacent groups of a slot are combined into one object. A group is durable once its object is stored and known to be
-this broker's. The event loop never waits for the network. It implements ``log.journal.syncer``.
+written by this broker. The event loop never waits for the network. The module implements ``log.journal.syncer``.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.syncer import MakeSyncer
 from polywire.log.worker import MakeWorker
 
-OBJECT_BYTES: Final = 8 * 1024 * 1024  # an object of this size is uploaded at once
+OBJECT_BYTES: Final = 8 * 1024 * 1024  # groups of this total size are uploaded at once
 OBJECT_BYTES_MAX: Final = (
     16 * 1024 * 1024
-)  # groups that arrive during an upload are combined up to this: the size that one group may have
-PUT_INTERVAL_S: Final = 0.1  # between the starts of two uploads, because each costs money, however small
-OBJECTS_MAX: Final = 1000  # before a slot is sealed: recovery reads them in a second
-STEP_DOWN_S: Final = 30.0  # for one object: a leader that cannot write for so long steps down
-FINISH_S: Final = 10.0  # for the last objects when the broker stops
+)  # groups that arrive during an upload are combined up to this size, which a single group can also have
+PUT_INTERVAL_S: Final = 0.1  # seconds between the starts of two uploads, because each request costs money
+OBJECTS_MAX: Final = 1000  # a slot is sealed when it has this many objects: recovery reads them in a second
+STEP_DOWN_S: Final = 30.0  # seconds for one object; a leader that cannot write for so long steps down
+FINISH_S: Final = 10.0  # seconds for the last objects when the broker stops
 
 
 @dataclass(slots=True)
 class _Unsent:
-    """Groups in bytes [start, stop) of a slot, with first and last sequence, and the time of the first."""
+    """Groups in bytes [start, stop) of a slot, with their first and last sequence, and the time of the first."""
 
     slot: Slot
     start: int
@@ -50,10 +50,11 @@ class _Unsent:
 
 
 class Uploader:
-    """Implements ``Syncer``. One object is in flight at a time, and numbers are used in order; nothing is sent once
+    """Implements ``Syncer``. Objects are uploaded one at a time, in the order of their numbers. Nothing is sent once
     ``_deposed``.
 
-    sequence: of the claim's own group, up to which everything is stored.
+    Args:
+        sequence: sequence of the claim's own group; everything up to it is stored.
     """
 
     is_local: Final = False
@@ -71,7 +72,6 @@ class Uploader:
         advanced: Callable[[], None],
         failed: Callable[[BrokerError], None],
     ) -> None:
-        """sequence: of the claim's own group, up to which all is stored."""
         self._journal = journal
         self._bucket = bucket
         self._loop = loop
@@ -106,12 +106,12 @@ class Uploader:
 
     @property
     def start(self) -> int:
-        """Start under which everything is sent."""
+        """Start under which everything is uploaded."""
         return self._start
 
     @property
     def objects(self) -> int:
-        """Number of objects that a start would read."""
+        """Number of objects that a start would have to read."""
         return len(self._numbers)
 
     @property
@@ -140,7 +140,8 @@ class Uploader:
     def wait(self, sequence: int, callback: Completion[None]) -> None:
         if sequence > self.synced:
             self._waiting.append((sequence, callback))
-        elif self._waiting and self._waiting[0][0] <= self.synced:  # callbacks are being called: queue after them
+        # callbacks are being called: queue this one after them
+        elif self._waiting and self._waiting[0][0] <= self.synced:
             due = [waiting for waiting in self._waiting if waiting[0] <= self.synced]
             self._waiting.insert(len(due), (sequence, callback))
         else:
@@ -165,13 +166,13 @@ class Uploader:
     # Sending
 
     def _send_soon(self) -> None:
-        """Upload the oldest groups: at once if they fill an object or nothing was sent recently."""
+        """Schedule an upload of the oldest groups: at once if they fill an object or nothing was sent recently."""
         if self._running is not None or self._timer or not self._unsent or self._over:
             return
         wait = self._begun_at + PUT_INTERVAL_S - self._clock.monotonic()
         full = self._unsent[0].size >= OBJECT_BYTES or len(self._unsent) > 1
         self._timer = True
-        # in a later pass, because one pass may write many groups
+        # in a later pass of the loop, because one pass may write many groups
         self._loop.call_later(0.0 if full else max(wait, 0.0), self._send)
 
     def _send(self) -> None:
@@ -185,10 +186,10 @@ class Uploader:
         self._loop.call_later(STEP_DOWN_S, self._overdue, self._number)
 
     def _overdue(self, number: int) -> None:
-        """Step down if an object is still in flight: waiting callers get an error, and another broker may reach the
-        bucket.
+        """Step down if an object is still being uploaded after ``STEP_DOWN_S``.
 
-        If the object arrives after all, the next leader finds it.
+        Waiting callers get an error, and another broker may be able to reach the bucket. If the object arrives later,
+        the next leader finds it.
         """
         if self._running is not None and self._number == number and not self._over:
             limit = f"object={number:016x} limit_s={STEP_DOWN_S:g}"
@@ -210,7 +211,7 @@ class Uploader:
             self._stored()
 
     def _stored(self) -> None:
-        """The object in flight is stored."""
+        """Handle that the current object is stored."""
         assert self._running is not None, "one was sent"
         stored, self._running = self._running, None
         self._note(stored.first, self._number)
@@ -224,7 +225,7 @@ class Uploader:
     # Ends
 
     def finish(self) -> None:
-        """Upload the rest, in this thread; raise NotOwner or Unavailable."""
+        """Upload the remaining groups, in this thread; raise NotOwner or Unavailable."""
         self._over = True
         if self._running is not None:
             self._unsent.appendleft(self._running)
@@ -267,7 +268,7 @@ def uploading(
     sequence: int,
     made: Callable[[Uploader], None],
 ) -> MakeSyncer:
-    """Return a factory of uploaders that continue after this claim. made: called with the uploader."""
+    """Return a factory of uploaders that continue after this claim. ``made`` is called with each uploader."""
 
     def make(
         loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], _: Callable[[], bool]
@@ -286,4 +287,4 @@ def _deposed() -> NotOwner:
 
 
 def _ignore(_: BrokerError | None) -> None:
-    """Ignore a floor that could not be moved: the next seal moves it, and objects below it are garbage."""
+    """Ignore that a floor could not be moved: the next seal moves it, and garbage collection deletes the objects."""

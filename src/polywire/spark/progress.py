@@ -22,7 +22,7 @@ from polywire.errors import Invalid
 from polywire.spark.offsets import decode_offset, total_next
 
 POLL_INTERVAL_S: Final = 0.2
-OBSERVED: Final = "polywire"  # name of the metrics of ``observed``
+OBSERVED: Final = "polywire"  # name under which ``observed`` reports its metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class BatchProgress:
 
     Attributes:
         rate: records per second of this batch.
-        lag: records left to read, None if unknown.
-        left_out: rows that were not processed: behind the watermark, or without a time.
-        corrupt: values that could not be read.
-        watermark: event time (ISO 8601) before which rows are late, None without one.
+        lag: number of records still to read, None if unknown.
+        left_out: number of rows that were not processed: late, or without a time.
+        corrupt: number of values that could not be parsed.
+        watermark: event time (ISO 8601) before which rows count as late, None if the query has no watermark.
     """
 
     batch_id: int
@@ -66,20 +66,21 @@ def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
 
 
 def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
-    """Count rows for which these conditions hold as they pass, for ``BatchProgress``."""
+    """Count rows for which these conditions hold, while the query runs; the counts appear in ``BatchProgress``."""
     return rows.observe(OBSERVED, f.count_if(corrupt).alias("corrupt"), f.count_if(left_out).alias("left_out"))
 
 
 def follow(query: StreamingQuery, on_progress: OnProgress) -> int:
-    """Wait for the query to end and report every micro-batch; return the number of records read.
+    """Wait until the query ends and report every micro-batch; return the number of records read.
 
-    Raises the error with which the query failed. On an interrupt, or an error in ``on_progress``, the query is stopped.
+    Raises the error with which the query failed. After an interrupt, or an error in ``on_progress``, the query is
+    stopped.
     """
     last_batch, records = -1, 0
     ended = False
     try:
         while not ended:
-            # Checked before reading the reports, so that the last ones are not missed.
+            # Check before reading the reports, so that the last ones are not missed.
             ended = bool(query.awaitTermination(POLL_INTERVAL_S))  # type: ignore[arg-type]
             for batch in _newer(query, last_batch):
                 last_batch = batch.batch_id
@@ -105,7 +106,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
         TextColumn("[bold]{task.description}", table_column=whole.copy()),
         BarColumn(bar_width=20, table_column=whole.copy()),
         MofNCompleteColumn(table_column=whole.copy()),
-        # A narrow terminal gets more lines, so that nothing is cut.
+        # On a narrow terminal the text is wrapped, so that nothing is cut off.
         TextColumn("{task.fields[facts]}", table_column=TableColumn(overflow="fold")),
         TimeElapsedColumn(table_column=whole.copy()),
     )
@@ -116,7 +117,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
         def show(batch: BatchProgress) -> None:
             nonlocal rate
-            # Batches without records only move the watermark: keep the last rate of records.
+            # A batch without records only moves the watermark: keep showing the last rate.
             rate = batch.rate if batch.records else rate
             lag = "" if batch.lag is None else f"  lag {batch.lag:,}"
             odd = "".join(f"  {name} {count:,}" for name, count in _oddities(batch) if count)
@@ -132,7 +133,7 @@ def _oddities(batch: BatchProgress) -> tuple[tuple[str, int], ...]:
 
 
 def _lag(sources: Any) -> int | None:
-    """Return the records between the batch's end and the broker's, over all sources of this kind."""
+    """Return how many records the batch's end is behind the broker's, over all sources of this kind."""
     lag = None
     for source in sources:
         end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
@@ -146,4 +147,4 @@ def _offset(text: Any) -> int | None:
         document = json.loads(text) if isinstance(text, str) else text
         return total_next(decode_offset(document)) if isinstance(document, Mapping) else None
     except (ValueError, Invalid):
-        return None  # another source's offset
+        return None  # the offset of another kind of source

@@ -1,6 +1,6 @@
-"""Derive from a query's filters which topics, partitions, offsets and times it reads (option pushFilters).
+"""Derive from a query's filters which topics, partitions, offsets and times it needs (option pushFilters).
 
-Only records that the filters reject are skipped; Spark checks every row again.
+Only records that the filters reject are skipped. Spark applies the filters again to every row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Numbers ``[begin, end)``; None is open."""
+    """Numbers ``[begin, end)``; None means unbounded."""
 
     begin: int | None = None
     end: int | None = None
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """Location of requested records. Offsets, times in µs; None: unrestricted."""
+    """Which records the filters can accept. Times are in µs; None means unrestricted."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -53,12 +53,12 @@ class PushedFilters:
     times_us: Span = field(default_factory=Span)
 
     def times(self) -> tuple[int, ...]:
-        """Times to look up."""
+        """Times (µs) whose offsets must be looked up."""
         return tuple(sorted({time for time in (self.times_us.begin, self.times_us.end) if time is not None}))
 
 
 def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
-    """Combine the filters; those about other columns are ignored."""
+    """Combine the filters; filters on other columns are ignored."""
     found = PushedFilters()
     for wanted in filters:
         column = getattr(wanted, "attribute", ())
@@ -74,7 +74,10 @@ def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
 
 
 def prune(ranges: Sequence[ReadRange], filters: PushedFilters, extents: Extents) -> list[ReadRange]:
-    """Return the remaining ranges; ``extents`` has the offsets of the filters' times."""
+    """Return the parts of the ranges that the filters can accept.
+
+    ``extents`` must have the offsets of ``filters.times``.
+    """
     kept = []
     for wanted in ranges:
         if filters.topics is not None and wanted.topic not in filters.topics:
@@ -110,7 +113,7 @@ def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset
 
 
 def _ends(wanted: Filter, number_of: Callable[[object], int | None]) -> tuple[int | None, int | None]:
-    """Return the first number requested, and the first beyond."""
+    """Return (first number that the filter accepts, first number beyond); None means unbounded."""
     number = number_of(getattr(wanted, "value", None))
     if number is None:
         return None, None

@@ -1,6 +1,6 @@
-"""Batch reads. The range is fixed once, when the read is planned.
+"""Batch reads. The range is fixed when the read is planned.
 
-Readers hold no socket, because Spark pickles them.
+Readers contain no socket, because Spark pickles them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
 @dataclass
 class RangesPartition(InputPartition):
-    """Ranges of one task."""
+    """Ranges that one task reads."""
 
     ranges: tuple[ReadRange, ...]
 
@@ -35,7 +35,7 @@ class RangesPartition(InputPartition):
 
 @one_line_errors
 class BatchReader(DataSourceReader):
-    """Plans in the driver's planner process, reads in tasks."""
+    """Plans in the driver's planner process and reads in tasks."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -45,9 +45,8 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return one task per group of ranges.
 
-        Raise Missing for missing topics, or for lost records (``failOnDataLoss``).
-
-        Spark requires a list and replaces an empty one by a single None.
+        Raises Missing for missing topics, or for lost records (``failOnDataLoss``). The result is a list, as Spark
+        requires; Spark replaces an empty one by a single None.
         """
         options = self._options
         filters = self._filters
@@ -69,19 +68,19 @@ class BatchReader(DataSourceReader):
 
 @one_line_errors
 class FilteringReader(BatchReader):
-    """Skips records by location according to the query's filters.
+    """Skips records by topic, partition, offset and time according to the query's filters.
 
-    Created only on request: with Spark's switch off, a reader that accepts filters fails every read.
+    Create it only if requested: if Spark's setting is off, a reader that accepts filters makes every read fail.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Return all filters, so that Spark checks the remaining rows."""
+        """Return all filters, so that Spark applies them to the remaining rows."""
         self._filters = pushed_filters(filters)
         return filters
 
 
 def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> list[RangesPartition]:
-    """Return ranges as Spark's tasks."""
+    """Convert ranges to Spark's tasks."""
     pieces = planning.tasks(
         ranges, partitions_min=options.partitions_min, partition_records_max=options.partition_records_max
     )
@@ -91,7 +90,7 @@ def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> lis
 def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """Read one task; nothing for the placeholder that Spark makes of an empty plan."""
+    """Read one task; yields nothing for the None that Spark makes of an empty plan."""
     depart_quietly()
     if isinstance(partition, RangesPartition):
         yield from record_batches(options, partition.ranges, arrow_schema(schema))

@@ -1,7 +1,7 @@
 """Streaming reads: micro-batches between offsets that Spark stores in its checkpoint.
 
-A repeated batch covers the same records. An ``availableNow`` run reads nothing that was appended after it began.
-Readers hold no socket.
+A repeated batch covers the same records. An ``availableNow`` run reads no records that were appended after it began.
+Readers contain no socket.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polywire.spark.worker_exit import one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A long-lived process on the driver calls it for offsets and plans; tasks call ``read`` on a pickled copy.
 
-    Once ``availableNow`` has set its target, no offset goes beyond it.
+    After ``prepareForTriggerAvailableNow``, no offset goes beyond the end that it recorded.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType, clock: Clock | None = None) -> None:
@@ -74,9 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends, within ``limit`` and the options.
 
-        ``start`` if there is nothing to do.
-
-        Raises Missing if records were lost (``failOnDataLoss``).
+        Returns ``start`` if there is nothing to read. Raises Missing if records were lost (``failOnDataLoss``).
         """
         known = decode_offset(start)
         connection = snapshot.connect(self._options)
@@ -94,7 +92,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offset(planning.advance(known, found, records_max=records_max, ceiling=self._ceiling))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the end as last observed, for Spark's progress reports."""
+        """Return the last observed end of the topics, for Spark's progress reports."""
         return None if self._latest is None else encode_offset(self._latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -106,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return input_partitions(options, ranges)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the query's offsets to the broker, to show its lag; nothing depends on them."""
+        """Commit the query's offsets to the broker, to show its lag. The query does not depend on them."""
         group = self._options.group
         if group is None:
             return
@@ -134,20 +132,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reached[key] = position
 
     def _too_early(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> bool:
-        """Return whether fewer than ``minOffsetsPerTrigger`` wait and ``maxTriggerDelay`` has not passed.
+        """Return whether fewer than ``minOffsetsPerTrigger`` records wait and ``maxTriggerDelay`` has not passed.
 
-        Never for availableNow.
+        Always False in an availableNow run.
         """
         records_min = self._options.trigger_records_min
         if records_min is None or isinstance(limit, ReadAllAvailable) or self._ceiling is not None:
             return False
         if self._triggered_at is None:
-            return False  # as in Kafka's source, the first batch of a run does not wait
+            return False  # like in Kafka's source, the first batch of a run does not wait
         waiting = sum(wanted.record_count for wanted in planning.batch_ranges(known, everything))
         return waiting < records_min and self._clock.monotonic() - self._triggered_at < self._options.trigger_delay_s
 
     def _records_max(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> int | None:
-        """Return the stricter of the engine's limit and the options' limits."""
+        """Return the smallest of Spark's limit and the limits in the options."""
         if isinstance(limit, ReadAllAvailable):
             return None
         records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.trigger_records_max

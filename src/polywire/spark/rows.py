@@ -21,9 +21,9 @@ from polywire.spark.options import LocalSegments, SourceOptions, Subscription, T
 from polywire.spark.planning import ReadRange, clip
 from polywire.spark.sealed import SealedAccess, Tally, logger, read_range
 
-# all other columns come from the headers of batches
+# all other columns can be computed from the headers of batches
 BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})
-SURVIVABLE = (Missing, Conflict)  # failOnDataLoss=false continues after these
+SURVIVABLE = (Missing, Conflict)  # with failOnDataLoss=false reading continues after these
 
 
 def record_batches(
@@ -40,7 +40,7 @@ def record_batches(
 
 
 class _RangeRead:
-    """State of one task: a connection if needed, the requested columns, and how the bytes were read."""
+    """State of one task: its connection if it needs one, the requested columns, and how the bytes were read."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options: Final = options
@@ -62,7 +62,7 @@ class _RangeRead:
         )
 
     def connect(self) -> BulkConnection:
-        """Return the connection to the broker, which a reader of the bucket does not need."""
+        """Return the connection to the broker, opened on first use: a read from the bucket does not need one."""
         if self._connection is None:
             self._connection = snapshot.connect(self._options)
         return self._connection
@@ -87,12 +87,16 @@ def _range(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
 
 
 def _what_is_left(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
-    """Retention may overtake a reader repeatedly; each time the range continues at the first remaining record."""
+    """Yield the remaining records of a range.
+
+    Retention may remove records repeatedly while the range is read; each time reading continues at the first remaining
+    one.
+    """
     rest: ReadRange | None = wanted
     while rest is not None:
         try:
-            # The epoch is not checked: offsets of lost records may have been reused, and their current records are what
-            # is left.
+            # Do not check the epoch: offsets of lost records may have been used again, and the new records are the ones
+            # to read.
             for chunk in reading.chunks(rest, check_epoch=False):
                 batches = reading.to_arrow(chunk)
                 rest = replace(rest, offset=chunk.offset_end)

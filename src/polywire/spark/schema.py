@@ -1,6 +1,7 @@
 """Columns of the source, exactly those of Spark's Kafka source, and columns of a value.
 
-A user's schema selects from these columns, in any order. Another column raises an error that suggests the right one.
+A user's schema may select any of these columns, in any order. Any other column raises an error that suggests the right
+one.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark checks the first record batch against (types, names and order)."""
+    """Return the Arrow schema (types, names and order) with which Spark compares the first record batch."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -83,7 +84,7 @@ def _type_name(data_type: DataType) -> str:
 def value_columns(kind: DataType) -> StructType:
     """Return the columns of a value.
 
-    Raise Invalid for another type, and for names that begin with ``_``, which are reserved.
+    Raises Invalid if the type is not a struct, and for names that begin with ``_``, which are reserved.
     """
     if not isinstance(kind, StructType):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"schema is not a struct (Avro: record) type={kind.simpleString()}")

@@ -2,7 +2,7 @@
 
 The result equals that of the broker: each record once and in order. Files and buckets are read only if they contain the
 broker's identifying token. Their data is used only if all checksums match. Otherwise records are fetched from the
-broker, or the read fails if the options require that.
+broker, or the read fails if the options require sealed segments.
 """
 
 from __future__ import annotations
@@ -27,50 +27,54 @@ from polywire.store.data_directory import DataDirectory
 from polywire.store.file import FileBlob
 from polywire.types import Buffer
 
-PIECE_BYTES: Final = 4 << 20  # read at a time; as much as a protocol frame carries
-# smaller runs come from the broker, with their neighbours, because opening a file takes 0.1 ms
+PIECE_BYTES: Final = 4 << 20  # bytes read at a time, as many as a protocol frame contains
+# smaller runs are read from the broker, together with their neighbours, because opening a file takes 0.1 ms
 RUN_BYTES_MIN: Final = 1 << 20
-RANGE_RECORDS_MIN: Final = PACK_RECORDS  # justifies a task of 12 ms and more; locating it takes 0.2 ms
+# smaller ranges do not justify a task of 12 ms or more; locating a range takes 0.2 ms
+RANGE_RECORDS_MIN: Final = PACK_RECORDS
 
 logger: Final = logging.getLogger("polywire.spark")
-logger.setLevel(logging.INFO)  # Spark collects workers' logs only on request
+logger.setLevel(logging.INFO)  # Spark collects logs of workers only on request
 
 _elsewhere: Final[set[BulkConnection]] = set()
-"""Connections to brokers whose files are not accessible from this process; they are not asked again."""
+"""Connections to brokers whose files this process cannot access; they are not asked for locations again."""
 
 
 class _NotRead(Exception):
-    """A run that is not as located; the broker has it."""
+    """A run that is not at its location or not intact; the broker can serve its records."""
 
 
 class _Gone(_NotRead):
-    """A run whose blob was deleted since: its records were trimmed or rewritten."""
+    """A run whose blob was deleted after it was located, because its records were trimmed or rewritten."""
 
 
 class _Bytes(Protocol):
     """The bytes of one run."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` from ``position`` and return the bytes read, fewer at the end; raise BlobMissing or Unavailable."""
+        """Fill ``out`` with bytes from ``position`` and return their number, smaller at the end.
+
+        Raises BlobMissing or Unavailable.
+        """
 
     def expect(self, start: int, stop: int) -> None:
-        """Announce that these bytes are read next."""
+        """Announce that these bytes will be read next."""
 
 
 class _Source(Protocol):
-    """Location of sealed runs."""
+    """Where sealed runs are read from."""
 
     @property
     def arena(self) -> Arena:
-        """Memory for reads."""
+        """Memory to read into."""
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Open a run, verified to be the broker's; raise _NotRead."""
+        """Open a run after verifying that it belongs to the broker; raise _NotRead."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """How the bytes were read."""
+    """Counts how the bytes were read."""
 
     file_bytes: int = 0
     wire_bytes: int = 0
@@ -79,7 +83,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class SealedAccess:
-    """Whether sealed records may, or must, be read around the broker, and the options for opening a bucket."""
+    """Whether sealed records may, or must, be read without the broker, and the options for opening a bucket."""
 
     allowed: bool = True
     required: bool = False
@@ -95,12 +99,12 @@ def read_range(
     check_epoch: bool,
     access: SealedAccess,
 ) -> Iterator[StoredChunk]:
-    """Yield the chunks of a range, in order, as ``BulkConnection.fetch_range`` does.
+    """Yield the chunks of a range, in order, like ``BulkConnection.fetch_range``.
 
-    Raises what that raises, and Unavailable if sealed records must be read around the broker and cannot.
+    Raises what that raises, and Unavailable if sealed records must be read without the broker but cannot.
 
-    ``connect`` is called when the broker is needed. Without ``bodies`` only headers are read, always from the broker:
-    they are a small part of a segment.
+    ``connect`` is called when the broker is needed. Without ``bodies`` only headers are read, always from the broker,
+    because they are a small part of a segment.
     """
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
     reading = _RangeRead(connect, wanted, epoch, tally, access)
@@ -112,7 +116,10 @@ def read_range(
 
 
 class _RangeRead:
-    """One range being read. ``_at`` is the offset after the last record yielded, so none is skipped or repeated."""
+    """A range being read.
+
+    ``_at`` is the offset after the last record that was yielded, so that no record is skipped or repeated.
+    """
 
     def __init__(
         self, connect: Callable[[], BulkConnection], wanted: ReadRange, epoch: int, tally: Tally, access: SealedAccess
@@ -125,7 +132,7 @@ class _RangeRead:
         self._at = wanted.offset
 
     def runs(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """Yield the runs worth opening; none if they are not accessible. Raise Unavailable if they must be."""
+        """Yield the runs worth opening; none if they cannot be accessed. Raise Unavailable if the options require them."""
         bytes_min = 0 if self._access.required else RUN_BYTES_MIN
         for source, run in self._runs_in_bucket() if self._wanted.sealed is not None else self._runs_in_files():
             if run.stop - run.start >= bytes_min:
@@ -172,15 +179,15 @@ class _RangeRead:
                 yield source, run
 
     def _refuse(self, reason: str) -> None:
-        """Raise Unavailable if sealed records must be read around the broker."""
+        """Raise Unavailable if the options require that sealed records are read without the broker."""
         if self._access.required:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
-                f"sealed segments cannot be read, and localSegments=required asks for it: {reason}",
+                f"sealed segments cannot be read directly, but localSegments=required demands it: {reason}",
             )
 
     def over_the_wire(self, offset_end: int, *, bodies: bool = True) -> Iterator[StoredChunk]:
-        """Yield the rest of the range below ``offset_end``, from the broker."""
+        """Yield the remaining part of the range below ``offset_end``, from the broker."""
         wanted = self._wanted
         offset_end = min(offset_end, wanted.offset_end)
         if self._at >= offset_end:
@@ -198,7 +205,7 @@ class _RangeRead:
             yield self._moved(chunk)
 
     def sealed(self, source: _Source, run: SealedRange) -> Iterator[StoredChunk]:
-        """Yield a run's part of the range, as far as it is readable and intact."""
+        """Yield a run's part of the range, up to the first part that is unreadable or damaged."""
         wanted = self._wanted
         try:
             for data, next_offset in _pieces(source, run, wanted.incarnation):
@@ -218,16 +225,16 @@ class _RangeRead:
 
 
 def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tuple[memoryview, int]]:
-    """Yield whole intact batches of a run, in consecutive pieces, with the offset after the last record of each.
+    """Yield whole intact batches of a run, in consecutive pieces, each with the offset after its last record.
 
-    Raises _NotRead if it is not as located, BlobMissing, and BrokerError if it cannot be read.
+    Raises _NotRead if the run is not as located, BlobMissing, and BrokerError if it cannot be read.
     """
     blob, arena = source.open(run), source.arena
     position, rest, next_offset = run.start, memoryview(b""), run.first_offset
     while position < run.stop:
         room = PIECE_BYTES if len(rest) < PIECE_BYTES else BATCH_BYTES_MAX
         if len(rest) >= room:
-            raise _NotRead("it holds no batches")
+            raise _NotRead("it contains no batches")
         size = min(room - len(rest), run.stop - position)
         block = arena.take(len(rest) + size)
         block[: len(rest)] = rest
@@ -243,7 +250,7 @@ def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tup
         end = starts[-1] + last.length
         data, rest = block[:end], block[end:]
         if first.partition != incarnation or first.base_offset > next_offset or first_damaged(data) >= 0:
-            raise _NotRead("it does not verify")
+            raise _NotRead("a checksum does not match")
         next_offset = last.next_offset
         yield data, next_offset
     if len(rest):
@@ -258,7 +265,7 @@ class FileSource:
     arena: Arena
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Open a run's file, then check the mark: only then is it certainly the broker's file. Raises _NotRead."""
+        """Open a run's file, then check the broker's token, which proves that the file is the broker's. Raise _NotRead."""
         check_blob_name(run.blob)
         try:
             blob = FileBlob(Path(self.data_directory.path) / run.blob)

@@ -1,4 +1,4 @@
-"""Read sealed segments from a bucket, by processes with access to it (decision 0120).
+"""Read sealed segments from a bucket, in processes that have access to it (decision 0120).
 
 Only the broker's own bucket is read, with the credentials of this process. A run is read with several concurrent
 requests.
@@ -23,15 +23,15 @@ from polywire.store.objects import Objects
 from polywire.store.url import open_bucket
 from polywire.types import Buffer
 
-CHUNK_BYTES: Final = 4 << 20  # of one request: as much as a connection transfers during a round trip of 40 ms
-READS_AT_ONCE: Final = 4  # requests of one run: with more, the processor is the limit, not the bucket
+CHUNK_BYTES: Final = 4 << 20  # size of one request: what a connection transfers during a round trip of 40 ms
+READS_AT_ONCE: Final = 4  # concurrent requests of one run: with more, the CPU would be the limit, not the bucket
 TIMEOUT_S: Final = 30.0
 TRIES: Final = 4
 PAUSE_FIRST_S: Final = 0.1
 
 
 class BucketSource:
-    """The bucket of one broker, whose identity was checked."""
+    """The bucket of one broker; its identity was checked."""
 
     def __init__(self, objects: Objects) -> None:
         self.arena: Final = Arena()
@@ -60,7 +60,7 @@ class BucketSource:
 
 
 class RunBytes:
-    """The bytes of one run, read in order. ``_ahead`` are consecutive requests, starting with the next."""
+    """The bytes of one run, read in order. ``_ahead`` holds consecutive requests, beginning with the next bytes."""
 
     def __init__(self, source: BucketSource, run: SealedRange) -> None:
         self._source = source
@@ -76,9 +76,9 @@ class RunBytes:
             self._next = stop
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` from ``position``, which must continue the last read; return the bytes read.
+        """Fill ``out`` with bytes from ``position``, which must be where the last read ended; return their number.
 
-        They are fewer if the blob is too short. Raises BlobMissing, Unavailable.
+        It is smaller if the blob is too short. Raises BlobMissing or Unavailable.
         """
         into, done = memoryview(out), 0
         while done < len(into) and self._ahead:
@@ -104,14 +104,17 @@ _lock: Final = Lock()
 
 
 def bucket_source(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
-    """Return a broker's bucket, opened once per process; the reason of a failure is cached, too. Raises BrokerError."""
+    """Return a broker's bucket; raise BrokerError.
+
+    It is opened once per process. If it cannot be opened permanently, the error is cached, too.
+    """
     key = (os.getpid(), root.address, root.mark, tuple(sorted(options.items())))
     with _lock:
         known = _sources.get(key)
         if known is None:
             try:
                 known = _opened(root, options)
-            except Invalid as error:  # Unavailable may be temporary
+            except Invalid as error:  # Unavailable is not cached, because it may be temporary
                 known = error
             _sources[key] = known
     if isinstance(known, BrokerError):

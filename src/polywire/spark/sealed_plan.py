@@ -1,7 +1,7 @@
 """Locate a plan's ranges in the broker's bucket during planning, so that tasks need no broker (decision 0120).
 
-A task reads ranges without a location from the broker, or refuses them. So planning fails only where the task would
-fail.
+A task reads ranges without a location from the broker, or refuses them if the options require sealed segments. So
+planning fails only if the task would fail, too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from polywire.store.data_directory import BlobRoot
 Pieces = Sequence[tuple[ReadRange, ...]]
 
 _on_a_machine: Final[set[BulkConnection]] = set()
-"""Connections to brokers whose sealed records are files, or none: each task checks for itself."""
+"""Connections to brokers without a bucket: each task checks for itself whether it can access the broker's files."""
 
 
 def located(options: SourceOptions, pieces: Pieces) -> Pieces:
-    """Return the tasks' ranges with locations of sealed records."""
+    """Return the ranges of the tasks with locations of their sealed records."""
     if options.local_segments is LocalSegments.OFF or not pieces:
         return pieces
     records_min = 1 if options.local_segments is LocalSegments.REQUIRED else PACK_RECORDS
@@ -36,7 +36,7 @@ def located(options: SourceOptions, pieces: Pieces) -> Pieces:
 
 
 class _Planner:
-    """A broker without a bucket is asked only once."""
+    """Locates ranges; a broker without a bucket is asked only once."""
 
     def __init__(self, options: SourceOptions, records_min: int) -> None:
         self._connection = snapshot.connect(options)
@@ -44,14 +44,14 @@ class _Planner:
         self._records_min = records_min
 
     def located(self, wanted: ReadRange) -> ReadRange:
-        """Return a range with its locations, if they are worth asking for."""
+        """Return a range with its locations, if it is large enough to locate it."""
         if wanted.record_count < self._records_min or self._connection in _on_a_machine:
             return wanted
         try:
             return replace(wanted, sealed=self._ask(wanted))
         except Corrupt:
             raise
-        except BrokerError:  # the task gets the same error, or it was temporary
+        except BrokerError:  # the task will get the same error, unless it was temporary
             return wanted
 
     def _ask(self, wanted: ReadRange) -> SealedRuns | None:

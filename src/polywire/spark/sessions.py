@@ -20,9 +20,9 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.spark.java import cache_directory, find_java, place_file
 from polywire.spark.source import PolywireDataSource
 
-PYSPARK_VERSION_MIN: Final = (4, 2)  # first with latestOffset(start, limit) and availableNow for Python sources
+PYSPARK_VERSION_MIN: Final = (4, 2)  # first version with latestOffset(start, limit) and availableNow for Python sources
 
-PYTHON_OF_THE_PATH: Final = "python3"  # default of workers without PYSPARK_PYTHON
+PYTHON_OF_THE_PATH: Final = "python3"  # what workers run by default, without PYSPARK_PYTHON
 
 SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",  # a Python task takes 12 ms instead of 52
@@ -31,12 +31,13 @@ SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 LOCAL_SETTINGS: Final = {
-    # On local paths the default forks chmod and readlink some twenty times per micro-batch; a rename is atomic as well.
+    # On local paths the default class starts chmod and readlink some twenty times per micro-batch. A rename is atomic
+    # as well.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    # Host names that do not resolve are common, and only this machine needs to reach a local driver.
+    # Host names that cannot be resolved are common, and only this machine needs to reach a local driver.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -55,12 +56,12 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSession:
-    """Return the Spark session of this process, made on the first call, with the source registered.
+    """Return the Spark session of this process, created by the first call, with the source registered.
 
     Args:
-        app_name: what Spark's pages call it.
-        master: where Spark runs; None: what the environment says, else this machine (``local[*]``).
-        **conf: Spark's settings by name; they win over every setting made here.
+        app_name: name of the application on Spark's pages.
+        master: where Spark runs. None uses the environment's setting, or else this machine (``local[*]``).
+        **conf: Spark's settings by name; they override all settings made here.
 
     Raises:
         Unavailable: no Java is found.
@@ -105,7 +106,7 @@ def _is_local(master: str | None) -> bool:
 def _launched_from_outside() -> bool:
     """Return whether spark-submit started this process, or Spark runs remotely.
 
-    Java and the environment are then not ours to set.
+    In both cases this process must not set Java or the environment.
     """
     return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
 
@@ -121,13 +122,16 @@ def _prepare_environment() -> None:
 
 
 def _run_this_python(context: SparkContext | None) -> None:
-    """Have workers of a session that was made elsewhere run this Python, unless one was chosen: the PATH's may lack this package."""
+    """Make workers of an existing session run this Python, unless another one was chosen.
+
+    The default Python may lack this package.
+    """
     if context is not None and _is_local(context.master) and context.pythonExec == PYTHON_OF_THE_PATH:
         context.pythonExec = sys.executable
 
 
 def _logging_file() -> Path:
-    """Spark reads its logging from a file; errors only, on stderr."""
+    """Write the file from which Spark reads its logging configuration: only errors, on stderr."""
     file = cache_directory() / "log4j2.properties"
     if not file.exists() or file.read_text(encoding="utf-8") != _LOGGING:
         place_file(file, _LOGGING, mode=0o644)

@@ -1,13 +1,14 @@
 """The sink: batch and streaming writes, exactly once by default (docs/spark/sink.md).
 
-Tasks stage their rows under random tokens and list them in their commit messages. The driver's commit publishes the
-tokens of a write in one atomic step, under a name and a number that the broker stores.
+Tasks stage their rows under random tokens and list the tokens in their commit messages. The driver's commit publishes
+the tokens of a write in one atomic step, under a name and a number that the broker stores.
 
-* A batch that Spark repeats after a crash is published once, even if it is staged repeatedly and divided differently.
+* A batch that Spark repeats after a crash is published once, even if it is staged several times and divided
+  differently.
 * Staged rows of a killed attempt never become visible.
-* All rows of a write become visible together, once (``exactlyOnce``), unless the options request less.
+* All rows of a write become visible together, once (``exactlyOnce``), unless the options request a weaker guarantee.
 
-The sink holds no socket.
+The sink contains no socket.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ from polywire.spark.sink_rows import Outgoing, RowRouter, Topics
 from polywire.spark.sink_schema import check_rows
 from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
-QUERY_ID: Final = "sql.streaming.queryId"  # what Spark tells its tasks of the micro-batch they work for
+# local property in which Spark passes the query's id to tasks of a micro-batch
+QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-TOKENS_MAX: Final = 10_000  # of one publish (spec: polywire#limits)
+TOKENS_MAX: Final = 10_000  # most tokens of one publish (spec: polywire#limits)
 
 
 class Write(NamedTuple):
-    """Permanent name of a write, which the broker publishes once. ``number`` increases with each write of one writer."""
+    """Permanent name of a write, which the broker publishes only once.
+
+    ``number`` increases with each write of one writer.
+    """
 
     writer: str
     number: int
@@ -46,7 +51,7 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """Result of one task: rows under these tokens, or (without tokens) rows already appended."""
+    """Result of one task: rows staged under these tokens, or (without tokens) rows that were already appended."""
 
     writer: str
     tokens: tuple[bytes, ...]
@@ -55,7 +60,7 @@ class TaskWritten(WriterCommitMessage):
 
 @one_line_errors
 class BatchSink(DataSourceArrowWriter):
-    """One batch write. Made once on the driver, pickled for the tasks and for the commit."""
+    """One batch write. Spark creates it on the driver and pickles it for the tasks and for the commit."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_rows(schema, options.topic)
@@ -67,17 +72,20 @@ class BatchSink(DataSourceArrowWriter):
         return write_rows(self._options, self._write, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish what all tasks have staged, once. Raises what the broker answers."""
+        """Publish the staged rows of all tasks, once. Raises the broker's error."""
         publish(self._options, messages, self._write.number)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop what tasks have staged."""
+        """Drop the staged rows."""
         abandon(self._options, messages)
 
 
 @one_line_errors
 class StreamSink(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Spark creates one for each of them, and another for its commit, so it has no state."""
+    """The micro-batches of a query.
+
+    Spark creates one sink per micro-batch and another one for its commit, so a sink has no state.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_rows(schema, options.topic)
@@ -88,42 +96,43 @@ class StreamSink(DataSourceStreamArrowWriter):
         return write_rows(self._options, stream_write(self._options), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish micro-batch ``batchId``, once. Raises what the broker answers."""
+        """Publish micro-batch ``batchId``, once. Raises the broker's error."""
         publish(self._options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop what tasks have staged for micro-batch ``batchId``."""
+        """Drop the staged rows of micro-batch ``batchId``."""
         abandon(self._options, messages)
 
 
 def batch_write(options: SinkOptions) -> Write:
-    """Return the name of a batch write: a new one unless a transaction names it.
+    """Return the name of a batch write: a new one unless the options name a transaction.
 
-    Then it is one write per topic option, as Delta's are per table.
+    A transaction is specific to the topic option, like Delta's transactions are to a table.
     """
     transaction = options.transaction
     if transaction is None:
         return Write(f"spark-{uuid.uuid4()}", 0)
     named = f"{transaction.application}/{options.topic or '*'}"
-    if len(named.encode()) > 255:  # of a writer's name (spec: polywire#limits)
+    if len(named.encode()) > 255:  # longest name of a writer (spec: polywire#limits)
         named = f"spark-{uuid.uuid5(uuid.NAMESPACE_URL, named)}"
     return Write(named, transaction.number)
 
 
 def stream_write(options: SinkOptions) -> Write:
-    """The micro-batch this task works for. Raises Invalid outside of a streaming query."""
+    """Return the name of the micro-batch that this task writes; raise Invalid outside of a streaming query."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     number = None if context is None else context.getLocalProperty(BATCH_ID)
     if query is None or number is None:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, "the task does not know its query: a streaming write runs in a streaming query"
+            ErrorCode.INVALID_REQUEST,
+            "the query of this task is unknown: a streaming write must run in a streaming query",
         )
     return Write(options.sink_id or f"spark-{query}", int(number))
 
 
 def write_rows(options: SinkOptions, write: Write, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-    """Run one task; raise the broker's error, in which case its staged rows will never be visible."""
+    """Run one task. If it raises the broker's error, its staged rows never become visible."""
     depart_quietly()
     connection = snapshot.connect(options)
     task = _task_number()
@@ -153,7 +162,7 @@ def _put_all(writer: Writer, outgoing: Iterator[Outgoing]) -> tuple[tuple[bytes,
             raise
         raise Busy(
             error.code,
-            "the broker holds as much staged data as it may: write less at once (maxOffsetsPerTrigger, maxBytesPerTrigger, or a filter), or "
+            "the broker has reached its limit of staged data: write less at once (maxOffsetsPerTrigger, maxBytesPerTrigger, or a filter), or "
             f"set exactlyOnce=false to write without staging; {error.message}",
         ) from None
     finally:
@@ -162,7 +171,7 @@ def _put_all(writer: Writer, outgoing: Iterator[Outgoing]) -> tuple[tuple[bytes,
 
 
 def _quietly(writer: Writer) -> None:
-    """The task has failed for a reason of its own; what cannot be dropped expires."""
+    """Drop the rows of a failed task. Errors are ignored, because staged rows expire and the first error matters."""
     try:
         writer.abandon()
     except Unavailable:
@@ -179,7 +188,7 @@ def _outgoing(
 
 
 def _numbered(outgoing: Iterator[Outgoing], producer: bytes, *, epoch: int) -> Iterator[Outgoing]:
-    """Each partition's rows count up from 0 in every micro-batch, whose number is the producer's epoch."""
+    """Number the rows of each partition from 0 in every micro-batch; the micro-batch's number is the producer's epoch."""
     nexts: dict[tuple[str, int], int] = {}
     for topic, partition, batch in outgoing:
         sequence = nexts.get((topic, partition), 0)
@@ -193,7 +202,7 @@ def _task_number() -> int:
 
 
 def publish(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
-    """Make what the tasks staged visible, once. Raises what the broker answers."""
+    """Make the staged rows of all tasks visible, once. Raises the broker's error."""
     depart_quietly()
     written = _written(messages)
     tokens = [token for message in written for token in message.tokens]
@@ -202,7 +211,7 @@ def publish(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
     if len(tokens) > TOKENS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"too much for one atomic write: write less at once, or with fewer tasks tokens={len(tokens)} limit={TOKENS_MAX}",
+            f"too many tokens for one atomic write: write less at once, or with fewer tasks tokens={len(tokens)} limit={TOKENS_MAX}",
         )
     snapshot.connect(options).publish(written[0].writer, number, tokens)
 

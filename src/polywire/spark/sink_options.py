@@ -22,7 +22,7 @@ WITHOUT_EFFECT: Final = (
     "kafka.enable.idempotence", "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
     "kafka.max.request.size", "kafka.retries",
 )  # fmt: skip
-# Spark passes its own options of a query on to the sink.
+# Spark also passes its own options of a query to the sink.
 OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
 OPTIONS: Final = (
     *ADDRESSES, *LOGIN,
@@ -37,14 +37,15 @@ _LEVELS: Final = {"0": Level.MEMORY, "1": Level.WRITTEN, "all": Level.SYNCED, "-
 class Guarantee(Enum):
     """How often a row may be stored (exactlyOnce)."""
 
-    PUBLISHED = "true"  # staged by tasks, published by the driver: once
-    SEQUENCE = "sequence"  # appended at once with sequences: once, if a repeat splits its tasks the same way
+    PUBLISHED = "true"  # staged by tasks and published by the driver: stored once
+    # appended directly, with sequences: stored once if a repeated batch is divided into the same tasks
+    SEQUENCE = "sequence"
     AT_LEAST_ONCE = "false"
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Permanent name of a batch write: writing it again changes nothing (txnAppId, txnId)."""
+    """Permanent name of a batch write; writing again under the same name has no effect (txnAppId, txnId)."""
 
     application: str
     number: int
@@ -55,9 +56,9 @@ class SinkOptions:
     """All options of a write, checked.
 
     Attributes:
-        topic: of every row; None: use the column.
+        topic: topic of every row; None uses the column topic.
         sink_id: identifies a streaming query to the broker, instead of the id in its checkpoint.
-        level: of appends that are not staged.
+        level: durability level of appends that are not staged.
         timeout_s: longest wait for one response.
         reconnect_s: how long an unreachable broker is retried.
     """

@@ -1,6 +1,6 @@
 """Convert Arrow record batches to stored batches, each for one partition: the work of a writing task.
 
-Rows of a partition stay in order. Work is done by column, and the number of buffered rows is limited.
+Rows of a partition stay in order. Data is processed by column, and the number of buffered rows is limited.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from polywire.types import Buffer, KeyHash
 
 PENDING_BYTES: Final = (
     8 << 20
-)  # of one topic before its rows are sent: enough for reasonable batches in several partitions
-PENDING_TOTAL_BYTES: Final = 32 << 20  # of all topics of one task
-TOPICS_MAX: Final = 10_000  # of one record batch, as many as a broker has
+)  # bytes of one topic that are buffered before they are sent: enough for large batches in several partitions
+PENDING_TOTAL_BYTES: Final = 32 << 20  # bytes that one task buffers for all topics
+TOPICS_MAX: Final = 10_000  # topics in one record batch, as many as a broker can have
 
 
 class Outgoing(NamedTuple):
-    """A stored batch and its partition."""
+    """A stored batch and the partition to send it to."""
 
     topic: str
     partition: int
@@ -45,7 +45,7 @@ class _PendingRows:
 
 
 class Topics:
-    """Details of target topics, requested once each."""
+    """Metadata of target topics; each is requested once."""
 
     def __init__(self, connection: BulkConnection, *, create: bool) -> None:
         self._connection: Final = connection
@@ -53,7 +53,10 @@ class Topics:
         self._known: Final[dict[str, TopicDetail]] = {}
 
     def __getitem__(self, name: str) -> TopicDetail:
-        """Raise Missing(TOPIC_MISSING) if the topic must not be created, Invalid for an invalid name."""
+        """Return a topic's metadata, creating the topic if the options allow it.
+
+        Raises Missing(TOPIC_MISSING) if it does not exist, Invalid for an invalid name.
+        """
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = self._find(name)
@@ -66,18 +69,18 @@ class Topics:
             if not self._create:
                 raise Missing(
                     error.code,
-                    f"the topic to write to does not exist; make it, or set createTopics=true topic={name!r}",
+                    f"the topic to write to does not exist; create it, or set createTopics=true topic={name!r}",
                 ) from None
         try:
             return self._connection.create_topic(name)
         except Conflict:
-            return self._connection.describe(name)  # another task was faster
+            return self._connection.describe(name)  # another task has created it meanwhile
 
 
 class RowRouter:
-    """Routes rows to partitions; rows of a topic stay in order.
+    """Assigns rows to partitions; rows of a topic stay in order.
 
-    ``round_robin``: partition at which rows without keys begin.
+    ``round_robin``: partition that gets the first row without a key.
     """
 
     def __init__(self, topics: Topics, topic: str | None, *, round_robin: int) -> None:
@@ -88,9 +91,9 @@ class RowRouter:
         self._size = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[Outgoing]:
-        """Add rows and yield batches to send.
+        """Add rows and yield batches that are ready to send.
 
-        Raise Invalid for rows without a topic, or with a partition that does not exist.
+        Raises Invalid for rows without a topic, or with a partition that does not exist.
         """
         for topic, rows in self._by_topic(batch):
             pending = self._pending.setdefault(topic, _PendingRows())
@@ -104,7 +107,7 @@ class RowRouter:
             yield from self.rest()
 
     def rest(self) -> Iterator[Outgoing]:
-        """Yield everything still buffered."""
+        """Yield all rows that are still buffered, as batches."""
         for topic in list(self._pending):
             yield from self._send(topic)
 
@@ -183,7 +186,7 @@ def _check_numbers(topic: TopicDetail, chosen: pa.Array[Any], count: int) -> Non
         wrong = ends["min"] if ends["min"] < 0 else ends["max"]
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the column partition names a partition the topic does not have topic={topic.name} partition={wrong} partitions={count}",
+            f"the column partition has a partition that the topic does not have topic={topic.name} partition={wrong} partitions={count}",
         )
 
 

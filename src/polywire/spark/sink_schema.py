@@ -16,23 +16,23 @@ ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
     "topic": ("string",),
     "partition": ("int",),
 }
-# Columns of the source that a copy between topics may keep; the broker assigns new values.
+# Columns of the source that are allowed when one topic is copied to another; the broker assigns new values.
 IGNORED: Final = ("offset", "timestamp", "timestampType")
 
 
 def check_rows(schema: StructType, topic: str | None) -> None:
-    """Raise Invalid(INVALID_REQUEST) for rows that cannot be written. ``topic`` is the option's."""
+    """Raise Invalid(INVALID_REQUEST) for rows that cannot be written. ``topic`` is the value of the option topic."""
     names = [field.name for field in schema.fields]
     if "value" not in names:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "there is no column value; make one, for example with to_json(struct(*)) as value "
+            "there is no column value; create it, for example with to_json(struct(*)) as value "
             f"columns={','.join(names) or 'none'}",
         )
     if topic is None and "topic" not in names:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"nothing says where the rows go; set the option topic, or add a column topic columns={','.join(names)}",
+            f"the target topic is missing; set the option topic, or add a column topic columns={','.join(names)}",
         )
     if "headers" in names and "typedHeaders" in names:
         raise Invalid(ErrorCode.INVALID_REQUEST, "rows have headers and typedHeaders; drop one of the two columns")
@@ -49,7 +49,7 @@ def _check_column(name: str, kind: DataType) -> None:
     if accepted is None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "rows have a column that a record has no place for; drop it, or put it into the value with to_json(struct(...)) "
+            "rows have a column that records do not have; drop it, or include it in the value with to_json(struct(...)) "
             f"column={name!r} columns={','.join(ACCEPTED)}",
         )
     if kind.simpleString() not in accepted:

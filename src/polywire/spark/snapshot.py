@@ -19,12 +19,12 @@ from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import Subscription
 from polywire.spark.planning import Extent, Extents, ReadRange
 
-TIMES_MAX: Final = 16  # times of one BOUNDS request (spec: polywire#limits)
-LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and describing: retries
+TIMES_MAX: Final = 16  # most times of one BOUNDS request (spec: polywire#limits)
+LISTINGS_MAX: Final = 5  # retries, because a topic may be deleted between listing and describing
 
 
 class Addressed(Protocol):
-    """Options of a read or a write that select the broker."""
+    """Options of a read or a write that determine the broker."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ class Addressed(Protocol):
 
     @property
     def login(self) -> Login | None:
-        """User and password; None: unauthenticated."""
+        """User and password; None for an unauthenticated connection."""
 
     @property
     def timeout_s(self) -> float:
@@ -44,7 +44,7 @@ class Addressed(Protocol):
 
 
 def connect(options: Addressed) -> BulkConnection:
-    """Return this process's connection to the first address that responds; while none does, calls raise Unavailable."""
+    """Return this process's connection to the first address that responds. If none does, its calls raise Unavailable."""
     each = [address if "://" in address else f"polywire://{address}" for address in options.addresses]
     return bulk.connect(
         ",".join(each), timeout_s=options.timeout_s, reconnect_s=options.reconnect_s, login=options.login
@@ -78,7 +78,7 @@ def _no_such_topic(connection: BulkConnection, subscription: Subscription, error
 
 
 def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Position) -> None:
-    """Check that the broker start in which a position was learnt reached it.
+    """Check that the broker start in which a position was observed has really stored records up to it.
 
     Raises Conflict(EPOCH_ENDED) if its last records were lost in a power failure.
     """
@@ -90,7 +90,7 @@ def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Posit
 
 
 def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Iterator[messages.Located]:
-    """Yield the locations of a range's sealed part; raise as ``BulkConnection.locate``, and Corrupt."""
+    """Yield the locations of the sealed part of a range; raise like ``BulkConnection.locate``, and Corrupt."""
     offset, more = wanted.offset, True
     while more:
         answer = connection.locate(
@@ -103,7 +103,7 @@ def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Ite
 
 
 def record_bytes(connection: BulkConnection, key: PartitionKey, incarnation: int, offset: int) -> float:
-    """Return the stored bytes per record around an offset, from the batch that contains it."""
+    """Return the stored size per record near an offset, taken from the batch that contains it."""
     for chunk in connection.fetch_range(key.topic, key.partition, incarnation, offset, bytes_max=1):
         return len(chunk.data) / max(1, chunk.next_offset - chunk.offset)
     return 1.0

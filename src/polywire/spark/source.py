@@ -31,7 +31,8 @@ class PolywireDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the source (docs/spark/source.md).
 
-        Spark calls this before it knows whether the read is a stream, so only the relevant option is checked.
+        Spark calls this before it knows whether the read is a stream. So only the option that affects the columns is
+        checked.
         """
         depart_quietly()
         asked = self.options.get("includeHeaders", "false").strip().lower()

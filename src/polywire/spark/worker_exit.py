@@ -1,10 +1,10 @@
-"""Shorten the output of Spark's Python workers: nothing if the driver has exited, and one line for Polywire's errors.
+"""Shorten the output of Spark's Python workers: none if the driver has exited, and one line for Polywire's errors.
 
-An idle worker can lose its driver: the session stops, or the worker was idle for a minute. Over Unix sockets its exit
-then fails and prints a useless traceback.
+A worker that is idle can lose its driver, because the session stops or the worker was idle for a minute. With Unix
+sockets the worker then fails on exit and prints a useless traceback.
 
-A failing worker reports its whole traceback, which Spark puts into the message of its exception. That is thirty lines
-around the useful one.
+A failing worker reports its whole traceback, which Spark puts into the message of its exception. The useful line is
+then hidden among thirty others.
 
 Only Spark's workers are affected. Tracebacks of other errors, such as those of a user's function, are unchanged.
 """
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"  # read by a worker when it reports its final error
 WORKERS: Final = (
-    "pyspark."  # prefix of the main module of every worker: the daemon that forks them, the runner of a stream
+    "pyspark."  # prefix of the main module of every worker: the daemon that forks workers, and the runner of a stream
 )
 
 print_exception: Final = traceback.print_exc
@@ -45,7 +45,7 @@ def depart_quietly() -> None:
 
 
 def print_unless_gone() -> None:
-    """Print the exception being handled, unless it means that the other end is gone."""
+    """Print the current exception, unless it means that the other end of the connection is gone."""
     if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
         print_exception()
 
@@ -78,7 +78,7 @@ def _brief_generator(method: Callable[..., Iterator[Any]]) -> Callable[..., Iter
 
 @contextmanager
 def _briefly() -> Iterator[None]:
-    """Set the variable; a worker ends with the first error it reports, so it need not be reset."""
+    """Set the variable. It is never reset, because a worker ends with the first error it reports."""
     try:
         yield
     except BrokerError:

@@ -224,7 +224,7 @@ def test_an_invalid_connect_timeout_is_rejected(
 ) -> None:
     monkeypatch.setenv(CONNECT_VARIABLE, seconds)
     assert run(["topic", "list", "-a", UNUSED]) == EXIT_FAILED
-    assert f"connect timeout is not a number of seconds POLYWIRE_CONNECT_S='{seconds}'" in capsys.readouterr().err
+    assert f"the connect timeout must be a number of seconds POLYWIRE_CONNECT_S='{seconds}'" in capsys.readouterr().err
 
 
 def test_an_interrupt_during_import_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_a_replaced_partition_begins_anew() -> None:
     first = planning.advance(begin(extents), extents, records_max=None)
     again = {PartitionKey("t", 0): extent(0, 4, life=2)}
     assert [loss.reason for loss in planning.position_losses(first, again)] == [
-        "topic or partition was deleted and made again"
+        "topic or partition was deleted and created again"
     ]
     second = planning.advance(first, again, records_max=None)
     assert spans(planning.batch_ranges(first, second)) == [(0, 0, 4)]
@@ -165,7 +165,7 @@ def test_an_epoch_is_that_of_the_last_record_read() -> None:
         ({}, "deleted"),
         ({PartitionKey("t", 0): extent(6, 10)}, "retention offset=5 first_offset=6"),
         ({PartitionKey("t", 0): extent(0, 4)}, "records were lost"),
-        ({PartitionKey("t", 0): extent(0, 10, life=9)}, "made again"),
+        ({PartitionKey("t", 0): extent(0, 10, life=9)}, "created again"),
     ],
 )
 def test_losses_are_found_and_refused(now: Extents, reason: str) -> None:

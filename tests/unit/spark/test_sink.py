@@ -103,7 +103,7 @@ def test_a_batch_write_is_named_by_its_transaction_and_topic() -> None:
     [
         ("key string", "t", "no column value"),
         ("value string", None, "set the option topic"),
-        ("value string, other int", "t", "no place for"),
+        ("value string, other int", "t", "records do not have"),
         ("value bigint", "t", "cast it"),
         ("value string, partition bigint", "t", "cast it"),
         ("value string, headers map", "t", "cast it"),

@@ -383,15 +383,10 @@ def hand_out(
     Returns (number of assigned runs, their total size, their earliest append time, whether runs of other partitions
     were skipped). Runs that end at or below the first retained offset are skipped as well.
 
-    Args:
-        partitions: sorted incarnations (``array('Q')``). ``indexes``, ``kept``, ``ends`` and ``sizes`` are parallel to
-            it.
-        kept: first retained offset.
-        ends: end of the last assigned run, -1 before the first; updated.
-        sizes: assigned bytes; updated.
-        breaks: gets (index of the partition, index of the entry, end of the previous run) for a run that does not begin
-            where the previous one ends.
-        staged: gets the numbers of runs with a token, which are skipped.
+    ``partitions`` are sorted incarnations (``array('Q')``). Parallel to it are the indexes, ``kept`` (first retained
+    offset), ``ends`` (end of the last assigned run, or -1) and ``sizes`` (assigned bytes). ``breaks`` gets (index of
+    the partition, index of the entry, end of the previous run) for a run that does not begin at that end. ``staged``
+    gets the numbers of runs with a token.
     """
     table: Lent = lend(runs)
     numbers: Lent = lend(memoryview(partitions))

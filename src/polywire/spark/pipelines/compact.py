@@ -1,7 +1,7 @@
 """Copy the last value of each key into a new topic.
 
-The result has one record per key: the last one stored. A key whose last record has no value was deleted, and is skipped
-unless requested. A second run under the same name writes nothing twice.
+The result has one record per key: the last one stored. A key whose last record has no value was deleted; it is skipped
+unless requested. A second run with the same name writes nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def compact(
     topic: Topic,
     output: Annotated[str, "topic to write"],
     *,
-    target: Annotated[str | None, "host:port of the broker to write to, where it is another"] = None,
-    deletions: Annotated[bool, "write keys whose last record has no value, too"] = False,
-    name: Annotated[str | None, "name of this run: a second run under it writes nothing"] = None,
+    target: Annotated[str | None, "host:port of the broker to write to, if it is another one"] = None,
+    deletions: Annotated[bool, "also write keys whose last record has no value"] = False,
+    name: Annotated[str | None, "name of this run; another run with the same name writes nothing"] = None,
 ) -> Ran:
-    """Write the last record of every key that a topic holds now.
+    """Write the last record of every key that a topic contains now.
 
-    Records without a key are skipped: they replace nothing.
+    Records without a key are skipped, because they replace no other record.
     """
     last = last_by_key(topic_rows(spark, address, topic, headers=True))
     kept = last if deletions else last.where("value is not null")
@@ -43,7 +43,10 @@ def compact(
 
 
 def last_by_key(records: DataFrame) -> DataFrame:
-    """Return the last stored record of each key: by time, then by location, if a key is in several partitions."""
+    """Return the last stored record of each key.
+
+    If a key is in several partitions, the append time decides, then the location.
+    """
     order = f.struct("timestamp", "partition", "offset")
     row = f.max_by(f.struct(*records.columns), order)
     return records.where("key is not null").groupBy("key").agg(row.alias("_row")).select("_row.*")

@@ -36,22 +36,21 @@ def land(
     topic: Topic,
     path: Annotated[str | Path, "folder of the table"],
     checkpoint: Checkpoint,
-    partition_by: Annotated[Sequence[str], "columns of the table that make its folders"] = (),
+    partition_by: Annotated[Sequence[str], "columns of the table by which it is divided into folders"] = (),
     *,
     parse: Parser = None,
     table_format: Annotated[TableFormat | str, "kind of table"] = TableFormat.PARQUET,
-    files_max: Annotated[int | None, "most files one micro-batch adds to a folder"] = None,
+    files_max: Annotated[int | None, "most files that one micro-batch adds to a folder"] = None,
     batch_records_max: BatchRecordsMax = None,
-    headers: Annotated[bool, "read headers too"] = False,
+    headers: Annotated[bool, "read headers, too"] = False,
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
 ) -> Ran:
-    """Read a topic from its beginning, or from where the checkpoint says, and append it to a table.
+    """Read a topic from its beginning, or from the checkpoint, and append it to a table.
 
-    ``parse`` turns the source's columns into the table's; columns that a later version of it adds are null in what was landed before.
-
-    ``table_format`` is a ``TableFormat`` or its word, such as "delta".
-    ``on_progress`` is called with every micro-batch. Raises what the query failed with.
+    ``parse`` converts the source's columns to the table's. If a later version of ``parse`` adds columns, they are null
+    in earlier rows. ``table_format`` is a ``TableFormat`` or its value, such as "delta". ``on_progress`` is called for
+    every micro-batch. Raises the error with which the query failed.
     """
     table = Table(Path(path), choice(TableFormat, table_format, "table format"), tuple(partition_by))
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
@@ -61,8 +60,8 @@ def land(
 
 
 def _gathered(rows: DataFrame, files_max: int | None, partition_by: Sequence[str]) -> DataFrame:
-    """Repartition rows, because each task with rows of a folder writes a file there."""
+    """Repartition rows to limit the number of files, because each task with rows of a folder writes a file there."""
     if files_max is None:
         return rows
-    # One file per folder needs no single task: all rows of a folder go to the same task.
+    # One file per folder does not require one task for all: all rows of a folder go to the same task.
     return rows.repartition(*partition_by) if partition_by and files_max == 1 else rows.coalesce(files_max)

@@ -1,11 +1,11 @@
-"""Create a working project of Spark's declarative pipelines (``spark-pipelines``).
+"""Create a working project for Spark's declarative pipelines (``spark-pipelines``).
 
-These facts about Spark 4.3 shape the project:
+These properties of Spark 4.3 determine the project's content:
 
 * The source is found if this package is installed. A definition file must not register it.
-* The spec's storage is a URI, and its configuration contains text only.
+* The storage in the spec is a URI, and configuration values must be text.
 * The command starts its own Connect server, so ``spark.master`` is not set.
-* A second run needs a catalog that outlives the first.
+* A second run needs a catalog that persists after the first.
 
 Existing files are never overwritten.
 """
@@ -97,7 +97,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 def make(directory: Path, *, topic: str, address: str) -> list[str]:
     """Write the project and return the names of its files.
 
-    Raises Invalid(INVALID_REQUEST) for a directory that is not empty, or a name that the spec cannot contain.
+    Raises Invalid(INVALID_REQUEST) if the directory is not empty or the spec cannot contain a name.
     """
     if ":" in address.rpartition("://")[2].rpartition("@")[0]:
         raise Invalid(

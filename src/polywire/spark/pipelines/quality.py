@@ -25,19 +25,20 @@ SIZE_BARS: Final = 24
 def quality(
     spark: SparkSession,
     *,
-    address: Annotated[str | None, "host:port of the broker's polywire wire, for a topic"] = None,
+    address: Annotated[str | None, "host:port of the broker's polywire protocol, for a topic"] = None,
     topic: Annotated[str | None, "topic to read"] = None,
-    path: Annotated[str | Path | None, "folder of a table that was landed, instead of a topic"] = None,
+    path: Annotated[str | Path | None, "folder of a landed table, instead of a topic"] = None,
     parse: Parser = None,
-    sequence: Annotated[str | None, "SQL of a record's number among those of its producer, from 0"] = None,
-    producer: Annotated[str, "SQL of a record's producer"] = "''",
-    expected: Annotated[int | None, "how many records there should be"] = None,
-    offsets: Annotated[
-        bool, "look for gaps and repetitions of offsets (a table made of other records has none)"
-    ] = True,
-    report: Annotated[str | Path | None, "file for the page, HTML in one piece"] = None,
+    sequence: Annotated[str | None, "SQL expression of the producer's sequence number of a record, from 0"] = None,
+    producer: Annotated[str, "SQL expression that identifies a record's producer"] = "''",
+    expected: Annotated[int | None, "expected number of records"] = None,
+    offsets: Annotated[bool, "check for gaps and duplicates of offsets (not for a table of derived records)"] = True,
+    report: Annotated[str | Path | None, "file for the report, a single HTML page"] = None,
 ) -> Quality:
-    """Count the content; raise Invalid unless a topic (with an address) or a path is given."""
+    """Count the records of a topic or the rows of a table and report problems.
+
+    Raises Invalid unless a topic (with an address) or a path is given.
+    """
     if (topic is None) == (path is None) or (topic is not None and address is None):
         raise Invalid(ErrorCode.INVALID_REQUEST, "quality needs the settings address and topic, or path")
     if topic is not None and address is not None:
@@ -65,7 +66,7 @@ def quality(
 
 
 def _of_table(table: DataFrame) -> DataFrame:
-    """Return a landed table under a parser's column names, whether it was parsed or not."""
+    """Return a landed table with the column names of a parser, whether it was parsed or not."""
     names = table.columns
     source = ("topic", "partition", "offset", "timestamp", "value")
     renamed = [f.col(name).alias(f"_{name}") for name in source if name in names]
@@ -79,7 +80,7 @@ def _of_table(table: DataFrame) -> DataFrame:
 
 
 def _measured(rows: DataFrame, sequence: str | None, producer: str) -> DataFrame:
-    """Return the few narrow columns for all counts."""
+    """Return only the few small columns that the counts need."""
     own = f.expr(sequence).cast("long") if sequence is not None else f.lit(None).cast("long")
     return rows.select(
         f.coalesce("_topic", f.lit("")).alias("topic"),
@@ -98,7 +99,7 @@ def _partitions(rows: DataFrame, *, offsets: bool) -> list[PartitionFacts]:
         f.count("*").alias("records"),
         f.min("offset").alias("first"),
         f.max("offset").alias("last"),
-        # Exact and in constant memory per row: Spark counts distinct values by a second shuffle.
+        # Exact, in constant memory per row: Spark counts distinct values with a second shuffle.
         f.countDistinct("offset").alias("distinct"),
         f.count_if("corrupt").alias("corrupt"),
         f.sum("bytes").alias("bytes"),
@@ -119,7 +120,10 @@ def _partition(row: Any, *, offsets: bool) -> PartitionFacts:
 
 
 def _producers(rows: DataFrame) -> list[ProducerFacts]:
-    """Count from 0 on, so that numbers missing at the beginning are detected."""
+    """Count gaps and duplicates by producer.
+
+    Sequence numbers begin at 0, so missing numbers at the beginning are detected.
+    """
     numbered = rows.where("sequence is not null").groupBy("producer")
     counted = numbered.agg(
         f.count("*").alias("records"),

@@ -1,4 +1,4 @@
-"""Result of a quality check as values: counts, gaps and duplicates by partition and producer."""
+"""Result of a quality check: counts, gaps and duplicates by partition and producer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition; ``topic`` is empty if the rows do not contain it.
+    """Counts of one partition; ``topic`` is empty if the rows do not contain it.
 
-    ``missing``: offsets between first and last without a row. ``repeated``: rows beyond the first of an offset.
+    ``missing``: offsets between the first and the last one without a row. ``repeated``: rows with an offset that an
+    earlier row has.
     """
 
     topic: str
@@ -25,7 +26,10 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProducerFacts:
-    """Sequence numbers of one producer. ``missing`` counts from the lowest number (or the given one) to the highest."""
+    """Counts of one producer's sequence numbers.
+
+    ``missing`` counts gaps from the lowest (or the given first) number to the highest.
+    """
 
     producer: str
     records: int
@@ -39,7 +43,8 @@ class ProducerFacts:
 class Quality:
     """The whole report.
 
-    ``rate`` is (start of the interval in seconds since 1970, index in ``partitions``, records), ``sizes`` (bytes up to, records).
+    ``rate`` has (start of the interval in seconds since 1970, index in ``partitions``, number of records); ``sizes``
+    has (upper limit in bytes, number of records).
     """
 
     title: str
@@ -66,12 +71,12 @@ class Quality:
 
     @property
     def corrupt(self) -> int:
-        """Rows that could not be read."""
+        """Number of rows that could not be parsed."""
         return sum(part.corrupt for part in self.partitions)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems, as sentences; empty if each record is there exactly once."""
+        """Problems, as sentences; empty if each record exists exactly once."""
         found = []
         for what, count in (
             ("offsets are missing", sum(part.missing for part in self.partitions)),
@@ -88,5 +93,5 @@ class Quality:
 
     @property
     def sound(self) -> bool:
-        """Whether each record is there exactly once."""
+        """Whether each record exists exactly once."""
         return not self.problems

@@ -1,4 +1,4 @@
-"""Render the quality report as one HTML page: no script, no other file, charts as SVG, light and dark.
+"""Render the quality report as one HTML page without scripts or other files; charts are SVG, in light and dark mode.
 
 Text from records is escaped.
 """
@@ -15,7 +15,7 @@ from polywire.spark.pipelines.quality_facts import PartitionFacts, Quality
 COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
 WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26
 TICKS: Final = 4
-SLOTS_MIN: Final = 12  # a single bar does not fill the chart
+SLOTS_MIN: Final = 12  # so that a single bar does not fill the chart
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #d9dee6; --paper: #ffffff; --card: #f6f8fb; }
@@ -101,7 +101,7 @@ def _partition_table(quality: Quality) -> Iterable[str]:
 
 
 def _names(partitions: Sequence[PartitionFacts]) -> list[str]:
-    """Return names of partitions, with the topic if there are several."""
+    """Return names of partitions; they include the topic if there are several."""
     several = len({part.topic for part in partitions}) > 1
     return [f"{part.topic}/{part.partition}" if several else str(part.partition) for part in partitions]
 
@@ -126,7 +126,7 @@ def _producer_table(quality: Quality) -> Iterable[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Cells that begin with ``!`` are marked as errors."""
+    """Return an HTML table; cells that begin with ``!`` are marked as errors."""
     yield "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>"
     for row in rows:
         cells = (f"<td class='wrong'>{cell[1:]}</td>" if cell.startswith("!") else f"<td>{cell}</td>" for cell in row)
@@ -135,7 +135,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
 
 
 def _rate_chart(quality: Quality) -> Iterable[str]:
-    """Records over time, the partitions on top of each other."""
+    """Return a chart of records over time, with partitions stacked."""
     if not quality.rate:
         return
     yield f"<h2>Records over time <span class='soft'>(each bar {quality.interval_s:.3g} s of append time)</span></h2>"
@@ -154,7 +154,7 @@ def _rate_chart(quality: Quality) -> Iterable[str]:
 
 def _size_chart(quality: Quality) -> Iterable[str]:
     if not any(part.bytes for part in quality.partitions):
-        return  # a parsed table has values only where they could not be read
+        return  # a parsed table has values only of rows that could not be parsed
     yield "<h2>Sizes of values <span class='soft'>(bytes up to)</span></h2>"
     yield _bars(
         [{0: count} for _, count in quality.sizes], {at: _bytes(size) for at, (size, _) in enumerate(quality.sizes)}
@@ -162,7 +162,7 @@ def _size_chart(quality: Quality) -> Iterable[str]:
 
 
 def _bars(stacks: Sequence[dict[int, int]], labels: dict[int, str]) -> str:
-    """Stacked bars with a scale at the left and labels below."""
+    """Return a chart of stacked bars with a scale at the left and labels below."""
     highest = max((sum(stack.values()) for stack in stacks), default=1) or 1
     room, step = HEIGHT - BOTTOM - 10, (WIDTH - LEFT) / max(len(stacks), SLOTS_MIN)
     parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img'>"]

@@ -1,4 +1,4 @@
-"""Shared parts of the pipelines: read a topic as a stream, write a stream to a topic, run a query to its end.
+"""Shared parts of the pipelines: read a topic as a stream, write a stream to a topic, run a query until it ends.
 
 A stopped or killed run resumes from its checkpoint. Skipped rows are counted.
 """
@@ -22,24 +22,27 @@ HEADERS: Final = "array<struct<key: string, value: binary>>"
 QUERY_ID: Final = "sql.streaming.queryId"  # a local property of the thread that runs a micro-batch
 
 STATE_SETTINGS: Final = {
-    # State on disk: in the executors' memory it would eventually end a long run. `transformWithState` requires it.
+    # Keep state on disk: in the executors' memory it would eventually stop a long run. `transformWithState` requires
+    # this.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    # It requires Hadoop's own class for local files, where our sessions use a faster one; disabling the cache keeps
-    # both apart.
+    # It requires Hadoop's own class for local files, but our sessions use a faster one; disabling the cache keeps both
+    # separate.
     "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
 
-# Settings that several pipelines share, with what they mean; ``registry`` shows these words.
+# Settings that several pipelines share, with their descriptions; ``registry`` displays these texts.
 Address = Annotated[
-    str, "host:port of the broker's polywire wire, name@host:port to log in with the password in POLYWIRE_PASSWORD"
+    str, "host:port of the broker's polywire protocol, name@host:port to log in with the password in POLYWIRE_PASSWORD"
 ]
 Topic = Annotated[str, "topic to read"]
-Checkpoint = Annotated[str | Path, "folder that remembers how far the job is; one for each job"]
+Checkpoint = Annotated[str | Path, "folder that stores the job's progress; each job needs its own"]
 BatchRecordsMax = Annotated[int | None, "most records of one micro-batch"]
-AvailableNow = Annotated[bool, "end when everything that was there at the start is done, else run until stopped"]
+AvailableNow = Annotated[
+    bool, "end when all records that existed at the start are processed; otherwise run until stopped"
+]
 Parser = Annotated[
     Parse | str | None,
     "json:DDL, events:DDL, avro:FILE, avro-file:FILE, text, or module:function; how values become columns",
@@ -50,8 +53,8 @@ Parser = Annotated[
 class Ran:
     """Result of one run.
 
-    ``left_out``: rows that could not be processed (late, or without a time). ``corrupt``: values that could not be
-    read. See ``BatchProgress``.
+    ``left_out``: number of rows that could not be processed (late, or without a time). ``corrupt``: number of values
+    that could not be parsed. See ``BatchProgress``.
     """
 
     records: int
@@ -70,7 +73,7 @@ _Placed = TypeVar("_Placed", DataFrameReader, DataStreamReader, DataFrameWriter,
 
 
 def located(placed: _Placed, address: str) -> _Placed:
-    """Set the broker's address; a login goes into separate options, which Spark redacts."""
+    """Set the broker's address on a reader or writer. A login becomes separate options, which Spark redacts."""
     login, bare = split_login(address)
     placed = placed.option("address", bare)
     return placed if login is None else placed.option("user", login.name).option("password", login.password)
@@ -79,7 +82,10 @@ def located(placed: _Placed, address: str) -> _Placed:
 def topic_stream(
     spark: SparkSession, address: str, topic: str, *, batch_records_max: int | None = None, headers: bool = False
 ) -> DataFrame:
-    """Return topics, as in the option ``subscribe``, as a stream from the beginning, or from the query's checkpoint."""
+    """Return topics as a stream from the beginning, or from the query's checkpoint.
+
+    ``topic`` is a value of the option ``subscribe``.
+    """
     _activate(spark)
     reader = located(spark.readStream.format(SOURCE), address)
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
@@ -90,7 +96,7 @@ def topic_stream(
 
 
 def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
-    """Return everything that one or several topics, as in the option ``subscribe``, contain now."""
+    """Return all records that topics contain now; ``topic`` is a value of the option ``subscribe``."""
     _activate(spark)
     reader = located(spark.read.format(SOURCE), address).option("subscribe", topic)
     return reader.option("includeHeaders", str(headers).lower()).load()
@@ -99,7 +105,7 @@ def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool =
 def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> DataStreamWriter:
     """Write a stream of records (columns key, value, headers, topic, partition) exactly once.
 
-    ``topic`` None: use the column.
+    If ``topic`` is None, the column topic is used.
     """
     writer = located(sendable(frame).writeStream.format(SOURCE), address)
     return writer if topic is None else writer.option("topic", topic)
@@ -108,7 +114,8 @@ def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> Data
 def sendable(records: DataFrame) -> DataFrame:
     """Return records with an empty list instead of null headers; the sink treats both alike.
 
-    Spark computes the size of an Arrow batch after every row, and for a null list it walks all rows so far.
+    This avoids slow conversion: Spark computes the size of an Arrow batch after every row, and with null lists it
+    visits all previous rows each time.
     """
     if "headers" not in records.columns:
         return records
@@ -116,9 +123,9 @@ def sendable(records: DataFrame) -> DataFrame:
 
 
 def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStreamWriter:
-    """Write a stream of records that replace earlier ones, exactly once.
+    """Write a stream of records that replace earlier ones with the same key, exactly once.
 
-    Spark's sinks in Python lack output mode update.
+    It uses foreachBatch, because Spark's Python sinks do not support output mode update.
     """
 
     def write(batch: DataFrame, number: int) -> None:
@@ -129,14 +136,14 @@ def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStream
 
 
 def query_id(spark: SparkSession) -> str:
-    """Return the id of the query whose micro-batch is being written; the same for every run with its checkpoint."""
+    """Return the id of the query whose micro-batch is being written. It is the same for all runs with one checkpoint."""
     known = spark.sparkContext.getLocalProperty(QUERY_ID)
     assert known is not None, "asked inside a micro-batch"
     return known
 
 
 def stateful(spark: SparkSession) -> SparkSession:
-    """Return a session with the settings for stateful queries; the given one is unchanged."""
+    """Return a new session with the settings for stateful queries; ``spark`` is unchanged."""
     cloned = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in STATE_SETTINGS.items():
         cloned.conf.set(name, value)
@@ -144,7 +151,10 @@ def stateful(spark: SparkSession) -> SparkSession:
 
 
 def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -> DataFrame:
-    """Parse records by a parser, or by its text; unreadable ones and those without ``time`` are counted as they pass."""
+    """Parse records with a parser, or with its text form.
+
+    Rows that could not be parsed, and those without ``time``, are counted during the query.
+    """
     rows = (parser(parse) if isinstance(parse, str) else parse)(records)
     corrupt = f.col(CORRUPT).isNotNull() if CORRUPT in rows.columns else f.lit(False)
     left_out = f.col(time).isNull() if time is not None else f.lit(False)
@@ -154,7 +164,7 @@ def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -
 def run_query(
     writer: DataStreamWriter, name: str, checkpoint: str | Path, *, available_now: bool, on_progress: OnProgress | None
 ) -> Ran:
-    """Start the query and follow it to its end; raise the error with which it failed."""
+    """Start the query and wait until it ends; raise the error with which it failed."""
     writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
@@ -173,6 +183,9 @@ def run_query(
 
 
 def _activate(spark: SparkSession) -> None:
-    """Activate the session in this thread: Spark finds Python sinks by it, and new threads have none."""
+    """Activate the session in this thread.
+
+    Spark's Python sinks need an active session, and new threads have none.
+    """
     if SparkSession.getActiveSession() is None:
         spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]

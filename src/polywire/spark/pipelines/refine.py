@@ -1,10 +1,11 @@
 """Refine a topic: new, readable records go to one topic, unreadable ones to a dead-letter topic.
 
-One query writes both topics in one publish, so each record is in exactly one of them, once.
+One query writes both topics in one publish, so each record is written exactly once, to one of them.
 
 * A record whose id occurred within ``delay`` is dropped as a duplicate.
-* A record behind the watermark is dropped, counted and reported.
-* An unreadable record becomes a dead letter with its bytes, key and headers. More headers contain reason and origin.
+* A record that is older than the watermark is dropped, counted and reported.
+* An unreadable record goes to the dead-letter topic with its bytes, key and headers. Added headers contain reason and
+  origin.
 """
 
 from __future__ import annotations
@@ -37,22 +38,25 @@ def refine(
     spark: SparkSession,
     address: Address,
     topic: Topic,
-    output: Annotated[str, "topic for what could be read"],
+    output: Annotated[str, "topic for records that could be parsed"],
     checkpoint: Checkpoint,
     parse: Parser,
     *,
-    id: Annotated[str | None, "SQL that tells records apart; without it nothing is taken for a duplicate"] = None,
-    delay: Annotated[
-        str, "how long ids are remembered, and how far partitions may be apart, in append time"
-    ] = "1 hour",
-    dead: Annotated[str | None, "topic for what could not be read (default: the output's name and .dead)"] = None,
-    as_json: Annotated[bool, "write the fields as JSON instead of the value as it came"] = False,
-    target: Annotated[str | None, "host:port of the broker of the output topics, where it is another"] = None,
+    id: Annotated[str | None, "SQL expression that identifies a record; without it, duplicates are not removed"] = None,
+    delay: Annotated[str, "how long ids are stored, and how much partitions may differ in append time"] = "1 hour",
+    dead: Annotated[
+        str | None, "topic for records that could not be parsed (default: the output's name and .dead)"
+    ] = None,
+    as_json: Annotated[bool, "write the parsed fields as JSON instead of the original value"] = False,
+    target: Annotated[str | None, "host:port of the broker of the output topics, if it is another one"] = None,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
 ) -> Ran:
-    """Parse a topic's records, drop duplicates, and write the others; raise the error with which the query failed."""
+    """Parse a topic's records, drop duplicates, and write the remaining ones.
+
+    Raises the error with which the query failed.
+    """
     records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max, headers=True)
     rows = parsed(records, parse or "text")
     unique = rows if id is None else distinct(rows, id, delay=delay)
@@ -64,7 +68,7 @@ def refine(
 def distinct(rows: DataFrame, id: str, *, delay: str) -> DataFrame:
     """Return rows whose id did not occur within ``delay``.
 
-    A row without id is identified by its location, so it is never a duplicate.
+    A row without an id is identified by its location, so it is never a duplicate.
     """
     place = f.concat_ws("/", "_topic", "_partition", "_offset", *(["_part"] if "_part" in rows.columns else []))
     own = f.when(f.col(CORRUPT).isNull(), f.expr(id).cast("string"))
@@ -78,7 +82,7 @@ def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataF
     """Return records for the sink: key, value, headers, topic."""
     bad = f.col(CORRUPT).isNotNull()
     fields = [name for name in rows.columns if not name.startswith("_")]
-    # A value with several records cannot represent one of them.
+    # If a value contains several records, none of them can be represented by the whole value.
     rewritten = as_json or "_part" in rows.columns
     value = f.when(bad | f.col(VALUE).isNull(), f.col(VALUE)).otherwise(f.to_json(f.struct(*fields)).cast("binary"))
     headers = f.coalesce(f.col("_headers"), f.array().cast(HEADERS))
@@ -91,7 +95,7 @@ def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataF
 
 
 def _reason() -> Column:
-    """Return the headers of a dead letter."""
+    """Return the headers of a record for the dead-letter topic."""
     columns = {"reason": CORRUPT, "topic": "_topic", "partition": "_partition", "offset": "_offset"}
     pairs = [
         f.struct(f.lit(f"dead.{name}").alias("key"), f.col(column).cast("string").cast("binary").alias("value"))

@@ -1,7 +1,7 @@
 """Pipelines by name, with settings parsed from text.
 
 A pipeline is a function whose parameters are its settings. Their types define how text is parsed, and their annotations
-are the documentation. Listing does not require Spark. An unknown or invalid setting is refused before Spark starts,
+are their descriptions. Listing does not require Spark. An unknown or invalid setting is refused before Spark starts,
 with a suggestion.
 """
 
@@ -24,7 +24,7 @@ GIVEN: Final = ("spark", "on_progress", "clock")  # parameters that the caller o
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline by name. ``place`` is ``module:function``."""
+    """A pipeline and its name. ``place`` is ``module:function``."""
 
     name: str
     place: str
@@ -54,7 +54,7 @@ class Setting:
 
     @property
     def kinds(self) -> list[Any]:
-        """Types as which its text may be parsed, in order."""
+        """Types that the setting accepts, in the order in which its text is tried."""
         return _alternatives(self.kind)
 
 
@@ -125,11 +125,11 @@ def _value(setting: Setting, text: str) -> Any:
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """Return the types as which a setting's text may be parsed: the members of a union that have a text form."""
+    """Return the types that a setting's text can be parsed as: the members of a union that have a text form."""
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     parts = tuple(inner for part in parts for inner in _unpacked(part))
     if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
-        parts = tuple(part for part in parts if part is not str)  # it stands for the words of the enumeration
+        parts = tuple(part for part in parts if part is not str)  # str only represents the values of the enumeration
     return [part for part in parts if part is not type(None) and get_origin(part) is not Callable and _readable(part)]
 
 
@@ -158,7 +158,7 @@ def _read(kind: Any, text: str) -> Any:
 
 
 def kind_name(kind: Any) -> str:
-    """Return a type in words."""
+    """Return a type in words, for messages."""
     origin = get_origin(kind)
     if origin is Literal:
         return "|".join(map(str, get_args(kind)))

@@ -1,7 +1,7 @@
 """Write a table back into a topic, ordered by its time column, at a chosen speed.
 
-The table is cut into slices by time. Each slice is written as one transaction under the run's name. So a killed run
-resumes after the last slice, and every row is in the topic exactly once.
+The table is divided into time slices. Each slice is written as one transaction under the run's name. So a killed run
+resumes after the last complete slice, and every row is in the topic exactly once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POSITION: Final = "replayed.json"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time range of a table, microseconds; ``end_us`` is exclusive."""
+    """Time range of a table in microseconds; ``end_us`` is exclusive."""
 
     start_us: int
     end_us: int
@@ -50,17 +50,17 @@ def replay(
     output: Annotated[str, "topic to write"],
     checkpoint: Checkpoint,
     *,
-    time_column: Annotated[str, "column of the table's time"] = "_timestamp",
-    value: Annotated[str, "SQL of the record's value; default: every column as JSON"] = "to_json(struct(*))",
-    key: Annotated[str | None, "SQL of the record's key"] = None,
-    speed: Annotated[float, "how many times faster than it happened; 0: as fast as it can be written"] = 0.0,
-    slice_seconds: Annotated[float, "table time that is written together"] = 60.0,
+    time_column: Annotated[str, "column with the time of a row"] = "_timestamp",
+    value: Annotated[str, "SQL expression of the record's value; default: all columns as JSON"] = "to_json(struct(*))",
+    key: Annotated[str | None, "SQL expression of the record's key"] = None,
+    speed: Annotated[float, "speed relative to the table's time; 0: as fast as possible"] = 0.0,
+    slice_seconds: Annotated[float, "length of a slice in table time, which is written as one transaction"] = 60.0,
     on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> Ran:
     """Write a table's rows into a topic, ordered by time. Rows without a time come first.
 
-    Raises Invalid for a table without any time, and the error of a failed write.
+    Raises Invalid if no row has a time, and the error of a failed write.
     """
     table = spark.read.parquet(str(path))
     span = _span(table, time_column, slice_seconds)
@@ -117,9 +117,9 @@ def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output
 
 
 def _position(place: Path, output: str, span: Span) -> tuple[str, int]:
-    """Return the run's name and the number of finished slices.
+    """Return the run's name and the number of completed slices.
 
-    Raise Invalid if the checkpoint belongs to another replay.
+    Raises Invalid if the checkpoint belongs to another replay.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     asked = [span.start_us, span.end_us, span.slice_us]
@@ -145,7 +145,7 @@ def _remember(place: Path, name: str, done: int, span: Span) -> None:
 
 
 def _wait(clock: Clock, began: float, table_us: int, speed: float) -> None:
-    """Wait so that ``table_us`` of the table's time have passed at the chosen speed."""
+    """Wait until the time for ``table_us`` of table time, at the chosen speed, has passed."""
     if speed > 0:
         left = began + table_us / SECOND_US / speed - clock.monotonic()
         if left > 0:

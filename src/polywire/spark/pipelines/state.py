@@ -1,11 +1,11 @@
 """Fold event-sourced records into the current state of each key.
 
-Events of a key are numbered 1, 2, 3 …; the state of version n is the fold of the first n. States go to a topic with the
-same keys as the events. The header ``state.version`` contains the version. The last record of a key is a snapshot, from
-which a job with a new checkpoint starts.
+The events of a key are numbered 1, 2, 3 …; version n of the state is the result of its first n events. States go to a
+topic with the same keys as the events. The header ``state.version`` contains the version. The last record of a key is a
+snapshot, from which a job with a new checkpoint starts.
 
-An event is folded once, in the order of versions. A repeated version is ignored. An event becomes a dead letter if it
-cannot be read, has no key, or follows a missing version.
+An event is applied once, in the order of versions. A repeated version is ignored. An event goes to the dead-letter
+topic if it cannot be read, has no key, or follows a missing version.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from polywire.spark.progress import OnProgress
 
 Fold = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
-VERSION_COLUMN: Final = "_version"  # of the parser for events
+VERSION_COLUMN: Final = "_version"  # column of the parser for events
 VERSION_HEADER: Final = "state.version"
 _OUT: Final = "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string"
 _STATE: Final = "version long, written long, state string"
@@ -61,9 +61,13 @@ def state(
         Fold | str | None,
         "module:function of (state, event), both dicts; default: fields of events replace those of the state",
     ] = None,
-    version: Annotated[str, "SQL of an event's number, from 1, among those of its key"] = VERSION_COLUMN,
-    every: Annotated[int, "write a key's state when so many of its events were folded since it was last written"] = 1,
-    dead: Annotated[str | None, "topic for what could not be folded (default: the output's name and .dead)"] = None,
+    version: Annotated[
+        str, "SQL expression of an event's version: its number, from 1, among the events of its key"
+    ] = VERSION_COLUMN,
+    every: Annotated[int, "write a key's state after this many of its events"] = 1,
+    dead: Annotated[
+        str | None, "topic for events that could not be applied (default: the output's name and .dead)"
+    ] = None,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
@@ -81,7 +85,7 @@ def state(
         fields = ",".join(name for name in events.columns if not name.startswith("_"))
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "state needs the number of each event among those of its key: use parse=events:…, which reads it from headers, or set version to "
+            "state needs the version of each event: use parse=events:…, which reads it from headers, or  set version to "
             f"SQL of a field fields={fields}",
         )
     processor = FoldProcessor(
@@ -97,12 +101,12 @@ def state(
 
 
 def merge(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
-    """Default fold: an event's fields replace those of the state."""
+    """Return the state with the event's fields added or replaced; this is the default fold function."""
     return {**state, **event}
 
 
 def snapshots(spark: SparkSession, address: str, topic: str) -> DataFrame:
-    """Return the last state of each key: key, version, state (JSON)."""
+    """Return the last state of each key, with columns key, version, state (JSON)."""
     last = last_by_key(topic_rows(spark, address, topic, headers=True))
     version = header_text("headers", VERSION_HEADER).cast("long")
     return last.select("key", version.alias("version"), f.col("value").cast("string").alias("state"))
@@ -110,7 +114,7 @@ def snapshots(spark: SparkSession, address: str, topic: str) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """State of a key: its version, the version last written, and the state."""
+    """State of a key: its version, the version that was last written, and the state itself."""
 
     version: int = 0
     written: int = 0
@@ -118,7 +122,7 @@ class Current:
 
 
 class FoldProcessor(StatefulProcessor):
-    """Adapter of ``fold_events`` to Spark, which stores each key's state."""
+    """Makes ``fold_events`` a stateful processor of Spark, which stores each key's state."""
 
     def __init__(self, fold: Fold, output: str, dead: str, every: int) -> None:
         self._fold = fold
@@ -161,7 +165,7 @@ def _current(kept: Any) -> Current:
 
 
 def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Current, list[tuple[Any, str]]]:
-    """Return the state after these events of one key, and the events that could not be folded, each with the reason.
+    """Apply events of one key; return (new state, events that could not be applied, each with the reason).
 
     Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why they could not be read, or None).
     """

@@ -27,7 +27,7 @@ CLASSES: Final = {
     "delta": "org.apache.spark.sql.delta.sources.DeltaDataSource",
     "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
 }
-COMPACTED_EVERY: Final = 64  # micro-batches after which the small files of a Delta table are merged
+COMPACTED_EVERY: Final = 64  # the small files of a Delta table are merged after this many micro-batches
 
 
 class TableFormat(Enum):
@@ -48,7 +48,7 @@ class Table:
 
 
 def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
-    """Append a stream to a table; raise Invalid(INVALID_REQUEST) if nothing installed can write its format."""
+    """Append a stream to a table; raise Invalid(INVALID_REQUEST) if no installed library can write its format."""
     _refuse_other_types(rows, table)
     writer = rows.writeStream
     if table.format is TableFormat.PARQUET or has_package(rows.sparkSession, table.format):
@@ -64,9 +64,9 @@ def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
 
 
 def _refuse_other_types(rows: DataFrame, table: Table) -> None:
-    """Raise Invalid(INVALID_REQUEST) for a column with another type than in the table.
+    """Raise Invalid(INVALID_REQUEST) for a column whose type differs from the table's.
 
-    Readers would fail, or read nulls.
+    Otherwise readers would fail, or read nulls.
     """
     files = sorted(listed_files(table.path) or (), key=lambda file: file.stat().st_mtime if file.exists() else 0.0)
     new = {field.name: field.dataType for field in rows.schema.fields if field.name not in table.partition_by}
@@ -90,10 +90,10 @@ def has_package(spark: SparkSession, table_format: TableFormat) -> bool:
 
 
 def append_delta(batch: DataFrame, number: int, table: Table) -> None:
-    """Append a micro-batch to a Delta table, once per query and number: Delta stores the last number of every writer.
+    """Append a micro-batch to a Delta table, once per query and batch number.
 
-    The rows pass through the driver, so a micro-batch should fit its memory. Raises Unavailable if the table cannot be
-    written.
+    Repeated batches are detected because Delta stores the last number of every writer. The rows pass through the
+    driver, so a micro-batch should fit its memory. Raises Unavailable if the table cannot be written.
     """
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.exceptions import DeltaError
@@ -115,7 +115,7 @@ def append_delta(batch: DataFrame, number: int, table: Table) -> None:
 
 
 def listed_files(path: Path) -> list[Path] | None:
-    """Return the valid files of a streaming Parquet table; None without a list."""
+    """Return the valid files of a streaming Parquet table; None if it has no list of them."""
     log = path / "_spark_metadata"
     if not log.is_dir():
         return None

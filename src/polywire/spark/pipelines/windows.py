@@ -1,10 +1,10 @@
 """Aggregate over windows of event time.
 
 A table gets each window once, when it is closed. A topic gets every window that a micro-batch changed, keyed by window
-and group. So the last record of a key is the current value; the pipeline ``compact`` retains only those.
+and group. So the last record of a key is the current value; the pipeline ``compact`` retains only the last ones.
 
-A record counts once, also after a crash. Records behind the watermark are dropped, counted and reported. So are records
-without a time, for instance unreadable ones.
+Each record is counted once, even after a crash. Records older than the watermark are dropped, counted and reported. So
+are records without a time, for instance unreadable ones.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ def windows(
     parse: Parser,
     *,
     length: Annotated[str, "length of a window"] = "1 minute",
-    slide: Annotated[str | None, "time between the starts of windows, where they overlap"] = None,
+    slide: Annotated[str | None, "time between the starts of windows, if they overlap"] = None,
     time: Annotated[str, "column of the event time"] = "_timestamp",
-    delay: Annotated[str, "how far behind the newest a record may come"] = "10 minutes",
-    group_by: Annotated[Sequence[str], "columns to group by beside the window"] = (),
-    measures: Annotated[Sequence[str], "aggregates, as SQL"] = (),
+    delay: Annotated[str, "how much older than the newest record a record may be"] = "10 minutes",
+    group_by: Annotated[Sequence[str], "columns to group by, in addition to the window"] = (),
+    measures: Annotated[Sequence[str], "SQL aggregates"] = (),
     path: Annotated[str | Path | None, "folder of a table for closed windows"] = None,
-    output: Annotated[str | None, "topic for windows as they change"] = None,
-    target: Annotated[str | None, "host:port of the broker of the output topic, where it is another"] = None,
+    output: Annotated[str | None, "topic for changed windows"] = None,
+    target: Annotated[str | None, "host:port of the broker of the output topic, if it is another one"] = None,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
 ) -> Ran:
-    """Count (``records``) and measure a topic's records in windows, into a table or a topic.
+    """Count (``records``) and aggregate a topic's records by window, into a table or a topic.
 
-    Raises Invalid unless exactly one of ``path`` and ``output`` is given, and what the query failed with.
+    Raises Invalid unless exactly one of ``path`` and ``output`` is given, and the error with which the query failed.
     """
     if parse is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, "windows need a parser")
@@ -74,7 +74,7 @@ def windows(
         )
         writer = changes_into_topic(changed, target or address, output)
     else:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "windows go to one of the settings path and output")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "set exactly one of the settings path and output")
     return run_query(writer, f"windows-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 
 
@@ -88,8 +88,9 @@ def aggregate(
     group_by: Sequence[str] = (),
     measures: Sequence[str] = (),
 ) -> DataFrame:
-    """Parsed records grouped by window: its bounds, the group, ``records`` and the measures."""
-    # Records without a time must not get their append time: it would move the watermark and drop all earlier events.
+    """Return parsed records grouped by window, with the window's bounds, the group, ``records`` and the measures."""
+    # Do not use the append time for records without a time: it would move the watermark, and all earlier events would
+    # be dropped.
     timed = rows.withColumn("_time", f.col(time).cast("timestamp")).withWatermark("_time", delay)
     window = f.window("_time", length, slide) if slide else f.window("_time", length)
     grouped = timed.groupBy(window, *group_by).agg(
