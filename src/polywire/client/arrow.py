@@ -1,7 +1,7 @@
 """Convert stored batches to Arrow record batches and back, without a Python object per record.
 
-A large stored batch is used in place. Small ones are copied into record batches of a convenient size, with one compiled
-call per column. Columns have the names of Spark's Kafka source.
+A large stored batch is used without a copy. Small batches are copied into record batches of a convenient size, with one
+compiled call per column. Columns have the names of Spark's Kafka source.
 
 The result has the requested schema, and contains only rows inside the requested range of offsets.
 """
@@ -45,11 +45,11 @@ from polywire.records.fields import header_fields
 from polywire.types import Buffer
 
 ROWS_MAX: Final = 50_000  # rows per record batch: the fastest for Spark with 100-byte records
-BYTES_MAX: Final = 4 << 20  # keys and values gathered into one record batch: those of one fetched frame
+BYTES_MAX: Final = 4 << 20  # limit for keys plus values of one record batch, about the size of one fetched frame
 # Stored batches of this size are used in place; for smaller ones, copying is cheaper.
 WRAP_BYTES_MIN: Final = 512 << 10
 EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
-FRAME_ROOM_BYTES: Final = 4096  # of a batch, without the bytes of its columns
+FRAME_ROOM_BYTES: Final = 4096  # upper bound for the size of a batch without its columns
 # Batches made here are large enough to be used in place by readers, and small enough to be fetched in one frame.
 STORED_BYTES_MAX: Final = 4 << 20
 
@@ -68,7 +68,7 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime
 TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
 
-# Plain integers, because an enum in the loop over batches would cost more than the test.
+# Plain integers, because enum members in the loop over batches are slow.
 _COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 _COMPACTED: Final = int(BatchFlags.COMPACTED)
 _VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
@@ -79,7 +79,10 @@ _facts: Final = header_fields("length", "flags", "record_count", "base_offset", 
 
 
 class _BatchRows(NamedTuple):
-    """Rows of one stored batch inside the requested range; ``numbers`` is its entry in the plan."""
+    """The rows of one stored batch that are inside the requested range.
+
+    ``numbers`` is the plan entry of the rows (see ``client.gather``) for the batch in ``source``.
+    """
 
     source: memoryview
     numbers: list[int]
@@ -95,11 +98,16 @@ def chunk_to_arrow(
     rows_max: int = ROWS_MAX,
     create_times: bool = False,
 ) -> list[pa.RecordBatch]:
-    """Return the chunk's rows as record batches of ``schema``, whose fields are the named ``columns``, in order.
+    """Return the chunk's rows as record batches of ``schema``.
 
-    Columns are those of ``COLUMNS``. Keys and values can be binary or string, others anything Arrow can cast them to.
-    With ``create_times``, times are those of clients where they exist, in milliseconds; the chunk must have bodies.
-    Raises Invalid(INVALID_REQUEST) for no or an unknown column, Invalid(INVALID_BATCH) for invalid batches.
+    The schema's fields are the named ``columns``, in the same order; allowed names are those in ``COLUMNS``. Keys and
+    values can be binary or string. Other columns can have any type that Arrow can cast to.
+
+    With ``create_times``, times are the times of origin where records have one, rounded down to milliseconds. The chunk
+    must then have bodies.
+
+    Raises Invalid(INVALID_REQUEST) if ``columns`` is empty or has an unknown name, and Invalid(INVALID_BATCH) for
+    invalid batches.
     """
     unknown = [column for column in columns if column not in COLUMNS]
     if unknown or not columns:
@@ -139,7 +147,10 @@ def _runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
 
 
 def _bodiless_runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
-    """Yield rows of batches without bodies, which have no columns. A compacted batch is complete."""
+    """Yield the rows of batches that were fetched without bodies, so they have no columns.
+
+    Compacted batches do have bodies.
+    """
     at = 0
     while at + HEADER_BYTES <= len(chunk.data):
         length, flags, record_count, base_offset, append_time_us, _ = _facts(chunk.data, at)
@@ -160,7 +171,7 @@ def _column(source: memoryview, places: Sequence[int], column: Column) -> memory
 
 
 def _groups(runs: Iterator[_BatchRows], rows_max: int) -> Iterator[list[_BatchRows]]:
-    """Yield the runs of each record batch: a large run alone, cut to ``rows_max``, small ones together."""
+    """Yield the runs that form one record batch: a large run alone, cut to ``rows_max`` rows, or several small runs."""
     group: list[_BatchRows] = []
     rows = size = 0
     for run in runs:
@@ -188,7 +199,7 @@ def _pieces(run: _BatchRows, rows_max: int) -> Iterator[_BatchRows]:
 
 
 class _Rows:
-    """Rows of one record batch. Invariant: Arrow arrays reference the memory they use."""
+    """The rows of one record batch. Arrow arrays keep the memory alive that they use."""
 
     __slots__ = ("_alone", "_chunk", "_create_times", "_plan", "_source", "_space", "row_count")
 
@@ -202,7 +213,7 @@ class _Rows:
         self.row_count: Final = sum([run.row_count for run in runs])
 
     def column(self, name: str) -> pa.Array[Any]:
-        """Return one column in its own type."""
+        """Return one column in its native Arrow type, before the cast to the schema."""
         match name:
             case "value":
                 return self._binary(Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
@@ -250,15 +261,18 @@ class _Rows:
 def arrow_to_batches(
     data: pa.Table | pa.RecordBatch, *, value: str = "value", key: str | None = "key", headers: str | None = "headers"
 ) -> list[bytearray]:
-    """Return stored batches with a table's rows, in order, ready to be produced. Each has at most about 4 MiB.
+    """Return a table's rows as stored batches that are ready to produce, in order. Each has at most about 4 MiB.
 
-    ``value``, ``key`` and ``headers`` name the columns; key and headers may be missing. Keys and values are binary or
-    string, headers a list of (key, value) or (key, type, value). Raises Invalid(INVALID_REQUEST) without a value
-    column, Invalid(RECORD_TOO_LARGE) for a record that does not fit a batch.
+    ``value``, ``key`` and ``headers`` name the columns; the table needs only the value column. Keys and values are
+    binary or string. Headers are a list of (key, value) or (key, type, value).
+
+    Raises Invalid(INVALID_REQUEST) if the value column is missing, and Invalid(RECORD_TOO_LARGE) for a record that does
+    not fit a batch.
     """
     if value not in data.schema.names:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"no value column column={value!r} columns={','.join(data.schema.names)}"
+            ErrorCode.INVALID_REQUEST,
+            f"the table has no column for values column={value!r} columns={','.join(data.schema.names)}",
         )
     chosen = [value, *(name for name in (key, headers) if name is not None and name in data.schema.names)]
     batches = data.select(chosen).to_batches() if isinstance(data, pa.Table) else [data.select(chosen)]
@@ -278,9 +292,9 @@ def arrow_to_batches(
 
 
 def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
-    """Return (first row, count) of pieces of at most ``STORED_BYTES_MAX``.
+    """Split a batch into pieces of at most ``STORED_BYTES_MAX``, and return (first row, count) of each.
 
-    Pieces are halved until they fit. A single row may have the size of the largest batch.
+    Pieces are halved until they fit. A single row may be larger, up to the broker's limit for a batch.
     """
     pieces: list[tuple[int, int]] = []
     waiting = [(0, batch.num_rows)] if batch.num_rows else []
@@ -289,7 +303,7 @@ def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
         size = batch.slice(first, count).nbytes
         if count == 1 and size > BATCH_BYTES_MAX - FRAME_ROOM_BYTES:
             raise Invalid(
-                ErrorCode.RECORD_TOO_LARGE, f"record does not fit a batch bytes={size} limit={BATCH_BYTES_MAX}"
+                ErrorCode.RECORD_TOO_LARGE, f"record is too large for a batch bytes={size} limit={BATCH_BYTES_MAX}"
             )
         if count > 1 and (size > STORED_BYTES_MAX or count > RECORD_COUNT_MAX):
             half = count // 2
@@ -340,7 +354,7 @@ def _put_binary(
 
 
 def _bits(column: pa.Array[Any]) -> Buffer:
-    """Return the validity bits of a column, from its first row on, with zeros after its last row."""
+    """Return the validity bits of a column, beginning at its first row. Bits after the last row are 0."""
     marks = pc.is_valid(column).buffers()[1]
     assert marks is not None, "a boolean column has its bits"
     bits = bytearray(memoryview(marks)[: (len(column) + 7) // 8])
@@ -369,7 +383,7 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
 
 
 def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[Any]:
-    """Return the kinds of header values, raw without types.
+    """Return the kind of each header value. Without types, values are RAW, or NULL if they are null.
 
     HeaderKind.NULL is 0 and RAW is 1, so a boolean converts to them.
     """

@@ -1,6 +1,7 @@
 """Build Arrow columns from stored batches: copied columns, constants, and lists of headers.
 
-A reused memory block stays referenced as long as Arrow uses it. Bytes that are not UTF-8 are replaced in text columns.
+Memory blocks are reused only when Arrow no longer references them. Bytes that are not UTF-8 are replaced in text
+columns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _arena: Final = Arena()
 
 
 class Space:
-    """Memory for the buffers of one record batch, cut from a few blocks. Invariant: cuts do not overlap."""
+    """Memory for the buffers of one record batch, allocated in a few blocks. Buffers do not overlap."""
 
     __slots__ = ("_at", "_block")
 
@@ -40,7 +41,7 @@ class Space:
         self._at = 0
 
     def cut(self, size: int) -> memoryview:
-        """Return ``size`` writable bytes, aligned and not cleared."""
+        """Return an aligned buffer of ``size`` bytes with arbitrary content."""
         if size > len(self._block) - self._at:
             self._block = _arena.take(max(size, BLOCK_BYTES))
             self._at = 0
@@ -49,7 +50,7 @@ class Space:
         return view
 
     def cut_bits(self, count: int) -> memoryview:
-        """Return space for ``count`` bits, all 0."""
+        """Return a buffer for ``count`` bits, all 0."""
         view = self.cut((count + 7) // 8)
         view[:] = bytes(len(view))
         return view
@@ -63,7 +64,10 @@ def gathered_binary(
     validity_column: Column | None,
     space: Space,
 ) -> pa.Array[Any]:
-    """Return a column of variable length with all rows of a plan. Without ``validity_column``, no row is null."""
+    """Return a binary column with all rows that a plan selects.
+
+    If ``validity_column`` is None, no row is null.
+    """
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, offsets_column, offsets)
     data = space.cut(gather.binary_bytes(source, plan, offsets_column))
@@ -96,10 +100,7 @@ def _constant(value: str | int, kind: pa.DataType, capacity: int) -> pa.Array[An
 
 
 def strings(texts: Sequence[str]) -> pa.Array[Any]:
-    """Return a column of text, made from its buffers.
-
-    ``pa.array`` would import pandas, which takes half a second per worker.
-    """
+    """Return a text column, built without ``pa.array``, which would import pandas (half a second per worker)."""
     data = [text.encode() for text in texts]
     offsets = array("i", accumulate([len(item) for item in data], initial=0))
     return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))])
@@ -125,10 +126,10 @@ def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
 def headers_column(
     source: memoryview, plan: memoryview, row_count: int, space: Space, *, typed: bool = False
 ) -> pa.Array[Any]:
-    """Return the headers of each row as a list of (key, value) or (key, type, value).
+    """Return the headers of each row as a list of (key, value), or of (key, type, value) if ``typed`` is set.
 
-    A row without headers has null, as in Spark's Kafka source. Types are the names of ``HeaderKind`` in lower case. The
-    value of a number is its bytes, little-endian.
+    A row without headers is null, as in Spark's Kafka source. Types are the names of ``HeaderKind`` in lower case. The
+    value of a numeric header is its bytes, little-endian.
     """
     kind = TYPED_HEADER_LIST if typed else HEADER_LIST
     inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
@@ -162,7 +163,7 @@ def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
 
 
 def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
-    """Return whether a header needs conversion: a numeric key, or event fields, which are returned as headers."""
+    """Return whether any row has a numeric header key, or event fields. Both need the slow conversion."""
     kinds_place = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
     for line in range(0, len(inner), gather.PLAN_WIDTH):
         start, stop, place = inner[line + 1], inner[line + 2], inner[line + kinds_place]
@@ -173,9 +174,9 @@ def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
 
 
 def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) -> pa.Array[Any]:
-    """Return the column for rows with such headers.
+    """Return the headers column for rows with numeric header keys or event fields.
 
-    A row may have a million of them, so only the needed fields are created.
+    A batch may have a million such rows, so only the needed fields are decoded.
     """
     ends: list[int | None] = []
     keys: list[str] = []

@@ -1,7 +1,7 @@
 """The partitions assigned to a consumer, and its progress in each.
 
-* A consumer's position covers delivered records only. An offset to commit covers only records that the application has
-  finished.
+* A consumer's position is the offset after the last record it delivered. It commits an offset only when the application
+  has finished the records before it.
 * A partition that is assigned again continues at its position, unless another member has committed a later offset.
 """
 
@@ -25,7 +25,7 @@ LATEST: Final = "latest"
 
 
 def checked_start(start: object) -> Start:
-    """Return a start after checking it. Raises Invalid(INVALID_REQUEST) with what was expected."""
+    """Return ``start`` if it is valid; otherwise raise Invalid(INVALID_REQUEST), which says what is expected."""
     if start in (EARLIEST, LATEST):
         return start
     if isinstance(start, datetime) and start.tzinfo is not None:
@@ -39,7 +39,7 @@ def checked_start(start: object) -> Start:
 
 
 async def first_offset(wire: WireClient, topic: str, partition: int, start: Start) -> int:
-    """Return the offset of a start in a partition. Raises Missing, and Invalid if the protocol cannot report it."""
+    """Return the offset at which to start. Raises Missing, and Invalid if the protocol cannot report it."""
     if isinstance(start, datetime):
         return await wire.offset_at(topic, partition, (start - EPOCH) // MICROSECOND)
     if isinstance(start, int):
@@ -56,8 +56,12 @@ async def first_offset(wire: WireClient, topic: str, partition: int, start: Star
 class Part:
     """An assigned partition.
 
-    position: offset after the last delivered record. fetched: offset after the last fetched record. done: offset after the last finished
-    record. stored: last committed offset. chunks: fetched records that are not delivered yet. consumed: set if there are no chunks.
+    * ``position``: offset after the last delivered record.
+    * ``fetched``: offset after the last fetched record.
+    * ``done``: offset after the last record that the application has finished.
+    * ``stored``: last committed offset.
+    * ``chunks``: fetched records that are not delivered yet.
+    * ``consumed``: event that is set while ``chunks`` is empty.
     """
 
     topic: str
@@ -77,13 +81,13 @@ class Part:
         return part
 
     def move(self, offset: int) -> None:
-        """Move to another offset, and drop fetched records."""
+        """Continue at another offset. Fetched records are dropped."""
         self.position = self.fetched = self.done = offset
         self.chunks.clear()
         self.consumed.set()
 
     def put(self, records: list[Record], next_offset: int) -> None:
-        """Add fetched records."""
+        """Add fetched records, which end before ``next_offset``."""
         self.fetched = next_offset
         if records:
             self.chunks.append(records)
@@ -98,7 +102,7 @@ class Part:
 
 
 class Assignment:
-    """The partitions assigned to a consumer, by topic and number."""
+    """The partitions assigned to a consumer, by (topic, partition)."""
 
     __slots__ = ("_lost", "_parts", "_turn")
 
@@ -115,28 +119,28 @@ class Assignment:
         return self._parts.get((topic, partition))
 
     def add(self, part: Part) -> None:
-        """Add a partition."""
+        """Add an assigned partition."""
         self._parts[part.topic, part.partition] = part
 
     def keep(self, chosen: set[tuple[str, int]]) -> None:
-        """Remove all partitions but these, with their fetched records."""
+        """Remove all partitions that are not in ``chosen``, with their fetched records."""
         self._lost |= self.uncommitted().keys() - chosen
         self._parts = {key: part for key, part in self._parts.items() if key in chosen}
 
     def overtake(self, part: Part, stored: int) -> None:
-        """Move to the offset that another member has committed."""
+        """Continue a partition at a later offset that another member has committed."""
         if part.position != part.stored:
             self._lost.add((part.topic, part.partition))
         part.move(stored)
         part.stored = stored
 
     def take_lost(self) -> set[tuple[str, int]]:
-        """Return the partitions that were lost with uncommitted records. Each is returned once."""
+        """Return the partitions that the consumer lost while it had uncommitted records. Each loss is returned once."""
         lost, self._lost = self._lost, set()
         return lost
 
     def next_part(self) -> Part | None:
-        """Return a partition with fetched records, in turn, or None."""
+        """Return a partition with fetched records, or None. Partitions take turns."""
         waiting = [part for part in self._parts.values() if part.chunks]
         if not waiting:
             return None
@@ -144,7 +148,7 @@ class Assignment:
         return waiting[self._turn % len(waiting)]
 
     def uncommitted(self) -> dict[tuple[str, int], int]:
-        """Return the positions that are not committed yet, by topic and partition."""
+        """Return the position of each partition whose delivered records are not all committed."""
         return {key: part.position for key, part in self._parts.items() if part.position != part.stored}
 
     def positions(self) -> dict[tuple[str, int], int]:

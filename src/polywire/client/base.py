@@ -1,6 +1,7 @@
 """The interface that the clients of all protocols share.
 
-An operation that a protocol does not support is missing in ``abilities``, and is rejected before anything is sent.
+If a protocol does not support an operation, its ability is missing from ``abilities``, and the client rejects the call
+without sending anything.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from polywire.types import Assignor, Level
 
 
 class Ability(Enum):
-    """A feature that a protocol may have. The value is its description; the behaviour suite selects scenarios by these."""
+    """A feature that a protocol may have.
+
+    The value is its description. The behaviour tests run only scenarios whose abilities the protocol has.
+    """
 
     NULL_VALUES = "distinguishes null and empty values"
     EMPTY_VALUES = "empty values"
@@ -45,10 +49,11 @@ class Ability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """Range of a partition: ``first_offset`` inclusive, ``next_offset`` exclusive.
+    """The offsets of a partition, from ``first_offset`` (inclusive) to ``next_offset`` (exclusive).
 
-    incarnation: number of the partition, which is never reused, also if its topic is deleted and created again. epoch: start of the broker
-    that reported the bounds. Both are 0 over protocols that do not report them.
+    ``incarnation`` identifies the partition; a topic that is deleted and created again gets new incarnations. ``epoch``
+    is the number of the broker's start during which the bounds were reported. Both are 0 over protocols that do not
+    report them.
     """
 
     partition: int
@@ -73,7 +78,7 @@ class TopicInfo:
 
 
 def renamed(partitions: int, partition_count: int | None) -> int:
-    """Return the number of partitions, and warn if it was passed under its deprecated name."""
+    """Return the number of partitions; warn if the caller used the deprecated name ``partition_count``."""
     if partition_count is None:
         return partitions
     warnings.warn("partition_count is deprecated: use partitions", DeprecationWarning, stacklevel=3)
@@ -82,7 +87,7 @@ def renamed(partitions: int, partition_count: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """Partition and offset of a stored record."""
+    """The partition and offset at which a record was stored."""
 
     partition: int
     offset: int
@@ -90,20 +95,21 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Generation of a group and the partitions of a member."""
+    """The generation of a group, and the partitions assigned to one member."""
 
     generation: int
     partitions: tuple[int, ...]
 
 
 class TopicClient(Protocol):
-    """Topics over one protocol."""
+    """Operations on topics, over one protocol."""
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
         """Create a topic.
 
         Args:
-            topic: full name: text without control characters. The first dot ends the stream. Stream and topic have 1 to 255 bytes each.
+            topic: full name, without control characters. The part before the first dot is the stream. Stream and topic
+                have 1 to 255 bytes each.
             partition_count: 1 or more.
 
         Raises:
@@ -148,7 +154,7 @@ class TopicClient(Protocol):
 
 
 class RecordClient(Protocol):
-    """Records over one protocol."""
+    """Operations on records, over one protocol."""
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
@@ -158,14 +164,16 @@ class RecordClient(Protocol):
         Args:
             topic: full name.
             records: records to append; the broker sets offset and append time.
-            partition: partition for all records; None chooses one for each record with the protocol's hash of the key.
-            level: durability of the acknowledgement: MEMORY, WRITTEN (survives a crash of the broker) or SYNCED (survives power loss).
+            partition: partition for all records. With None, the key of each record selects its partition, by the
+                protocol's hash.
+            level: durability of the acknowledgement: MEMORY, WRITTEN (survives a crash of the broker) or SYNCED
+                (survives power loss).
 
         Raises:
             Invalid: RECORD_TOO_LARGE, or a record has content that the protocol does not support.
             Missing: PARTITION_MISSING.
-            Busy: a limit is reached, or the disk is full; nothing of the rejected request was stored.
-            Unavailable: the connection was lost, and it is unknown what was stored.
+            Busy: a limit is reached or the disk is full; nothing was stored.
+            Unavailable: the connection was lost; some or all records may be stored.
         """
 
     async def fetch(
@@ -176,18 +184,20 @@ class RecordClient(Protocol):
         Args:
             topic: full name.
             partition: number of the partition, from 0.
-            offset: offset of the first record; after compaction, the first one can be later.
-            records_max: maximum number of records. Fewer can be returned although there are more: fetch again after the last one.
+            offset: offset of the first record. If compaction removed that record, the next later one is returned first.
+            records_max: maximum number of records. Fewer can be returned although there are more: fetch again after the
+                last one.
             wait_ms: milliseconds to wait for the first record, if the protocol supports it (``Ability.LONG_POLL``).
 
         Raises:
-            Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE: below the first offset or above the next one.
-            Corrupt: stored data is damaged; the message has the ``next_offset`` to continue at.
+            Missing: TOPIC_MISSING or PARTITION_MISSING, or OFFSET_OUT_OF_RANGE if the offset is below the first or
+                above the next offset.
+            Corrupt: stored data is damaged. To skip it, continue at the ``next_offset`` in the message.
         """
 
 
 class GroupClient(Protocol):
-    """Consumer groups over one protocol."""
+    """Operations on consumer groups, over one protocol."""
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         """Join a group that shares the partitions of a topic, or rejoin it as the same member.
@@ -196,7 +206,8 @@ class GroupClient(Protocol):
             group: name of the group.
             topic: full name.
             member: unique name of the member.
-            assignor: assignor of the group from now on; None leaves it unchanged, which is round robin at first.
+            assignor: how the group assigns partitions from now on. None does not change it; a new group uses round
+                robin.
 
         Raises:
             Busy: the group has the maximum number of members.
@@ -217,7 +228,7 @@ class GroupClient(Protocol):
         """
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group. Other members get the partitions.
+        """Leave a group. The other members get this member's partitions.
 
         Args:
             group: name of the group.
@@ -240,7 +251,8 @@ class GroupClient(Protocol):
             topic: full name.
             partition: number of the partition, from 0.
             offset: next offset to read.
-            member: member that commits; commits of an older generation are then rejected. Empty disables the check.
+            member: member that commits. The broker rejects the commit if its generation is stale. If empty, nothing is
+                checked.
             generation: generation returned by the last ``join`` of that member.
 
         Raises:
@@ -249,7 +261,9 @@ class GroupClient(Protocol):
         """
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the committed offset of a group, or None if there is none (0 over protocols that cannot report that).
+        """Return the committed offset of a group, or None if nothing was committed.
+
+        Some protocols report 0 instead of None.
 
         Args:
             group: name of the group.
@@ -261,10 +275,13 @@ class GroupClient(Protocol):
 class WireClient(TopicClient, RecordClient, GroupClient, Protocol):
     """An asynchronous client of one broker over one protocol. ``client.connect.connect`` creates one.
 
-    It ends with its connection; applications use ``polywire.Client``, which reconnects.
+    It does not reconnect. Applications use ``polywire.Client``, which does.
 
-    Methods raise the kinds of ``polywire.errors``: Unavailable if the connection is lost, in which case the outcome is unknown; Denied
-    without the permission; and Invalid(INVALID_REQUEST), before anything is sent, if the protocol does not support the operation.
+    Methods raise the exceptions of ``polywire.errors``:
+
+    * Unavailable if the connection is lost; whether the request was executed is unknown.
+    * Denied if the user lacks the permission.
+    * Invalid(INVALID_REQUEST) if the protocol does not support the operation; nothing is sent.
 
     Example:
         client = await connect("127.0.0.1:9555")

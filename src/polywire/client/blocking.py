@@ -1,6 +1,6 @@
 """A blocking socket for frames of the `polywire` protocol.
 
-Every connection failure closes the connection and raises Unavailable. The header of every response is checked.
+Every error of the connection closes it and raises Unavailable. The header of every response is checked.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ SEND_PARTS_MAX: Final = 64  # buffers per sendmsg, far below the system's limit 
 class FramedSocket:
     """A connected socket.
 
-    Invariant: it is closed after a failure, so half of a response is never read as the next one. ``owed`` is the number
-    of missing responses.
+    It is closed after an error, so that the rest of a response is never read as the next response.
+
+    ``owed`` is the number of requests whose responses were not read yet.
     """
 
     __slots__ = ("_correlation", "_socket", "address", "limits", "open", "owed")
@@ -46,10 +47,10 @@ class FramedSocket:
     def __init__(
         self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None, login: Login | None = None
     ) -> None:
-        """Connect, exchange the opening, and log in.
+        """Connect, negotiate the protocol version, and log in.
 
-        ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy
-        for the login.
+        ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable. If the login fails, raises
+        Denied(LOGIN_FAILED) or Busy.
         """
         self.address: Final = spell_address(host, port)
         self.open = True
@@ -61,7 +62,8 @@ class FramedSocket:
         except OSError as error:
             raise cannot_connect(error, host, port) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # With the kernel's timeouts, one recv waits for a whole frame; Python's timeouts poll before each part.
+        # With the kernel's timeouts, one recv call returns a whole frame. Python's timeouts would poll before each part
+        # of it.
         self._socket.settimeout(None)
         fraction, seconds = math.modf(timeout_s)
         interval = struct.pack("@ll", int(seconds), int(fraction * 1e6))
@@ -80,12 +82,12 @@ class FramedSocket:
             raise
 
     def close(self) -> None:
-        """Close the socket; responses that are still missing are lost."""
+        """Close the socket. Responses that were not read are lost."""
         self.open = False
         self._socket.close()
 
     def usable(self) -> bool:
-        """Return whether the peer has not closed the connection and every response was read."""
+        """Return whether the socket can be reused: the peer has not closed it, and all responses were read."""
         if not self.open or self.owed:
             return False
         try:
@@ -94,7 +96,7 @@ class FramedSocket:
             return True
         except OSError:
             pass
-        # The stream has ended, or the peer sent bytes without a request.
+        # Readable although no response is due: the peer closed the connection, or sent unrequested bytes.
         self.close()
         return False
 
@@ -107,9 +109,9 @@ class FramedSocket:
         return self._correlation
 
     def receive(self, correlation: int) -> tuple[Prefix, bytes]:
-        """Return prefix and head of the next frame, which must have this correlation id. Read its payload next.
+        """Return the prefix and head of the next frame. Its payload must be read next.
 
-        Raises the error in the response, or Unavailable.
+        Raises the error in the response, or Unavailable if the frame does not have this correlation id.
         """
         prefix, head = self._receive_frame()
         if prefix.correlation != correlation:
@@ -118,7 +120,7 @@ class FramedSocket:
         return prefix, head
 
     def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
-        """Return the payload after a received head, in a block of ``arena`` or in new memory."""
+        """Return the payload of the frame whose head was read last, in a block of ``arena`` or in new memory."""
         size = prefix.length - prefix.head_bytes
         view = memoryview(bytearray(size)) if arena is None or size == 0 else arena.take(size)
         self._receive_into(view)
@@ -193,5 +195,5 @@ class FramedSocket:
 
 
 def more_follows(prefix: Prefix) -> bool:
-    """Return whether the response has further frames."""
+    """Return whether this frame is not the last one of the response."""
     return bool(prefix.flags & MORE)

@@ -1,6 +1,6 @@
-"""Split a URL with several brokers into one URL per broker.
+"""Split a URL with several brokers into one URL per broker, in the same order.
 
-URLs have the given order. An invalid address is rejected before any broker is contacted.
+All addresses are checked before any broker is contacted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BETWEEN: Final = ","
 def split_brokers(url: str) -> list[str]:
     """Return one URL for each broker of ``[scheme://][name:password@]host:port,host:port…[?options]``.
 
-    Login and options apply to all brokers, and so does the scheme, unless a broker has its own. Raises
+    Login and options apply to all brokers. So does the scheme, but a broker may have its own. Raises
     Invalid(INVALID_REQUEST).
     """
     _, separator, _ = url.partition("://")
@@ -32,7 +32,10 @@ def split_brokers(url: str) -> list[str]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``[polywire://]host:port``; an IPv6 host is in brackets. Raises Invalid(INVALID_REQUEST)."""
+    """Return host and port of ``[polywire://]host:port``.
+
+    An IPv6 host is written in brackets. Raises Invalid(INVALID_REQUEST).
+    """
     bare = address.removeprefix("polywire://").rstrip("/")
     host, colon, port = bare.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdigit()):

@@ -43,10 +43,10 @@ _H = TypeVar("_H", bound=Head)
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """The range of a partition that is synced to disk: first offset inclusive, next offset exclusive.
+    """The offsets of a partition that are synced to disk: first offset inclusive, next offset exclusive.
 
-    ``time_offsets`` has one offset for each requested time: the first record appended at or after it, or
-    ``next_offset``.
+    ``time_offsets`` has one offset for each requested time: that of the first record appended at or after it, or
+    ``next_offset`` if there is none.
     """
 
     topic: str
@@ -61,7 +61,7 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """A topic, with the incarnation of each of its partitions, by number."""
+    """A topic, with the incarnation of each partition (see ``PartitionBounds``)."""
 
     name: str
     id: bytes
@@ -74,10 +74,10 @@ class TopicDetail:
 class StoredChunk:
     """Consecutive stored batches of one partition. Ignore rows outside ``[offset, offset_end)``.
 
-    Without ``bodies`` there are only their headers, except for compacted batches, which are always complete.
+    If ``bodies`` is false, the chunk has only the headers of batches, and compacted batches as a whole.
 
-    ``data`` lies in a reused block. It stays valid as long as it, or anything made from it without a copy, is
-    referenced.
+    ``data`` lies in a reused memory block. It stays valid as long as it is referenced, directly or by an object that
+    shares its memory.
     """
 
     topic: str
@@ -91,7 +91,7 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class AppendedRange:
-    """The offsets of the records of one batch."""
+    """The offsets that the records of one batch got."""
 
     partition: int
     base_offset: int
@@ -102,7 +102,8 @@ class AppendedRange:
 class ProduceResult:
     """The result of a produce.
 
-    ``partitions`` has a u32 per record if the broker chose partitions by key, otherwise it is empty.
+    If the broker chose partitions by key, ``partitions`` has the partition of each record, as u32. Otherwise it is
+    empty.
     """
 
     appended: tuple[AppendedRange, ...]
@@ -113,8 +114,8 @@ class ProduceResult:
 class PublishResult:
     """The result of a publish.
 
-    It says whether the publish was a duplicate. Otherwise it has (topic, partition, first, next) of the records that
-    became visible.
+    ``duplicate`` says whether this publish had already been made. Otherwise ``ranges`` has the records that became
+    visible, as (topic, partition, first offset, next offset).
     """
 
     duplicate: bool
@@ -122,7 +123,7 @@ class PublishResult:
 
 
 class _Progress:
-    """Progress in a range. Invariant: no offset is returned twice, however often the connection is lost."""
+    """Progress of a read over a range of offsets. No record is returned twice, even if the connection is lost."""
 
     __slots__ = (
         "_asked_from",
@@ -148,7 +149,7 @@ class _Progress:
         self.complete = False
 
     def request(self, incarnation: int, epoch: int, wait_ms: int) -> messages.Fetch:
-        """Return the request for the rest of the range."""
+        """Return the request for the part of the range that was not read yet."""
         self._asked_from = self.next_offset
         bytes_max = -1 if self._bytes_left is None else max(self._bytes_left, 1)
         return messages.Fetch(
@@ -168,9 +169,9 @@ class _Progress:
         return self.next_offset > self._asked_from
 
     def advance(self, data: memoryview, next_offset: int) -> StoredChunk | None:
-        """Add one frame, and return its chunk, or None if it is empty."""
+        """Record that a frame was read, and return its chunk, or None if the frame is empty."""
         first = self.next_offset
-        # A frame without data may repeat the offset, at the end of a response or if compaction removed all records.
+        # An empty frame may repeat the offset: at the end of a response, or if compaction removed all records.
         self.next_offset = beyond(first, next_offset, "offset") if len(data) else max(first, next_offset)
         if self._bytes_left is not None:
             self._bytes_left -= len(data)
@@ -183,7 +184,7 @@ class _Progress:
 class BulkConnection:
     """Sockets to one broker, one per call in flight. Create one with ``connect``. Calls may come from any thread.
 
-    Invariant: a socket whose response was not read to the end is never used again.
+    A socket is reused only if its last response was read completely.
     """
 
     __slots__ = (
@@ -205,15 +206,15 @@ class BulkConnection:
         login: Login | None = None,
         others: Sequence[Place] = (),
     ) -> None:
-        """Create a connection. It connects on the first call.
+        """Create the object. It connects on the first call.
 
         Args:
             host: name or address of the broker.
             port: port of its `polywire` listener.
             timeout_s: time limit for each wait for the broker, in seconds.
-            reconnect_s: how long reads retry a broker that is gone, in seconds.
-            clock: None uses the system's clock.
-            tls: how to verify the broker; None connects without TLS.
+            reconnect_s: how long reads retry if the broker is not reachable, in seconds.
+            clock: clock for time limits; None uses the system's clock.
+            tls: TLS settings that verify the broker; None connects without TLS.
             login: the user of each connection; None connects without a login.
             others: brokers to use if this one does not respond.
         """
@@ -223,7 +224,7 @@ class BulkConnection:
         self.reconnect_s = reconnect_s
 
     def close(self) -> None:
-        """Close idle sockets; calls in flight continue."""
+        """Close idle sockets. Calls in flight continue."""
         self._sockets.close()
 
     def ping(self) -> None:
@@ -231,7 +232,7 @@ class BulkConnection:
         self._read(Verb.PING, Head(), Head)
 
     def topics(self, pattern: str | None = None) -> list[TopicInfo]:
-        """Return topics in order of their names; ``pattern`` is a regular expression that must match the whole name."""
+        """Return topics, sorted by name. ``pattern`` is a regular expression that must match the whole name."""
         answer = self._read(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
         chosen = re.compile(pattern or ".*")
         return [TopicInfo(t.name, t.id, t.partition_count) for t in answer.topics if chosen.fullmatch(t.name)]
@@ -263,12 +264,12 @@ class BulkConnection:
         self._write(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
 
     def bounds(self, topics: Sequence[str], *, times_us: Sequence[int] = ()) -> list[PartitionRange]:
-        """Return the range of every partition of these topics, after syncing them to disk.
+        """Sync every partition of these topics to disk, and return the offsets of each.
 
         Args:
             topics: full names, at most 1,000.
-            times_us: at most 16 times in microseconds since 1970, to return the first offset appended at or after each
-                of them.
+            times_us: at most 16 times, in microseconds since 1970. ``PartitionRange.time_offsets`` has an offset for
+                each.
 
         Raises:
             Missing: TOPIC_MISSING.
@@ -295,27 +296,27 @@ class BulkConnection:
         wait_ms: int = 0,
         bodies: bool = True,
     ) -> Iterator[StoredChunk]:
-        """Yield chunks with ``[offset, offset_end)``, in order; without an end, up to the last readable record.
+        """Yield chunks with the records in ``[offset, offset_end)``, in order.
 
-        After a lost connection, the range continues over a new one. The broker sends the next chunk while the current
-        one is in use.
+        After a lost connection, the read continues over a new one. While the caller uses a chunk, the broker already
+        sends the next.
 
         Args:
             topic: full name.
             partition: number of the partition, from 0.
             incarnation: expected incarnation of the partition; 0 accepts any.
-            offset: first offset. The first chunk can begin before it and the last can end after ``offset_end``: skip
-                those rows.
-            offset_end: exclusive end; -1 for none.
-            epoch: epoch of the offsets; -1 disables the check.
-            bytes_max: stop after this many bytes and at least one batch; -1 for no limit.
+            offset: first offset. The first chunk can begin before it, and the last chunk can end after ``offset_end``:
+                skip those rows.
+            offset_end: exclusive end; -1 reads up to the last readable record.
+            epoch: broker epoch in which the offsets were reported; -1 disables the check.
+            bytes_max: stop after this many bytes, but return at least one batch; -1 for no limit.
             wait_ms: milliseconds to wait for the first record.
-            bodies: if false, only headers of batches are sent, which have offsets and times.
+            bodies: if false, the broker sends only the headers of batches, which have offsets and times.
 
         Raises:
-            Conflict: TOPIC_REPLACED or EPOCH_ENDED: incarnation or epoch do not match.
+            Conflict: TOPIC_REPLACED if the incarnation does not match, EPOCH_ENDED if the epoch does not.
             Missing: OFFSET_OUT_OF_RANGE: part of the range does not exist.
-            Unavailable: the broker was gone for longer than ``reconnect_s``.
+            Unavailable: the broker was not reachable for ``reconnect_s``.
         """
         at = _Progress(topic, partition, offset, offset_end, bytes_max, bodies=bodies)
         retries = self.retries()
@@ -328,7 +329,7 @@ class BulkConnection:
         if bytes_max < 0 and 0 <= at.next_offset < offset_end:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"range ends early topic={topic} partition={partition} next_offset={at.next_offset} offset_end={offset_end}",
+                f"the range ends early topic={topic} partition={partition} next_offset={at.next_offset} offset_end={offset_end}",
             )
 
     def locate(
@@ -341,12 +342,10 @@ class BulkConnection:
         *,
         epoch: int = ANY_EPOCH,
     ) -> messages.Located:
-        """Return where the sealed part of a range is stored as files, if the user may see them.
+        """Return the files that store the sealed part of a range, if the user may see them.
 
-        Fetch the rest of the range.
-
-        Raises what ``fetch_range`` raises before its first chunk, and Invalid(INVALID_REQUEST) if the broker does not
-        support the request.
+        Read the remaining part with ``fetch_range``. Raises the errors that ``fetch_range`` raises before its first
+        chunk, and Invalid(INVALID_REQUEST) if the broker does not support the request.
         """
         head = messages.Locate(topic, partition, offset, offset_end, incarnation, epoch)
         return self._read(Verb.LOCATE, head, messages.Located)
@@ -360,20 +359,21 @@ class BulkConnection:
         *,
         create: bool = False,
     ) -> ProduceResult:
-        """Append batches, and return their offsets once all have reached ``level``. It is not retried.
+        """Append batches, and return their offsets once all have reached ``level``. The call is not retried.
 
         Args:
             topic: full name.
-            partition: number of the partition; -1 uses the partition of each record's key.
+            partition: number of the partition; -1 selects a partition for each record by its key.
             batches: stored batches. If they do not fit one frame, they are sent in several requests, in order.
             level: durability of an acknowledged record.
-            create: create a missing topic.
+            create: create the topic if it is missing.
 
         Raises:
-            Unavailable: the outcome is unknown; batches with a producer id can be sent again.
+            Unavailable: some or all batches may be stored; only batches with a producer id can be sent again without
+                duplicates.
             Invalid: INVALID_BATCH, SEQUENCE_GAP.
             Missing: TOPIC_MISSING, PARTITION_MISSING.
-            Busy: over a limit, or DISK_FULL.
+            Busy: a limit is reached, or DISK_FULL.
         """
         head = messages.Produce(topic, partition, int(level), create)
         answers = [self._write(Verb.PRODUCE, head, messages.Produced, group) for group in _fitting(batches)]
@@ -391,11 +391,10 @@ class BulkConnection:
         *,
         window: int = PRODUCE_WINDOW,
     ) -> int:
-        """Append batches with pipelined requests, one per batch and up to ``window`` in flight.
+        """Append batches with pipelined requests, one per batch, and return the number of stored records.
 
-        Return the number of stored records.
-
-        Other arguments and errors are those of ``produce``. After an error, batches in flight may be stored.
+        At most ``window`` requests are in flight. Other arguments and errors are the same as in ``produce``. If an
+        error is raised, the batches in flight may be stored.
         """
         head = messages.Produce(topic, partition, int(level))
         record_count = 0
@@ -412,9 +411,10 @@ class BulkConnection:
     def stage(
         self, token: bytes, topic: str, partition: int, batches: Sequence[Buffer], level: Level = Level.WRITTEN
     ) -> int:
-        """Store batches invisibly under a token of 16 random bytes, for ``publish``. Return the number of records.
+        """Store batches invisibly until ``publish`` is called with the same token, and return the number of records.
 
-        Other arguments are those of ``produce``. Raises Busy(STAGE_FULL), Missing, Denied for another user's token.
+        ``token`` is 16 random bytes. Other arguments are the same as in ``produce``. Raises Busy(STAGE_FULL), Missing,
+        and Denied if the token belongs to another user.
         """
         head = messages.Stage(token, topic, partition, int(level))
         answers = [self._write(Verb.STAGE, head, messages.Staged, group) for group in _fitting(batches)]
@@ -423,11 +423,11 @@ class BulkConnection:
     def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> PublishResult:
         """Make everything staged under these tokens visible at once.
 
-        It happens once per (writer, number), so a retry is safe.
+        A publish with the same writer and number is executed only once, so a retry is safe.
 
         Args:
             writer: name of the writer, at most 255 bytes.
-            number: number of the publish, which must grow.
+            number: number of the publish; each publish of a writer needs a higher one.
             tokens: at most 10,000.
 
         Raises:
@@ -443,7 +443,7 @@ class BulkConnection:
         self._read(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     def commit_position(self, topic: str, partition: int, group: str, offset: int) -> None:
-        """Commit a group's next offset to read, without checks (to show its lag)."""
+        """Commit a group's next offset to read, so that the broker can show its lag. Membership is not checked."""
         self._read(Verb.COMMIT, messages.Commit(topic, partition, 1, group, offset), Head)
 
     def _settle(self, wire: FramedSocket, waiting: list[int]) -> int:
@@ -464,7 +464,7 @@ class BulkConnection:
                     yield chunk
 
     def retries(self) -> Iterator[None]:
-        """Yield once per retry, after a pause, until ``reconnect_s`` have passed since the first retry was requested."""
+        """Yield once per retry, after a pause, until ``reconnect_s`` have passed since the first retry."""
         deadline = self._clock.monotonic() + self.reconnect_s
         while self._clock.monotonic() < deadline:
             sleep(RECONNECT_INTERVAL_S)
@@ -472,7 +472,7 @@ class BulkConnection:
 
     @property
     def arena(self) -> Arena:
-        """The memory of chunks, to make further ones in."""
+        """The memory that chunks are allocated in; callers may allocate derived chunks in it."""
         return self._arena
 
     @staticmethod
@@ -505,11 +505,11 @@ class BulkConnection:
             self.give(wire)
 
     def take(self) -> FramedSocket:
-        """Lend a socket for pipelined requests; return it with ``give``. Raises Unavailable."""
+        """Return a socket for pipelined requests. The caller returns it with ``give``. Raises Unavailable."""
         return self._sockets.take()
 
     def give(self, wire: FramedSocket) -> None:
-        """Take a socket back. It is reused if every response was read, otherwise closed."""
+        """Return a socket that was taken. It is reused if every response was read, and closed otherwise."""
         self._sockets.give(wire)
 
 
@@ -522,15 +522,15 @@ _connections_lock = threading.Lock()
 def connect(
     address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S, login: Login | None = None
 ) -> BulkConnection:
-    """Return the process's connection to ``host:port``. A forked child makes its own.
+    """Return the connection of this process to ``host:port``. A forked child creates its own connection.
 
-    Of several brokers, ``host:port,host:port``, the first that responds is used; if it is lost, the next.
+    ``host:port,host:port`` names several brokers. The first that responds is used; if its connection is lost, the next.
 
     Args:
         address: may begin with ``polywire://``, or ``polywire+tls://`` for TLS, and with ``name:password@`` before the
             host.
         timeout_s: time limit for each wait for the broker, in seconds.
-        reconnect_s: how long reads retry a broker that is gone, in seconds.
+        reconnect_s: how long reads retry if the broker is not reachable, in seconds.
         login: the user, instead of the one in the address.
 
     Raises:
@@ -578,7 +578,7 @@ def _detail(answer: messages.TopicDescription) -> TopicDetail:
 def _fitting(batches: Sequence[Buffer]) -> Iterator[list[Buffer]]:
     """Yield the batches in order, in groups that fit one frame.
 
-    A batch that is too large is sent alone, and the broker rejects it.
+    A batch that is too large for a frame is sent alone; the broker rejects it.
     """
     group: list[Buffer] = []
     size = 0

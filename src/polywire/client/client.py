@@ -1,7 +1,7 @@
 """``polywire.connect(url)`` and ``Client``: a connection to a broker over any protocol.
 
-Read-only calls are retried after a lost connection. Calls that change something are not retried; they raise
-``Unavailable`` if their outcome is unknown.
+If the connection is lost, read-only calls are retried. Other calls raise ``Unavailable``, because they may have been
+executed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polywire.errors import ErrorCode, Invalid
 
 
 class Client:
-    """A client of one broker. Its producers and consumers have their own connections and are closed with it.
+    """A client of one broker. Its producers and consumers have their own connections, and are closed with the client.
 
     Example:
         async with polywire.connect("127.0.0.1:9555") as client:
@@ -31,7 +31,7 @@ class Client:
     """
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
-        """Store the address; ``open`` connects. Arguments are those of ``connect``."""
+        """Create a client that is not connected yet; ``open`` connects it. Arguments are the same as in ``connect``."""
         if not isinstance(url, str):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
@@ -55,11 +55,14 @@ class Client:
         await self._link.open()
 
     async def abilities(self) -> frozenset[Ability]:
-        """Return the features of this protocol."""
+        """Return the features that this protocol supports."""
         return (await self._link.wire()).abilities
 
     async def close(self) -> None:
-        """Flush and close producers and consumers, then the connection. Calling it again does nothing. Raises their errors."""
+        """Flush and close all producers and consumers, then the connection. Raises their errors.
+
+        A second call does nothing.
+        """
         try:
             while self._children:
                 await self._children.pop().close()
@@ -67,7 +70,7 @@ class Client:
             await self._link.close()
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
-        """Return a producer. Options are those of ``Producer``; others raise TypeError.
+        """Return a producer. Options are the arguments of ``Producer``.
 
         Example:
             async with client.producer(linger_ms=20) as producer:
@@ -79,7 +82,7 @@ class Client:
         return producer
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:
-        """Return a consumer of the topics. Options are those of ``Consumer``; others raise TypeError.
+        """Return a consumer of the topics. Options are the arguments of ``Consumer``.
 
         Example:
             async with client.consumer("orders", group="billing", start="latest") as consumer:
@@ -100,7 +103,9 @@ class Client:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record and return its position once it is stored; see ``Producer.send_and_wait``. For many records, use a producer.
+        """Send one record, and return its partition and offset once it is stored; see ``Producer.send_and_wait``.
+
+        For many records, use a producer.
 
         Example:
             stored = await client.send("orders", "hello", key="a")
@@ -141,7 +146,7 @@ class Client:
         await self._link.once(lambda wire: wire.delete_topic(topic))
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics that the user may see, by name."""
+        """Return the topics that the user may see, sorted by name."""
         return await self._link.read(lambda wire: wire.topics())
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
@@ -149,7 +154,10 @@ class Client:
         return await self._link.read(lambda wire: wire.bounds(topic))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the next offset that a group reads; None if it never committed one (0 if the protocol cannot distinguish this)."""
+        """Return the next offset that a group reads, or None if it has committed nothing.
+
+        Some protocols report 0 instead of None.
+        """
         return await self._link.read(lambda wire: wire.position(group, topic, partition))
 
 
@@ -190,16 +198,16 @@ def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECO
     """Connect to a broker. Use the result in an ``async with``, or await it, to get a ``Client``.
 
     Args:
-        url: ``scheme://host:port``, or ``host:port`` for `polywire`. Of several addresses, ``host:port,host:port``, the first that
-            answers is used. The scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls`` for TLS.
-            ``polywire://name:password@host:port`` logs in, and so do kafka and iggy. ``memory://name`` is a broker in this
-            process, for tests.
+        url: ``scheme://host:port``, or ``host:port`` for `polywire`. With several brokers, ``host:port,host:port``, the
+            first that responds is used. The scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls``
+            for TLS. polywire, kafka and iggy support a login: ``polywire://name:password@host:port``. ``memory://name``
+            is a broker in this process, for tests.
         connect_s: how long to retry the first connection, in seconds.
         reconnect_s: how long to retry a lost connection, in seconds, before a call fails.
 
     Raises:
-        Invalid: INVALID_REQUEST: unknown scheme or malformed address.
-        Unavailable: no broker answers in time.
+        Invalid: INVALID_REQUEST: the scheme is unknown or the address is invalid.
+        Unavailable: no broker responded in time.
         Denied: LOGIN_FAILED.
 
     Example:

@@ -1,4 +1,4 @@
-"""``connect(url)``: connect to a broker with the client of the URL's scheme."""
+"""``connect(url)``: connect to a broker, with the client for the URL's scheme."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polywire.errors import ErrorCode, Invalid, Unavailable
 
 DEFAULT_SCHEME: Final = "polywire"
 MEMORY_SCHEME: Final = "memory"
-MEMORY_MODULE: Final = "polywire.testing.thread"  # imported on demand: a client does not need the broker's code
+MEMORY_MODULE: Final = "polywire.testing.thread"  # imported on demand, because a client does not need the broker's code
 LOGIN_SCHEMES: Final = ("polywire", "kafka", "iggy")
 MECHANISM_OPTION: Final = "?mechanism="  # kafka:// only
 SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
@@ -26,17 +26,17 @@ SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 async def connect(url: str) -> WireClient:
     """Return a connected client for ``scheme://host:port``, or ``host:port`` for the `polywire` protocol.
 
-    Of several brokers, ``scheme://host:port,host:port``, the first that responds is used.
+    With several brokers, ``scheme://host:port,host:port``, the first that responds is used.
 
     Args:
         url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls`` for TLS (``client.tls``).
-            ``polywire://name:password@host:port`` logs in (``client.login``). So do ``kafka://``, where ``?mechanism=SCRAM-SHA-256`` selects
-            the mechanism (``client.kafka``), and ``iggy://``, which then uses today's dialect (``client.iggy_today``). ``memory://name`` is a
-            broker in this process, for tests.
+            polywire, kafka and iggy support a login (``client.login``): ``polywire://name:password@host:port``. For
+            kafka, the option ``?mechanism=SCRAM-SHA-256`` selects the mechanism (``client.kafka``). With a login, iggy
+            uses today's dialect (``client.iggy_today``). ``memory://name`` is a broker in this process, for tests.
 
     Raises:
         Invalid: INVALID_REQUEST: unknown scheme, invalid address, or a login over a protocol that has none.
-        Unavailable: no broker answered.
+        Unavailable: no broker responded.
         Denied: LOGIN_FAILED.
 
     Example:
@@ -98,7 +98,7 @@ async def _connect(scheme: str, address: str) -> WireClient:
 
 
 async def _open_iggy(host: str, port: int, tls: SSLContext | None, login: Login | None) -> WireClient:
-    """Connect with today's dialect if there is a login, which the documented dialect of 2023 does not have."""
+    """Connect with today's dialect if there is a login, otherwise with the dialect of 2023, which has no logins."""
     if login is not None:
         from polywire.client.iggy_today import IggyTodayClient
 

@@ -1,7 +1,6 @@
-"""The base of all asynchronous connections: how they close, and how replies that arrive in order are matched to calls.
+"""The base of all asynchronous connections. It handles closing, and matches replies that arrive in order to calls.
 
-* A lost connection stays lost, and every pending call fails with its own error.
-* If replies arrive in order, each is returned to the call it belongs to.
+A lost connection is never reopened. Each pending call then fails with its own copy of the error.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ _Reply = TypeVar("_Reply")
 
 
 class Connection(asyncio.Protocol, ABC):
-    """One connection to a broker. Invariant: after it is lost, nothing is sent and no call waits."""
+    """One connection to a broker. After it is lost, nothing is sent and no call waits."""
 
     HANGING_UP: ClassVar[str] = ""
-    """The cause to report if the broker closes the connection, on protocols where that is a response."""
+    """The cause to report if the broker closes the connection, for protocols in which that is a way to reject a
+    request.
+    """
     MAY_WANT: ClassVar[str] = ""
-    """An extra hint, as a question, if the broker closes the connection before its first reply."""
+    """A question to add to the error if the broker closes the connection before its first reply."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
@@ -45,7 +46,7 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
-        """Remove the pending calls, and return the futures they wait for."""
+        """Remove all pending calls, and return the futures that their callers await."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport. Called by asyncio."""
@@ -65,15 +66,15 @@ class Connection(asyncio.Protocol, ABC):
             self.fail(hung_up(self._address, self.MAY_WANT))
 
     def pause_writing(self) -> None:
-        """Delay further requests. Called by asyncio if the send buffer is full."""
+        """Make further requests wait. Called by asyncio if the send buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Stop delaying requests. Called by asyncio."""
+        """Let requests continue. Called by asyncio."""
         self._writable.set()
 
     def fail(self, error: BrokerError) -> None:
-        """Close the connection. Pending and later calls fail with a copy of ``error``."""
+        """Close the connection. Each pending or later call fails with a copy of ``error``."""
         if self._lost is not None:
             return
         self._lost = error
@@ -86,12 +87,12 @@ class Connection(asyncio.Protocol, ABC):
 
     @staticmethod
     def _look_for_tls(received: bytearray) -> None:
-        """Raise Invalid if the first bytes are a TLS alert, which no protocol's first reply begins with."""
+        """Raise Invalid if the reply begins with a TLS alert. No protocol's first reply begins with these bytes."""
         if received.startswith(TLS_ALERT):
             raise Invalid(ErrorCode.INVALID_REQUEST, "the port uses TLS (add +tls to the scheme)")
 
     def _opened(self) -> asyncio.Transport:
-        """Return the transport. Raises Unavailable if the connection is lost."""
+        """Return the transport. Raises the connection's error if it is lost."""
         if self._lost is not None:
             raise _copy(self._lost)
         assert self._transport is not None, "asked before the connection was made"
@@ -99,7 +100,7 @@ class Connection(asyncio.Protocol, ABC):
 
 
 class _Call(Generic[_Reply]):
-    """A caller that waits for ``count`` replies."""
+    """A call that waits for ``count`` replies."""
 
     __slots__ = ("count", "done", "replies")
 
@@ -110,9 +111,7 @@ class _Call(Generic[_Reply]):
 
 
 class PipelinedConnection(Connection, Generic[_Reply]):
-    """A connection whose replies have no request id.
-
-    Invariant: calls receive their replies in the order they were made.
+    """A connection whose replies have no request id. Calls receive their replies in the order of the requests.
 
     Subclasses define where a reply ends and how it is decoded. The connection fails if the first reply does not arrive
     in time, unless ``_is_patient`` is set. ``_unsent`` is the size of the send buffer at the last check.
@@ -128,9 +127,9 @@ class PipelinedConnection(Connection, Generic[_Reply]):
 
     @abstractmethod
     def _end_of(self, data: bytearray, at: int) -> int:
-        """Return the end of the reply that begins at ``at``, or 0 if it is not known yet.
+        """Return the end of the reply that begins at ``at``, or 0 if too little was received to know it.
 
-        The end may lie after the received data. Raises PeerError.
+        The end may be beyond the received data. Raises PeerError.
         """
 
     @abstractmethod
@@ -169,14 +168,14 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         del self._received[:at]
 
     def expect_late_replies(self) -> None:
-        """Wait for the first reply without a limit: for a request that the broker answers only when something happens."""
+        """Disable the time limit for the first reply, for a request that the broker may answer much later."""
         if self._first_reply is not None:
             self._first_reply.cancel()
             self._first_reply = None
         self._is_patient = True
 
     def _wait_for_first_reply(self, transport: asyncio.Transport) -> None:
-        """Fail the connection after the time limit, unless the peer is still reading what was sent."""
+        """Fail the connection after the time limit, unless the peer is still receiving the request."""
         unsent = transport.get_write_buffer_size()
         if self._first_reply is not None and not 0 < unsent < self._unsent:
             self.fail(silent(self._address))
@@ -208,7 +207,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
 
 
 class FramedConnection(PipelinedConnection[bytes]):
-    """A connection of frames: a length of four bytes, big endian, and a body. A reply is a body."""
+    """A connection whose frames have a four-byte, big-endian length and a body. A reply is a body."""
 
     BODY_BYTES_MIN: ClassVar[int] = 0
     BODY_BYTES_MAX: ClassVar[int]
@@ -226,7 +225,7 @@ class FramedConnection(PipelinedConnection[bytes]):
 
 
 class Scope(ABC):
-    """A client that closes at the end of its ``async with`` block."""
+    """A client that is closed at the end of its ``async with`` block."""
 
     __slots__ = ()
 
@@ -254,5 +253,5 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
 
 
 def _copy(error: BrokerError) -> BrokerError:
-    """Copy an error, because one object that is raised in several places would collect the tracebacks of all."""
+    """Return a copy of an error. If several calls raised the same object, it would collect all their tracebacks."""
     return type(error)(error.code, error.message)

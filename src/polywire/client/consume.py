@@ -1,8 +1,8 @@
-"""Consume a topic through any client: concurrent fetches of partitions, groups, and positions.
+"""Consume a topic through any client: fetch partitions concurrently, join groups, and commit offsets.
 
 * Records of a partition arrive in order.
-* In a group, an offset is committed only after its records were returned and the next ones were requested. A crash
-  repeats records and never skips any.
+* In a group, an offset is committed only after its records were returned and the next ones were requested. After a
+  crash, some records are delivered again; none is skipped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from polywire.client.base import Ability, WireClient
 from polywire.errors import Conflict, Missing
 from polywire.records.columns import Record
 
-WAIT_MS: Final = 1000  # time limit of one long poll, and the longest delay until a lost partition is noticed
-POLL_INTERVAL_S: Final = 0.05  # between rounds on protocols that cannot wait
-HEARTBEAT_S: Final = 3.0  # brokers remove members after 10 s
+WAIT_MS: Final = 1000  # time limit of one long poll, and the longest delay until the loss of a partition is noticed
+POLL_INTERVAL_S: Final = 0.05  # pause between fetches over protocols without long polls
+HEARTBEAT_S: Final = 3.0  # brokers remove a member after 10 s without a heartbeat
 COMMIT_INTERVAL_S: Final = 1.0
 RECORDS_MAX: Final = 1000
 
 
 class Bound(Enum):
-    """Where to begin without a position: at the first record, or at the next one."""
+    """Where to start if there is no committed offset: at the first record, or after the last one."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -68,18 +68,18 @@ async def consume(
 ) -> AsyncGenerator[Delivered, None]:
     """Yield a topic's records forever; close the iterator to stop.
 
-    Records of one partition arrive in order. With a group, the positions of returned records are stored about once a
-    second and on closing. After a crash some records are repeated, none is skipped.
+    Records of one partition arrive in order. With a group, the offsets of returned records are committed about once a
+    second and on closing. After a crash, some records are delivered again; none is skipped.
 
     Args:
-        client: of any protocol; without ``Ability.GROUPS`` each consumer reads all partitions.
+        client: client of any protocol; without ``Ability.GROUPS``, each consumer reads all partitions.
         topic: full name.
-        group: name of the group to join and to store positions for; None reads all partitions and stores nothing.
-        member: name of the member; None makes one.
-        start: where to begin without a position: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+        group: name of the group to join; None reads all partitions and commits nothing.
+        member: name of the member; None generates one.
+        start: where to start without a committed offset: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
 
     Raises:
-        Missing: TOPIC_MISSING, or OFFSET_OUT_OF_RANGE if a position is below the first retained record.
+        Missing: TOPIC_MISSING, or OFFSET_OUT_OF_RANGE if the committed offset is below the first retained record.
         Unavailable: the connection was lost.
     """
     consumer = _Consumer(client, topic, group, member or f"polywire-{secrets.token_hex(6)}", start)
@@ -95,9 +95,9 @@ async def consume(
 
 
 class _Consumer:
-    """State of one ``consume``.
+    """The state of one ``consume`` call.
 
-    Invariant: ``_reached`` covers returned records only, and each partition has at most one fetch.
+    ``_reached`` covers returned records only, and each partition has at most one fetch.
     """
 
     def __init__(self, client: WireClient, topic: str, group: str | None, member: str, start: Start) -> None:
@@ -121,9 +121,9 @@ class _Consumer:
             await self._take(range(await self._partition_count()))
 
     async def next_records(self) -> list[Delivered]:
-        """Return records of the first partitions that respond.
+        """Return records of the partitions that respond first.
 
-        The result may be empty, so that heartbeats are not delayed.
+        The result may be empty, so that the caller can send heartbeats in time.
         """
         for partition in self._reached:
             if partition not in self._fetches:
@@ -144,7 +144,7 @@ class _Consumer:
         self._reached[delivered.partition] = delivered.offset + 1
 
     async def keep_up(self) -> None:
-        """Store positions and send heartbeats when they are due."""
+        """Commit offsets and send heartbeats when they are due."""
         now = time.monotonic()
         if self._group is not None and now - self._stored_at >= COMMIT_INTERVAL_S:
             await self._store()
@@ -156,7 +156,7 @@ class _Consumer:
                 await self._join()
 
     async def end(self) -> None:
-        """Stop fetching, store positions, and leave the group. The connection stays open."""
+        """Stop fetching, commit offsets, and leave the group. The connection stays open."""
         await self._stop()
         if self._group is None:
             return
@@ -165,7 +165,7 @@ class _Consumer:
             if self._grouped and self._generation >= 0:
                 await self._client.leave(self._group, self._topic, self._member, self._generation)
         except (Conflict, Missing):
-            # The member was removed: records after the stored position are delivered to another member again.
+            # The member was removed from the group. The new owner begins at the last committed offset.
             return
 
     async def _stop(self) -> None:
@@ -188,7 +188,7 @@ class _Consumer:
         await self._take(membership.partitions)
 
     async def _take(self, partitions: range | tuple[int, ...]) -> None:
-        """Begin with exactly these partitions, at the stored positions."""
+        """Fetch exactly these partitions, beginning at the committed offsets."""
         reached = {}
         for partition in partitions:
             position = None
@@ -222,7 +222,7 @@ class _Consumer:
                     self._group or "", self._topic, partition, offset, member=member, generation=generation
                 )
             except Conflict:
-                # The group has changed: the partition's new owner begins at the position stored before.
+                # The group has changed. The partition's new owner begins at the last committed offset.
                 await self._join()
                 return
             self._stored[partition] = offset

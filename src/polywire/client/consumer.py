@@ -1,11 +1,11 @@
 """``Consumer``: reads topics, alone or as a member of a group.
 
-A consumer runs a sequence of sessions. A session starts with a connection and, in a group, a membership. It fetches
-until the connection is lost or the group changes. The next session continues at the application's position.
+A consumer runs one session after another. A session begins with a connection and, in a group, with joining it. It
+fetches until the connection is lost or the group changes. The next session continues after the last delivered record.
 
 * Records of a partition are delivered in order.
 * After a restart of the broker, delivery continues without gaps or duplicates.
-* An offset is committed only when the application has finished the record, that is, has requested the next one.
+* An offset is committed only when the application has finished the record: when it has requested the next one.
 * Prefetched data has a size limit.
 """
 
@@ -33,12 +33,14 @@ HEARTBEAT_S: Final = 3.0  # the broker removes members after 10 seconds of silen
 COMMIT_INTERVAL_S: Final = 1.0
 BUFFER_BYTES: Final = 32 << 20
 FETCH_BYTES_MIN: Final = 64 << 10
-FETCH_BYTES_MAX: Final = 512 << 10  # fits the processor's cache together with the decoded records
+FETCH_BYTES_MAX: Final = 512 << 10  # small enough for the processor's cache, together with the decoded records
 FETCHES_MAX: Final = 32  # concurrent fetches; the broker accepts 64 per connection
-SHARED_WAIT_MS: Final = 100  # duration of a long poll if partitions take turns
+# duration of a long poll if there are more partitions than fetches, so that they take turns
+SHARED_WAIT_MS: Final = 100
 BATCH_RECORDS: Final = 10_000
 COMMIT_SESSIONS_MAX: Final = 10  # sessions in which a commit is retried
-LEAVES_MAX: Final = 5  # attempts to leave a group that keeps changing; the broker removes a silent member anyway
+# attempts to leave a group that keeps changing; if all fail, the broker removes the silent member
+LEAVES_MAX: Final = 5
 LOST_NAMED_MAX: Final = 20  # partitions named in the error of a rejected commit
 
 
@@ -61,8 +63,9 @@ class ConsumerOptions(TypedDict, total=False):
 class Consumer:
     """Read topics. Create one with ``polywire.Client.consumer`` and use it in an ``async with``.
 
-    Members of a group share the partitions and resume at the group's committed offsets. Without a group, all partitions are read and no
-    offsets are committed. With ``auto_commit``, offsets are committed about once a second and on closing; otherwise call ``commit``.
+    The members of a group share the partitions, and start at the group's committed offsets. Without a group, the
+    consumer reads all partitions and commits nothing. With ``auto_commit``, offsets are committed about once a second
+    and on closing; otherwise call ``commit``.
 
     Example:
         async with client.consumer("orders", group="billing") as consumer:
@@ -82,21 +85,22 @@ class Consumer:
         buffer_bytes: int = BUFFER_BYTES,
         reconnect_s: float = 60.0,
     ) -> None:
-        """Create a consumer. It connects when it is entered or first read.
+        """Create a consumer. It connects on entering the ``async with`` block, or on the first read.
 
         Args:
             url: as for ``polywire.connect``.
             topics: full names, at least one.
             group: consumer group to join.
             member: name of the member in the group; None generates one.
-            start: where to start without a committed offset: "earliest", "latest", an offset, or a datetime with a time zone.
+            start: where to start without a committed offset: "earliest", "latest", an offset, or a datetime with a time
+                zone.
             auto_commit: commit offsets automatically.
             commit_interval_s: interval of automatic commits, in seconds.
-            buffer_bytes: stored bytes to fetch ahead.
+            buffer_bytes: maximum size of fetched records that are not delivered yet, as stored.
             reconnect_s: how long to retry a lost connection, in seconds.
 
         Raises:
-            Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
+            Invalid: INVALID_REQUEST: an argument is invalid; the message says what is expected.
         """
         if not topics or not all(isinstance(topic, str) for topic in topics):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be one or more names got={topics!r}")
@@ -157,22 +161,24 @@ class Consumer:
 
         Raises:
             Missing: TOPIC_MISSING.
-            Unavailable: no broker answers.
+            Unavailable: no broker responds.
             Denied: the login failed, or a permission is missing.
-            Invalid: INVALID_REQUEST: the protocol has no groups, or cannot start there.
+            Invalid: INVALID_REQUEST: the protocol has no groups, or does not support this ``start``.
         """
         if self._task is None and not self._closed:
             self._task = asyncio.ensure_future(self._run())
         await self._session_begun()
 
     async def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
-        """Return the next records, all of one partition, as soon as there are any.
+        """Wait until there are records, and return some of them, all from one partition.
 
         Args:
             records_max: maximum number of records.
-            timeout_s: how long to wait for the first record, in seconds, before returning an empty list. None waits forever.
+            timeout_s: how long to wait for the first record, in seconds, before returning an empty list. None waits
+                forever.
 
-        Raises the errors of ``start``, and Missing(OFFSET_OUT_OF_RANGE) if the next records were deleted: call ``seek``.
+        Raises the errors of ``start``, and Missing(OFFSET_OUT_OF_RANGE) if the next records were deleted: call
+        ``seek``.
 
         Example:
             while records := await consumer.batch(timeout_s=1):
@@ -201,14 +207,15 @@ class Consumer:
             yield records
 
     async def commit(self, record: Record | None = None) -> None:
-        """Commit the group's offsets after all records returned so far, and return when they are stored.
+        """Commit the group's offsets after all records returned so far, and wait until the broker has stored them.
 
         Args:
             record: commit only the offset after this record.
 
         Raises:
-            Conflict: PARTITION_NOT_ASSIGNED: some partitions now belong to another member, which reads uncommitted records again. Offsets
-                of other partitions are committed. Raised once per lost partition.
+            Conflict: PARTITION_NOT_ASSIGNED: some partitions now belong to another member, which reads the uncommitted
+                records again. The offsets of the other partitions are committed. The error is raised once per lost
+                partition.
             Invalid: INVALID_REQUEST: the consumer has no group.
         """
         if self._group is None:
@@ -228,7 +235,7 @@ class Consumer:
             raise _not_owned(refused)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Continue at another offset of an assigned partition. Raises Missing(PARTITION_MISSING) for other partitions."""
+        """Continue at another offset of a partition. Raises Missing(PARTITION_MISSING) if it is not assigned."""
         part = self._assignment.find(topic, partition)
         if part is None:
             raise self._cannot_seek(topic, partition)
@@ -253,7 +260,7 @@ class Consumer:
         return self._assignment.positions()
 
     async def close(self, *, commit_last: bool = True) -> None:
-        """Commit offsets (``auto_commit``), leave the group, and close the connection. Calling it again does nothing.
+        """Commit offsets (``auto_commit``), leave the group, and close the connection. A second call does nothing.
 
         Args:
             commit_last: whether the application has finished the last records it received.
@@ -285,7 +292,7 @@ class Consumer:
                 await self._leave(wire, topic, generation)
 
     async def _leave(self, wire: WireClient, topic: str, generation: int) -> None:
-        """Leave the group, also if it has changed: the others would wait for this member until its timeout."""
+        """Leave the group, even if it has changed. Otherwise the other members would wait until this one times out."""
         with suppress(Missing):  # the broker has already removed this member
             for _ in range(LEAVES_MAX):
                 try:
@@ -298,7 +305,7 @@ class Consumer:
     # Delivery to the application
 
     async def _next_chunk(self, timeout_s: float | None) -> bool:
-        """Move to the next fetched records. Return False after the timeout, or if the consumer was closed."""
+        """Make the next fetched records current. Return False after the timeout, or if the consumer was closed."""
         self._leave_chunk()
         if self._task is None:
             await self.start()
@@ -323,7 +330,7 @@ class Consumer:
         return part
 
     def _leave_chunk(self) -> None:
-        """Note that the application asks for more, so it has finished the records it got."""
+        """Treat all records returned so far as finished, because the application asks for more."""
         self._mark()
         if self._part is not None:
             self._part.done = self._part.position
@@ -333,12 +340,12 @@ class Consumer:
         self._hold(None, [])
 
     def _hold(self, part: Part | None, records: list[Record]) -> None:
-        """Set the records to return next."""
+        """Set the current partition and the records to return next."""
         self._part, self._batch = part, (0, 0)
         self._cursor.records, self._cursor.row = records, 0
 
     def _mark(self) -> None:
-        """Update the positions of the current partition from the row of the cursor."""
+        """Update the current partition's offsets from the number of records returned so far."""
         row, records = self._cursor.row, self._cursor.records
         if self._part is None or not row:
             return
@@ -371,7 +378,7 @@ class Consumer:
             self._in_session.set()
 
     async def _one_session(self, wire: WireClient) -> None:
-        """Run a session, and pause if it failed. Raises Unavailable if none has started for ``reconnect_s``."""
+        """Run a session, and pause if it failed. Raises Unavailable if no session could start for ``reconnect_s``."""
         now = asyncio.get_running_loop().time()
         try:
             await self._session(wire)
@@ -390,7 +397,7 @@ class Consumer:
             self._in_session.clear()
 
     async def _session(self, wire: WireClient) -> None:
-        """Fetch until the connection is lost or the group changes. Raises the reason."""
+        """Fetch until the connection is lost or the group changes, then raise the reason."""
         self._over = asyncio.Event()
         await self._assign(wire)
         self._wire = wire
@@ -408,7 +415,7 @@ class Consumer:
         raise _SessionOver
 
     async def _assign(self, wire: WireClient) -> None:
-        """Determine the assigned partitions and the position in each."""
+        """Get the assigned partitions, and the offset to continue at in each."""
         if self._group is not None and not {Ability.GROUPS, Ability.POSITIONS} & wire.abilities:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol has no consumer groups url={self._link.url}")
         chosen: set[tuple[str, int]] = set()
@@ -443,7 +450,7 @@ class Consumer:
     async def _fetch(
         self, wire: WireClient, part: Part, slots: asyncio.Semaphore, *, bytes_max: int, wait_ms: int
     ) -> None:
-        """Keep one chunk of a partition prefetched, without end."""
+        """Fetch a partition forever, one chunk ahead of the application."""
         waits = Ability.LONG_POLL in wire.abilities
         while True:
             await part.consumed.wait()
@@ -497,7 +504,7 @@ class Consumer:
             raise _SessionOver from error
 
     async def _store(self, wire: WireClient, part: Part, offset: int) -> None:
-        """Commit an offset unless it is committed already. Raises _SessionOver if the group has changed."""
+        """Commit an offset if it is not committed yet. Raises _SessionOver if the group has changed."""
         if offset == part.stored:
             return
         member, generation = "", -1
@@ -516,7 +523,7 @@ class Consumer:
         part.stored = offset
 
     async def _commit(self, topic: str, partition: int, offset: int) -> None:
-        """Commit an offset in this session, or in a later one in which this consumer still owns the partition."""
+        """Commit an offset in this session, or in a later one if this consumer still owns the partition then."""
         for _ in range(COMMIT_SESSIONS_MAX):
             wire = await self._session_begun()
             part = self._assignment.find(topic, partition)
@@ -542,7 +549,7 @@ def _not_owned(lost: set[tuple[str, int]]) -> Conflict:
 
 @runtime_checkable
 class _CountsPartitions(Protocol):
-    """A protocol client that reports the partition count of a topic, but neither lists topics nor bounds."""
+    """A client that can report the partition count of a topic, but neither its bounds nor a list of topics."""
 
     async def partition_count(self, topic: str) -> int: ...
 
@@ -567,6 +574,6 @@ async def _until_one_fails(work: Sequence[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    # Prefer a change of the group: joining again fixes it, and any other error then occurs again.
+    # Prefer _SessionOver: the consumer then joins again. If another error also occurred, it will occur again.
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     raise next((failure for failure in failures if isinstance(failure, _SessionOver)), failures[0])

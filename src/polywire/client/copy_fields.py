@@ -1,6 +1,6 @@
 """Convert records for another protocol: unsupported fields are removed and counted.
 
-Values are never changed, with one exception: a missing value becomes an empty one on protocols without null values.
+Values do not change, except that a null value becomes an empty one if the target protocol has no null values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _PLAIN_KINDS: Final = frozenset({HeaderKind.RAW, HeaderKind.STRING, HeaderKind.N
 class Carried:
     """The fields that a protocol supports.
 
-    headers, times: without loss. plain_headers, times_ms: as plain bytes and milliseconds.
+    ``headers`` and ``times`` are set if the protocol stores them without loss, ``plain_headers`` if it stores header
+    values only as bytes, ``times_ms`` if it stores times in milliseconds.
     """
 
     keys: bool
@@ -51,10 +52,10 @@ class Carried:
 
 
 def carry(record: Record, target: Carried, lost: Counter[str]) -> Record:
-    """Return the record with the fields that the target supports, and count the others in ``lost``.
+    """Return the record without the fields that the target does not support, and count these in ``lost``.
 
-    A record without a time of origin gets its append time. The key remains: it chooses the partition even if it is not
-    stored.
+    If the record has no time of origin, its append time is used. The key is always passed on, because it chooses the
+    partition even if the target does not store it.
     """
     if record.key is not None and not target.keys:
         lost["keys"] += 1

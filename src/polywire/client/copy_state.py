@@ -1,7 +1,7 @@
 """Progress of a copy: positions at the source and the target, and the mapping of offsets, in memory and in a file.
 
-* The file is replaced atomically: after a crash it has the latest or the previous state.
-* The state file of another copy is rejected.
+* The file is replaced atomically: after a crash, it has the latest or the previous state.
+* A state file that belongs to another copy is rejected.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ class Run:
 class PartitionProgress:
     """Progress in one partition of the source.
 
-    place: where to continue reading, None before the first read. runs: how offsets of the source map to the target.
+    ``place`` is the position to continue at, None before the first read. ``runs`` maps offsets of the source to the
+    target.
     """
 
     place: int | None = None
     runs: list[Run] = field(default_factory=list)
 
     def note(self, source: int, target: int) -> None:
-        """Record the target of a source offset, which is above the last recorded one."""
+        """Record that the offset ``source`` was copied to ``target``. Sources must be passed in ascending order."""
         last = self.runs[-1] if self.runs else None
         if last is not None and (source, target) == (last.source + last.count, last.target + last.count):
             last.count += 1
             return
         self.runs.append(Run(source, target, 1))
         if len(self.runs) > RUNS_MAX:
-            # Committed offsets in a removed run map to an earlier one: the group reads some records again and skips none.
+            # Offsets of a removed run map to an earlier run, so a group reads some records again and skips none.
             del self.runs[1::2]
 
     def target_of(self, offset: int) -> int:
-        """Return where a group continues in the target: at the first record copied from this offset on, or at the end."""
+        """Return the target offset of the first record copied from this source offset on, or the end."""
         at = bisect_right(self.runs, offset, key=lambda run: run.source) - 1
         if at < 0:
             return self.runs[0].target if self.runs else 0
@@ -61,7 +62,7 @@ class PartitionProgress:
 class CopyState:
     """Progress of one copy.
 
-    ends: for each partition of the target, the offset after the last record that is known to be there.
+    ``ends`` has, for each partition of the target, the offset after the last record that is known to be stored there.
     """
 
     source: str
@@ -73,9 +74,9 @@ class CopyState:
 
     @classmethod
     def load(cls, path: Path | None, source: str, target: str) -> Self:
-        """Load the state from the file, or return an empty state.
+        """Load the state from the file. Return an empty state if ``path`` is None or the file does not exist.
 
-        Raises Invalid(INVALID_REQUEST) for a file of another copy or other content.
+        Raises Invalid(INVALID_REQUEST) if the file is not a state file, or belongs to another copy.
         """
         fresh = cls(source, target, path=path)
         if path is None or not path.exists():
@@ -102,7 +103,7 @@ class CopyState:
         return self.partitions.setdefault(number, PartitionProgress())
 
     def save(self) -> None:
-        """Replace the file, if there is one."""
+        """Replace the state file, if the copy has one."""
         if self.path is None:
             return
         partitions = {

@@ -1,8 +1,9 @@
 """Copy a topic between any two protocols or brokers.
 
-* Records of a partition are copied in order and once, even if a broker or the copy itself crashes. This requires that
-  no other producer writes to the target.
-* Before a copy resumes, it reads the target after the last known offset, and skips the records that it finds there.
+* Records of a partition are copied in order and exactly once, even if a broker or the copy itself crashes. This
+  requires that no other producer writes to the target.
+* Before a copy resumes, it reads the target after the last known offset. It does not write the records again that it
+  finds there.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from polywire.client.places import places_of, tells_offsets
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.columns import Record
 
-PAUSE_S: Final = 0.2  # pause before a broker that is gone is tried again
-# records read back from the target; if there are more, another producer wrote some of them
+PAUSE_S: Final = 0.2  # pause before a failed connection is retried
+# limit for records read back from the target; if there are more, another producer must have written some
 DOUBTFUL_MAX: Final = 100_000
-RECORDS_AT_ONCE: Final = 2_000  # records per write: the most whose outcome can be unknown when a broker crashes
+RECORDS_AT_ONCE: Final = 2_000  # records per write, which is the maximum number with an unknown outcome after a crash
 _OF_RECORDS: Final = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_BATCH, ErrorCode.RECORD_TOO_LARGE})
 MEMBER: Final = "polywire-copy"
 
@@ -49,9 +50,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The range to copy: all partitions or one, from an offset or time to an offset or time.
+    """The range to copy: all partitions or one, and where to begin and end, by offset or time.
 
-    None means all records that exist when the copy begins.
+    A limit that is None does not restrict the range. A copy always ends with the last record that existed when it
+    began.
     """
 
     partition: int | None = None
@@ -65,8 +67,8 @@ class Span:
 class Outcome:
     """The result of a copy.
 
-    It counts the records that were written, already there, and skipped, and the fields that records lost, by name.
-    ``remarks`` has other differences.
+    It counts records that were written, were found in the target already, or were skipped. ``lost`` counts removed
+    fields by name. ``remarks`` has other differences.
     """
 
     written: int = 0
@@ -79,7 +81,7 @@ class Outcome:
 class Copy:
     """One copy of a topic.
 
-    Invariant: the position at the source advances only over records that are stored in the target.
+    Its position at the source advances only over records that are stored in the target or skipped.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Copy:
             state: progress so far.
             span: the range to copy.
             skip: skip records that the target does not support, instead of failing.
-            patience_s: how long to retry a broker that is gone, in seconds.
+            patience_s: how long to retry a broker that is not reachable, in seconds.
             on_progress: called after each write.
         """
         self.source: Final = source
@@ -119,8 +121,8 @@ class Copy:
     async def run(self) -> None:
         """Copy to the end of the range.
 
-        Raises Unavailable if a broker stays away, Invalid for a record that the target does not support, Missing,
-        Denied.
+        Raises Unavailable if a broker is not reachable for ``patience_s``, Invalid for a record that the target does
+        not support, Missing, and Denied.
         """
         while True:
             try:
@@ -160,10 +162,11 @@ class Copy:
         return {number: position for number, position in found.items() if position is not None}
 
     async def commit_positions(self, groups: Sequence[str]) -> list[tuple[str, int, int, int]]:
-        """Commit the offsets of groups at the target, after everything is copied.
+        """Commit the groups' offsets at the target, after everything is copied.
 
-        Returns group, partition and both offsets. Raises Invalid if offsets cannot be translated: on a protocol without
-        offsets, or if records changed their partition.
+        Returns (group, partition, source offset, target offset) for each. Raises Invalid if offsets cannot be
+        translated:
+        a protocol has no offsets, or records changed their partition.
         """
         moved: list[tuple[str, int, int, int]] = []
         async with connected(self.source.url) as source, connected(self.target.url) as target:
@@ -192,7 +195,7 @@ async def _commit(target: WireClient, group: str, topic: str, partition: int, of
 
 
 async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
-    """Return whether records stay in the partition of the same number."""
+    """Return whether each record is copied to the partition with the same number."""
     if Ability.CHOOSE_PARTITION not in target.abilities:
         return False
     from_count = await places_of(source, copy.source.topic).partition_count()
@@ -201,7 +204,7 @@ async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A record that is already in the target, and the position after it."""
+    """A record that is already in the target: its partition and offset, and the offset after it."""
 
     partition: int
     offset: int
@@ -209,7 +212,7 @@ class _Found:
 
 
 class _Session:
-    """Copies over one pair of connections."""
+    """A copy over one pair of connections. After a lost connection, a new session continues."""
 
     def __init__(self, copy: Copy, source: WireClient, target: WireClient) -> None:
         self._copy: Final = copy
@@ -261,7 +264,7 @@ class _Session:
         await self._look_back()
 
     async def _look_back(self) -> None:
-        """Read the target after the last known offset, for records that were written without an acknowledgement."""
+        """Read the target after the last known offset, to find records that were written without an acknowledgement."""
         self._there.clear()
         self._doubtful = self._looked_at = 0
         for number, end in sorted(self._state.ends.items()):
@@ -280,7 +283,7 @@ class _Session:
         self._look_at_most = max(RECORDS_AT_ONCE, self._doubtful)
 
     def _look_no_more(self) -> None:
-        """Stop matching, and treat the unmatched records as those of another producer."""
+        """Stop matching records. Another producer must have written the unmatched ones."""
         if self._doubtful > 0:
             self._copy.outcome.remarks[f"another producer writes to the target records={self._doubtful}"] = None
         self._doubtful = 0
@@ -288,7 +291,7 @@ class _Session:
         self._state.ends |= self._there_ends
 
     async def _stop(self, number: int) -> int:
-        """Return the end of a partition, determined once."""
+        """Return the offset at which to stop in a partition. It is determined once."""
         if number not in self._copy.stops:
             span, end = self._copy.span, await self._from.end(number)
             if span.until_time_us is not None:
@@ -336,7 +339,10 @@ class _Session:
         self._copy.moved()
 
     async def _write(self, number: int, progress: PartitionProgress, records: Sequence[Record]) -> None:
-        """Write the records that are missing, in one batch. If it is rejected, write them one at a time."""
+        """Write the records that the target does not have yet, in one batch.
+
+        If it is rejected, write them one at a time.
+        """
         lost: Counter[str] = Counter()
         carried = [carry(record, self._carried, lost) for record in records]
         try:
@@ -363,9 +369,9 @@ class _Session:
     async def _append(
         self, number: int, progress: PartitionProgress, records: Sequence[Record], carried: Sequence[Record]
     ) -> None:
-        """Produce the records that were not found in the target, and record their offsets.
+        """Write the records that are not in the target yet, and record the target offset of each.
 
-        Raises what ``produce`` raises.
+        Raises the errors of ``produce``.
         """
         found = self._find(number, carried)
         missing = [row for row, copied in enumerate(found) if copied is None]
@@ -390,7 +396,7 @@ class _Session:
                 progress.note(record.offset, offset)
 
     def _find(self, number: int, carried: Sequence[Record]) -> list[_Found | None]:
-        """Return, for each record, where the target already has it, or None."""
+        """Return for each record where it is in the target, or None if it is not there."""
         found: list[_Found | None] = []
         for record in carried:
             known = self._there.get((number if self._keeps else -1, _digest(record))) if self._doubtful else None
@@ -403,7 +409,7 @@ class _Session:
 async def _partition_count(client: WireClient, end: End, role: str) -> int:
     """Return the number of partitions.
 
-    Raises Missing(TOPIC_MISSING), which names the side, the topic, and existing topics.
+    Raises Missing(TOPIC_MISSING), whose message has the side (source or target), the topic, and existing topics.
     """
     try:
         return await places_of(client, end.topic).partition_count()
@@ -414,7 +420,10 @@ async def _partition_count(client: WireClient, end: End, role: str) -> int:
 
 
 def _part_end(records: Sequence[Record], at: int) -> int:
-    """Return the end of one write. Records with the same position (in a Kafka 0.7 wrapper message) stay together."""
+    """Return the end of the next write.
+
+    Records in the same Kafka 0.7 wrapper message have one offset and stay together.
+    """
     end = min(at + RECORDS_AT_ONCE, len(records))
     while end < len(records) and records[end].offset == records[end - 1].offset:
         end += 1

@@ -1,7 +1,8 @@
-"""An ``async for`` loop over records without a coroutine for each record.
+"""An iterator that makes ``async for`` over fetched records fast: it creates no coroutine per record.
 
-While records are available, ``__anext__`` returns the cursor itself, and awaiting it returns the next record at once. A
-coroutine waits only if no record is left. ``row`` is the number of records that were returned from ``records``.
+While records are available, ``__anext__`` returns the cursor itself, and awaiting it returns the next record at once.
+Only when no record is left does a coroutine wait for more. ``row`` is the number of records already returned from
+``records``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if cython.compiled:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _end_with(cursor: Cursor, record: object) -> cython.void:
-    """Set the StopIteration that ends an iterator, without creating one each time."""
+    """Raise a StopIteration with this value. The exception object is reused."""
     if cython.compiled:
-        if Py_REFCNT(cursor._end) > 1:  # the last one is still referenced
+        if Py_REFCNT(cursor._end) > 1:  # the exception of the previous record is still referenced
             cursor._end = StopIteration()
         slot = cython.cast(cython.pointer(PyStopIterationObject), cursor._end)
         last: cython.pointer(PyObject) = slot.value
@@ -40,7 +41,10 @@ def _end_with(cursor: Cursor, record: object) -> cython.void:
 
 @cython.cclass
 class Cursor:
-    """Records and the current row. ``more`` returns the first of the next records, or raises StopAsyncIteration."""
+    """Fetched records and the current row.
+
+    ``more`` waits for the next records and returns the first of them, or raises StopAsyncIteration.
+    """
 
     records: list[Any] = cython.declare(list, visibility="public")
     row = cython.declare(cython.Py_ssize_t, visibility="public")
@@ -69,10 +73,10 @@ class Cursor:
         return self
 
     def __next__(self) -> None:
-        """End at once: the result of an awaited iterator is the value of its StopIteration."""
+        """Raise StopIteration with the next record, which makes it the result of the ``await``."""
         record = self.records[self.row]
         self.row += 1
         if cython.compiled:
             _end_with(self, record)
-            raise StopIteration  # Cython leaves the error that is already set
+            raise StopIteration  # Cython: the exception that _end_with has set is propagated
         raise StopIteration(record)

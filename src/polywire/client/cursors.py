@@ -1,4 +1,4 @@
-"""Check the cursors in paged responses: a loop over pages fails if a response does not advance."""
+"""Check the cursors in paged responses: raise an error if a response does not advance, so that no loop runs forever."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Cursor = TypeVar("Cursor", int, str, tuple[str, str])
 
 
 def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
-    """Return ``found``, where a loop continues.
+    """Return ``found``, the cursor at which to continue.
 
-    Raises Corrupt(CORRUPT) unless it is above ``last``: the loop would never end.
+    Raises Corrupt(CORRUPT) unless it is above ``last``, because the loop would never end.
     """
     if found <= last:
         raise Corrupt(
@@ -24,7 +24,7 @@ def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
 
 
 def from_offset(records: list[Record], offset: int) -> list[Record]:
-    """Return fetched records. Raises Corrupt(CORRUPT) if all of them are before the requested offset."""
+    """Return fetched records. Raises Corrupt(CORRUPT) if all of them are below the requested offset."""
     if records:
         beyond(offset - 1, records[-1].offset, "offset")
     return records

@@ -1,6 +1,6 @@
 """The asynchronous client of the Cursus protocol, in its modern dialect.
 
-* Requests are pipelined over one connection. Each read that waits has its own connection.
+* Requests are pipelined over one connection. A fetch that waits for records uses its own connection.
 * Records that the protocol does not support are rejected before anything is sent.
 """
 
@@ -34,11 +34,11 @@ from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level, TopicName, check_topic_name
 
 OPEN_TIMEOUT_S: Final = 10.0
-BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # of values in one batch; a larger record is sent alone
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # limit for the values of one batch; a larger record is sent alone
 BATCH_RECORDS_MAX: Final = 10_000
 FETCH_RECORDS: Final = 1_000  # per request; the protocol limits records, not bytes
 WAIT_MS_MAX: Final = 25_000  # per request; a longer wait takes several requests
-MEMBER: Final = "polywire"  # a read must name a member; the broker does not check it
+MEMBER: Final = "polywire"  # a fetch must name a member, which the broker does not check
 
 ABILITIES: Final = frozenset(
     {
@@ -79,10 +79,10 @@ class _Connection(FramedConnection):
 
 
 class CursusClient(Scope):
-    """Implements ``WireClient`` as far as the protocol supports it. Create one with ``open``.
+    """A client that implements ``WireClient`` as far as the protocol supports it. Create one with ``open``.
 
-    This protocol does not distinguish a missing key from an empty one. The first ``produce`` creates a missing topic,
-    as in Cursus's own clients.
+    The protocol does not distinguish a missing key from an empty one. If a topic is missing, the first ``produce``
+    creates it, as in Cursus's own clients.
     """
 
     __slots__ = ("_address", "_closed", "_connection", "_counts", "_groups", "_idle", "_round_robin", "_waiting")
@@ -126,7 +126,7 @@ class CursusClient(Scope):
         return await self._connection.ask(enveloped("", text.encode()))
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Create a topic, or add partitions to an existing one until it has this number."""
+        """Create a topic. If it exists already with fewer partitions, add partitions."""
         reply = fields(await self._ask(f"CREATE topic={_topic(topic)} partitions={partition_count}"))
         self._counts[topic] = number(reply, "partitions")
 
@@ -137,7 +137,7 @@ class CursusClient(Scope):
 
     async def topics(self) -> list[TopicInfo]:
         """Return all topics, with one request per topic for its partition count. ``id`` is empty."""
-        # without PROTOCOL_INFO, the reply to LIST does not show the dialect
+        # Without PROTOCOL_INFO, it is unknown in which dialect the broker replies to LIST.
         replies = await self._connection.ask_all([b"PROTOCOL_INFO", b"LIST"])
         names = fields(replies[-1]).get("topics", "")
         found = []
@@ -172,10 +172,8 @@ class CursusClient(Scope):
     ) -> list[Produced]:
         """Append records, and return their offsets; see ``WireClient``.
 
-        A missing topic is created with three partitions.
-
-        Records without a key are distributed round-robin. Raises Invalid for null values, headers, ids and times, which
-        the protocol does not support.
+        A missing topic is created with three partitions. Records without a key are distributed round-robin. Raises
+        Invalid for null values, headers, ids and times, which the protocol does not support.
         """
         if not records:
             return []
@@ -186,7 +184,7 @@ class CursusClient(Scope):
             try:
                 return await self._send(topic, records, rows_of, level)
             except Missing:
-                del self._counts[topic]  # deleted, and perhaps created again, since its partitions were counted
+                del self._counts[topic]  # the topic was deleted, and perhaps created again with another partition count
                 if attempt or len(rows_of) > 1:
                     raise
         raise AssertionError("the second attempt returns or raises")
@@ -234,10 +232,7 @@ class CursusClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``.
-
-        A read that waits (``wait_ms``) uses a connection of its own.
-        """
+        """Return records from an offset on; see ``WireClient``. A request with ``wait_ms`` uses its own connection."""
         if records_max < 1:
             return []
         most = min(records_max, 100_000)
@@ -262,7 +257,7 @@ class CursusClient(Scope):
                 connection.fail(Unavailable(ErrorCode.STOPPING, "a read was cancelled"))
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group; see ``WireClient``. The protocol has one assignor, ``range``; another is rejected."""
+        """Join a group; see ``WireClient``. The protocol has only the assignor ``range``; others are rejected."""
         if assignor is not None and assignor is not Assignor.RANGE:
             raise cannot(WIRE, "choose an assignor")
         return await self._groups.join(_word(group), _topic(topic), _word(member))
@@ -281,13 +276,16 @@ class CursusClient(Scope):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's next offset to read; without ``member`` nothing is checked. See ``WireClient``."""
+        """Commit a group's next offset to read; see ``WireClient``.
+
+        Without ``member``, the broker does not check the generation.
+        """
         await self._groups.commit(_word(group), _topic(topic), partition, offset, member=member, generation=generation)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return a group's next offset to read.
 
-        It is also 0 if nothing was committed, which the protocol does not distinguish.
+        The result is 0 if nothing was committed, because the protocol does not distinguish the two.
         """
         return await self._groups.position(_word(group), _topic(topic), partition)
 

@@ -1,6 +1,6 @@
 """Consumer groups over the Cursus protocol, where the broker chooses the ids of members.
 
-The caller chooses a name for the member. If it joins again under this name, it is the same member.
+A caller names its member. If it joins again with the same name, it remains the same member for the broker.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ Ask = Callable[[str], Awaitable[bytes]]
 
 
 class Groups:
-    """The group members of one client.
-
-    Invariant: ``_ids`` has the broker's id of every member that joined and has not left.
-    """
+    """The group members of one client. ``_ids`` has the broker's id of every member that has joined and not left."""
 
     __slots__ = ("_ask", "_ids")
 
@@ -59,7 +56,7 @@ class Groups:
             fields(await self._ask(f"COMMIT {topic} {group} {partition} {offset}"))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the next offset to read, or None if the group does not exist. It is also 0 if nothing was committed."""
+        """Return the next offset to read, 0 if nothing was committed, or None if the group does not exist."""
         try:
             reply = fields(await self._ask(f"FETCH_OFFSET topic={topic} partition={partition} group={group}"))
         except Missing as error:

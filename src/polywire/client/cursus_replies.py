@@ -1,6 +1,6 @@
-"""Responses of a Cursus broker, their errors, and the encoding of batches.
+"""Decode responses of a Cursus broker and their errors, and encode batches.
 
-* Every error response becomes one class of ``polywire.errors``.
+* Each error response becomes an exception of ``polywire.errors``.
 * A response that cannot be decoded becomes ``Unavailable``.
 """
 
@@ -29,7 +29,7 @@ _VERSIONS: Final = Struct(">IQ")
 _PARTITION: Final = Struct(">i")
 _PRESENT: Final = re.compile(r"(\w+)=(\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|\S*)")
 
-# The error class by the broker's code. Any other code becomes Invalid.
+# The exception for each error code. Any other code becomes Invalid.
 _KINDS: Final[Mapping[str, BrokerError]] = {
     "topic_not_found": Missing(ErrorCode.TOPIC_MISSING, ""),
     "partition_not_found": Missing(ErrorCode.PARTITION_MISSING, ""),
@@ -122,8 +122,8 @@ def last_offset(body: bytes) -> int:
 def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record], *, producer: bytes = b"") -> bytes:
     """Encode a batch in the modern layout. Raises Invalid for records that the protocol does not support.
 
-    Records without a key are sent with an empty one. With a ``producer`` id, records have sequences and are stored
-    once.
+    A missing key is sent as an empty one. With a ``producer`` id, records get sequence numbers, so that the broker
+    stores each record only once.
     """
     parts = [b"\xba\x7c", _text(encoded(topic)), _PARTITION.pack(partition), bytes((len(acks),)), acks.encode()]
     parts.append(_HEAD.pack(bool(producer), 0, 0, len(records)))

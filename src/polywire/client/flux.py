@@ -1,8 +1,8 @@
 """The asynchronous client of the FLUX protocol.
 
 * Requests are pipelined over one connection.
-* Records that do not fit a line are rejected before anything is sent.
-* Values are read back exactly, even if the text of a response is ambiguous.
+* A record that does not fit a line is rejected before anything is sent.
+* A CONSUME reply does not escape commas in values, so its text can be ambiguous. Further reads resolve the ambiguity.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ WIRE: Final = "FLUX"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # older brokers have no limit for a response
 FETCH_BYTES: Final = 1024 * 1024  # per request
-FETCH_RECORDS: Final = 1_000_000  # per response, which is limited by bytes: decoded records are not thrown away
+# per response; in practice bytes limit a response, so all decoded records are returned
+FETCH_RECORDS: Final = 1_000_000
 PIPELINE_RECORDS: Final = 1_000  # records of one ``produce`` in flight
-SETTLE_MAX: Final = 16  # ambiguous records resolved by one ``fetch``; the next call resolves more
+SETTLE_MAX: Final = 16  # ambiguous record boundaries that one ``fetch`` resolves; the next call continues
 OFFSET_MAX: Final = 2**63 - 1
 
 ABILITIES: Final = frozenset(
@@ -59,13 +60,13 @@ _ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCE
 
 
 class _Connection(PipelinedConnection[Reply]):
-    """A connection of lines. Invariant: a reply has the id of the oldest pending request."""
+    """A connection of lines. A reply must have the id of the oldest pending request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._asked = 0
         self._answered = 0
-        self._looked = 0  # bytes of an unfinished line without a line ending
+        self._looked = 0  # bytes at the beginning of the buffer that have been searched for a line ending
 
     def _end_of(self, data: bytearray, at: int) -> int:
         end = data.find(b"\n", at + self._looked) + 1
@@ -97,20 +98,20 @@ class _Connection(PipelinedConnection[Reply]):
 
 
 class FluxClient(Scope):
-    """A client of one connection. Implements ``WireClient`` as far as the protocol supports it.
+    """A client that implements ``WireClient`` as far as the protocol supports it. Create one with ``open``.
 
-    Create one with ``open``.
+    A key is sent, but the protocol does not return it to consumers. A missing key is sent as an empty one.
 
-    A record's key is sent but cannot be read; a missing key is sent as an empty one. ``Level.SYNCED`` sends
-    ``acks=all``. A broker without followers responds to it with Unavailable(REPLICATION_TIMEOUT), although it has
-    stored the record.
+    ``Level.SYNCED`` is sent as ``acks=all``. A broker without followers stores such a record but reports a failure,
+    which raises Unavailable(REPLICATION_TIMEOUT).
     """
 
     __slots__ = ("_connection", "_limit")
 
     def __init__(self, connection: _Connection) -> None:
         self._connection: Final = connection
-        self._limit = b" max=%d" % FETCH_BYTES  # limit of a CONSUME reply; empty if the broker does not support it
+        # size limit in a CONSUME request; empty if the broker does not support it
+        self._limit = b" max=%d" % FETCH_BYTES
 
     @classmethod
     async def open(
@@ -148,7 +149,7 @@ class FluxClient(Scope):
         raise cannot(WIRE, "delete topics")
 
     async def topics(self) -> list[TopicInfo]:
-        """Return all topics, with several requests per topic to count its partitions. ``id`` is empty."""
+        """Return all topics. ``id`` is empty. Counting the partitions takes several requests per topic."""
         payload = await self._connection.ask(b"ADMIN_GET_METADATA|")
         names = [named(name) for name in understood(items, payload, b"topics")]
         return [TopicInfo(name, b"", await self._count_partitions(name)) for name in names]
@@ -156,7 +157,7 @@ class FluxClient(Scope):
     async def _count_partitions(self, topic: str) -> int:
         """Find the first partition that does not exist, by binary search.
 
-        Reads past the end return no records, so they are cheap.
+        The reads are at offsets without records, so they are cheap.
         """
         low, high = 0, 1
         while high < PARTITION_COUNT_MAX and await self._has_partition(topic, high):
@@ -186,8 +187,8 @@ class FluxClient(Scope):
     ) -> list[Produced]:
         """Append records with pipelined requests, one per record, and return their offsets; see ``WireClient``.
 
-        Raises Invalid(INVALID_REQUEST) for a ``partition``, and for records with null values, white space, headers, ids
-        or times, which the protocol does not support. Raises Invalid(RECORD_TOO_LARGE) for a record that does not fit a
+        Raises Invalid(INVALID_REQUEST) if ``partition`` is set, and for null values, white space, headers, ids or
+        times: the protocol does not support these. Raises Invalid(RECORD_TOO_LARGE) for a record that does not fit a
         line.
         """
         if partition is not None:
@@ -279,7 +280,7 @@ class FluxClient(Scope):
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return a group's next offset to read.
 
-        It is also 0 if nothing was committed, which the protocol does not distinguish.
+        The result is 0 if nothing was committed, because the protocol does not distinguish the two.
         """
         payload = await self._connection.ask(b"OFFSET|%b %b %d" % (_word(group), _topic(topic), partition))
         return understood(number, payload, b"offset")
@@ -306,7 +307,7 @@ def _member(group: str, topic: str, member: str, generation: int) -> bytes:
 
 
 def _message(record: Record) -> bytes:
-    """Return ``key:value`` of a record. Raises Invalid for a record that does not fit a line."""
+    """Encode a record as ``key:value``. Raises Invalid for a record that does not fit a line."""
     value = bare_value(WIRE, record)
     key = record.key or b""
     if b":" in key or has_white(key):

@@ -1,6 +1,7 @@
 """Parse FLUX replies, including those of CONSUME, which joins values by commas without escaping.
 
-The method is described in (spec: flux#values, flux#reading-records). Ambiguous text is reported as such, never guessed.
+The method is described in (spec: flux#values, flux#reading-records). If the text is ambiguous, the parser says so and
+never guesses.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Final
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, NotOwner, PeerError, Unavailable
 from polywire.protocols.flux.messages import VERSION, WireCode
 
-CAPPED_BYTES_MIN: Final = 1024 * 1024  # brokers that shorten replies do so above this size
+CAPPED_BYTES_MIN: Final = 1024 * 1024  # only replies above this size can be shortened by a broker
 
 _BORDER: Final = re.compile(rb",([0-9]+):")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply line: the request's id, and the payload or the error."""
+    """One reply line: the id of the request, and a payload or an error."""
 
     id: bytes
     payload: bytes
@@ -75,9 +76,10 @@ def items(payload: bytes, name: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The unambiguous records of a CONSUME reply.
+    """The records of a CONSUME reply that could be separated without doubt.
 
-    values: of consecutive offsets from ``first`` on. rest: the text from the first ambiguous record on, or empty.
+    ``values`` are the values at consecutive offsets, beginning at ``first``. ``rest`` is the text from the first
+    ambiguous record on; it is empty if there is none.
     """
 
     first: int
@@ -92,7 +94,7 @@ class Batch:
 
 
 def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
-    """Return the text of the records and the hw of a CONSUME payload. Raises PeerError."""
+    """Return the text of the records and the high watermark (``hw``) of a CONSUME payload. Raises PeerError."""
     text, found, hw = payload.rpartition(b" hw=")
     shown = re.match(rb"(-?[0-9]{1,19})(?: |$)", hw)
     if not found or not text.startswith(b"messages=") or shown is None:
@@ -101,10 +103,10 @@ def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
 
 
 def read_records(text: bytes, hw: int) -> Batch:
-    """Split a reply into records, as far as the borders are unambiguous. Raises PeerError.
+    """Split the text of a reply into records, up to the first ambiguous boundary. Raises PeerError.
 
-    Offsets are consecutive, so the border after record n reads ``,n+1:``. If every such text occurs once, the split is
-    unambiguous. A long reply may have been shortened, so its last border may be part of a value.
+    Offsets are consecutive, so the boundary after record n is ``,n+1:``. If each of these texts occurs only once, the
+    split is unambiguous. A long reply may have been shortened; then its last boundary may be part of a value.
     """
     head, colon, _ = text.partition(b":")
     if not text:
@@ -137,9 +139,9 @@ def read_records(text: bytes, hw: int) -> Batch:
 
 
 def settle(text: bytes, following: bytes) -> bytes | None:
-    """Return the value of the first record of ``text``, or None if ``following`` does not resolve the ambiguity.
+    """Return the value of the first record of ``text``, or None if it is still ambiguous.
 
-    ``following`` is the text of a reply that begins with the record after it.
+    ``following`` is the text of a reply that begins with the next record.
     """
     head, _, _ = text.partition(b":")
     border = b",%d:" % (int(head) + 1)

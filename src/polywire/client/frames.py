@@ -1,6 +1,6 @@
-"""Read topics with Polars and DuckDB, from the same record batches as Arrow tables.
+"""Read topics into Polars and DuckDB.
 
-* Lazy frames of Polars and tables of DuckDB are filled in bounded memory.
+* Lazy Polars frames and DuckDB tables are filled in bounded memory.
 * A lazy frame reads only the columns that the query uses, and stops when it has enough rows.
 """
 
@@ -31,7 +31,7 @@ def read_polars(
 ) -> polars.DataFrame:
     """Return a topic as a Polars ``DataFrame``.
 
-    Arguments and errors are those of ``scan``. Raises Invalid(INVALID_REQUEST) without polars.
+    Arguments and errors are the same as in ``scan``. Raises Invalid(INVALID_REQUEST) if polars is not installed.
 
     Example:
         frame = read_polars("127.0.0.1:9555", "orders", text=True)
@@ -47,10 +47,10 @@ def read_polars(
 def scan_polars(
     address: str, topic: str, *, start: Bound = EARLIEST, end: Bound = LATEST, text: bool = False
 ) -> polars.LazyFrame:
-    """Return a topic as a Polars ``LazyFrame``. Each collected query reads the topic again, and only the columns it uses.
+    """Return a topic as a Polars ``LazyFrame``. Each query reads the topic again, but only the columns that it uses.
 
-    Arguments and errors are those of ``scan``; errors are raised when a query is collected. Raises Invalid(INVALID_REQUEST) without
-    polars.
+    Arguments and errors are the same as in ``scan``; errors are raised when a query is collected. Raises
+    Invalid(INVALID_REQUEST) if polars is not installed.
 
     Example:
         orders = scan_polars("127.0.0.1:9555", "orders", text=True)

@@ -1,12 +1,12 @@
-"""Copy the rows of small stored batches into one set of Arrow buffers: the loops of ``client.arrow``.
+"""Copy the rows of small stored batches into one set of Arrow buffers: the inner loops of ``client.arrow``.
 
-A *plan* selects rows. It is an i64 array with ``PLAN_WIDTH`` numbers per run of rows:
+A *plan* selects rows. It is an i64 array with ``PLAN_WIDTH`` numbers for each run of rows:
 
 * position of the batch, first row, end row, base offset, append time
 * position and size of each column as returned by ``records.batch.layout``
 
-A call copies one column of one record batch. Batches must be valid, and targets must have the size that the plan
-requires.
+Each function fills one buffer of one column. The functions do not check bounds: batches must be valid, and targets must
+have the size that the plan requires.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
 
 
 def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
-    """Write Arrow offsets (i32, one more than rows, first 0) of a column.
+    """Write the Arrow offsets of a column: i32, beginning with 0, one more than there are rows.
 
-    Rows of a batch without the column have length 0.
+    If a batch does not have the column, its rows have length 0.
     """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
@@ -106,7 +106,10 @@ def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buf
 
 
 def gather_bytes(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
-    """Write the bytes for ``gather_offsets``, which are stored in the column after it."""
+    """Write the bytes that belong to the offsets of ``gather_offsets``.
+
+    They are stored in the column after ``offsets_column``.
+    """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -127,9 +130,9 @@ def gather_bytes(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffe
 
 
 def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_column: int, target: Buffer) -> int:
-    """Write validity bits of a column into zeroed bytes, and return the number of nulls.
+    """Write the validity bits of a column into zeroed bytes, and return the number of nulls.
 
-    Without the column, rows are null.
+    If a batch does not have the validity column, its rows are null.
     """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
@@ -162,7 +165,7 @@ def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_c
 
 
 def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer) -> int:
-    """Write a validity bit for each row with a kind other than 0 into zeroed bytes, and return the number of nulls."""
+    """Write a validity bit for each row whose kind is not 0 into zeroed bytes, and return the number of nulls."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -204,7 +207,10 @@ def mark_lists(offsets: Buffer, row_count: int, target: Buffer) -> int:
 
 
 def number_rows(chunk: Buffer, plan: Buffer, deltas_column: int, target: Buffer) -> None:
-    """Write the offset of each row as i64, from the batch's base offset, with deltas if the batch was compacted."""
+    """Write the offset of each row as i64.
+
+    Offsets are consecutive from the batch's base offset. A compacted batch has a column with their distances from it.
+    """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -253,7 +259,7 @@ def time_rows(plan: Buffer, target: Buffer) -> None:
 
 
 def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buffer) -> None:
-    """Write the time of origin of each row, or its append time without one, as i64.
+    """Write the time of origin of each row as i64; if a row has none, its append time.
 
     Times are in microseconds, rounded down to milliseconds.
     """
@@ -283,13 +289,13 @@ def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buf
 
 @cython.cfunc
 def _over_ms(time_us: cython.longlong) -> cython.longlong:
-    """Return the microseconds above the millisecond, also for negative times, which C and Python divide differently."""
+    """Return the microseconds above the full millisecond. For negative times, C and Python would round differently."""
     over: cython.longlong = time_us - (time_us // 1000) * 1000
     return over + 1000 if over < 0 else over
 
 
 def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
-    """Return the plan for the elements of a plan's lists (headers of records). Batches without lists are skipped."""
+    """Return the plan for the elements of the lists (headers) in a plan's rows. Batches without lists are skipped."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     target = bytearray(runs.size)
@@ -310,7 +316,7 @@ def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
 
 
 def rebase_offsets(offsets: Buffer, start: int, row_count: int) -> bytearray:
-    """Return Arrow offsets (i32) of rows ``start`` to ``start + row_count``, relative to the first."""
+    """Return the Arrow offsets (i32) of ``row_count`` rows from row ``start`` on, so that the first offset is 0."""
     source: Lent = lend(offsets)
     size: cython.Py_ssize_t = row_count
     place: cython.Py_ssize_t = 4 * start

@@ -13,7 +13,10 @@ from polywire.errors import ErrorCode, Missing
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """A member of a group: ``wire`` is the protocol it joined over, ``idle_ms`` the time since its last request."""
+    """A member of a group.
+
+    ``wire`` is the protocol over which it joined, ``idle_ms`` the time since its last request.
+    """
 
     id: str
     wire: str
@@ -25,8 +28,8 @@ class MemberInfo:
 class GroupInfo:
     """A group on one topic.
 
-    ``positions`` are next offsets to read, by partition. Without members, ``generation`` may be -1. ``owner`` is the
-    name of a user, or empty.
+    ``positions`` are the next offsets to read, by partition. ``generation`` may be -1 if the group has no members.
+    ``owner`` is the name of a user, or empty.
     """
 
     topic: str
@@ -42,9 +45,12 @@ class GroupInfo:
 class PartitionLag:
     """The lag of a group in one partition.
 
-    records: readable records after the committed offset. seconds: age of the first of them, 0 if there is none. Both
-    are None if the group has committed nothing, because it may begin at the first or at the next record. position: the
-    committed offset, which may be outside of the readable range, or None.
+    * ``position``: the committed offset, or None. It may be outside the readable range.
+    * ``records``: number of readable records from the committed offset on.
+    * ``seconds``: age of the first of these records, 0 if there is none.
+
+    ``records`` and ``seconds`` are None if nothing was committed: the group may then start at the first or at the next
+    record.
     """
 
     partition: int
@@ -55,13 +61,13 @@ class PartitionLag:
 
 
 class Queries(Protocol):
-    """The queries that lags are computed from. Clients of protocols that list groups implement them."""
+    """The requests from which lags are computed. Clients of protocols that can list groups implement them."""
 
     async def bounds(self, topic: str, /) -> list[PartitionBounds]:
         """Return the first and next offset of each partition."""
 
     async def stored_at_us(self, topic: str, partition: int, offset: int, /) -> int | None:
-        """Return when the first record from an offset on was stored, or None if there is none."""
+        """Return the append time of the first record from an offset on, or None if there is none."""
 
 
 async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
@@ -86,7 +92,10 @@ async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = No
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
-    """Return the sum of records and the maximum of seconds over all partitions, or None if nothing was committed."""
+    """Return the sum of ``records`` and the maximum of ``seconds`` over all partitions.
+
+    Both are None if nothing was committed.
+    """
     known = [lag for lag in lags if lag.records is not None]
     if not known:
         return None, None
@@ -107,7 +116,7 @@ async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us:
 
 
 async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int) -> int | None:
-    """Return when a record was stored, or None if retention removed it in the meantime."""
+    """Return the append time of a record, or None if retention has just removed it."""
     try:
         return await client.stored_at_us(topic, partition, offset)
     except Missing as error:

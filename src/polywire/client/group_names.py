@@ -1,4 +1,4 @@
-"""Names of the groups of a topic, over any protocol that lists them, and errors that list existing names."""
+"""List group names over any protocol that supports it, and create errors that list the existing names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polywire.errors import ErrorCode, Missing
 
 
 async def group_names(client: WireClient, topic: str | None = None) -> Sequence[str] | None:
-    """Return the groups of a topic, or of all topics; None over a protocol that cannot list them."""
+    """Return the groups of a topic, or of all topics; None if the protocol cannot list them."""
     match client:
         case PolywireClient() | KafkaClient():
             return sorted({group.name for group in await client.groups() if topic in (None, group.topic)})
@@ -24,7 +24,7 @@ async def group_names(client: WireClient, topic: str | None = None) -> Sequence[
 
 
 async def no_such_group(client: WireClient, group: str, topic: str | None = None) -> Missing:
-    """Return the error for a group that does not exist, on one topic or on any."""
+    """Return the error for a group that does not exist, on one topic or on any. It lists the existing groups."""
     facts = "" if topic is None else f"topic={topic!r}"
     known = await group_names(client, topic)
     if known is None:
@@ -35,6 +35,6 @@ async def no_such_group(client: WireClient, group: str, topic: str | None = None
 
 
 async def no_such_topic(client: WireClient, topic: str, *, facts: str = "") -> Missing:
-    """Return the error for a topic that does not exist."""
+    """Return the error for a topic that does not exist. It lists the existing topics."""
     known = [info.name for info in await client.topics()]
     return missing(ErrorCode.TOPIC_MISSING, "topic", topic, known, facts=facts)

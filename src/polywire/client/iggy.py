@@ -2,7 +2,7 @@
 
 * Requests are pipelined over one connection.
 * Records that the protocol does not support are rejected before anything is sent.
-* The protocol does not report the offsets of sent records. This client finds the records by their ids.
+* The protocol does not report the offsets of sent records. This client finds sent records by their ids.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # per reply
 SEND_RECORDS: Final = 1_000  # per request
 FETCH_RECORDS: Final = 1_000  # per request; the protocol limits records, not bytes
 SEND_BYTES: Final = 4 * 1024 * 1024  # payload bytes per request, well below the protocol's limit of 10 MiB
-# records per read, if other clients wrote between a send and the search for its records
+# records per read when searching for a sent record among records that other clients wrote in the meantime
 LOOK_BACK_RECORDS: Final = 1_000
-CREATE_TRIES_MAX: Final = 8  # clients choose the numbers of topics here, so two can choose the same
-READER: Final = Consumer(group=False, who=1)  # stores nothing, so any number works
+CREATE_TRIES_MAX: Final = 8  # in this dialect, clients choose the numbers of topics, so two clients can choose the same
+READER: Final = Consumer(group=False, who=1)  # reads store no offset, so any consumer number works
 
 ABILITIES: Final = frozenset(
     {
@@ -107,7 +107,7 @@ def failure_of(status: int) -> BrokerError:
 def checked_as(
     failure: Callable[[int], BrokerError], make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
-    """Encode or decode something, and raise PeerError as the error of its status."""
+    """Call an encoder or decoder. If it raises PeerError, raise the error for its status number instead."""
     try:
         return make(*args, **kwargs)
     except Refused as error:
@@ -119,7 +119,7 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class Asking(Protocol):
-    """A connection in any dialect."""
+    """A connection in any dialect of the protocol."""
 
     async def ask(self, code: Code, body: bytes = b"") -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError."""
@@ -151,14 +151,14 @@ class _Connection(PipelinedConnection[tuple[int, bytes]]):
 
 
 class IggyClient(Scope):
-    """A client of the documented dialect. Implements ``WireClient`` as far as the protocol supports it.
+    """A client of the documented dialect. It implements ``WireClient`` as far as the protocol supports it.
 
     Create one with ``open``.
 
-    The stream is the part of a topic's full name before the first dot, ``default`` without a dot. A record's key
-    chooses the partition and is not stored; records without a key are distributed round-robin. A group named
-    ``group-<n>`` is the protocol's group n; the number of any other name is a hash. Each member uses a connection of
-    its own. The protocol has no generations; they are 0.
+    The part of a topic's full name before the first dot is the stream; without a dot, the stream is ``default``. A
+    record's key chooses the partition and is not stored. Records without a key are distributed round-robin. The group
+    named ``group-7`` has the number 7 in the protocol; other names are hashed to a number. Each member of a group uses
+    its own connection. The protocol has no generations, so ``generation`` is 0.
     """
 
     __slots__ = ("_another", "_connection", "_members", "_partitions", "_round_robin")
@@ -203,7 +203,7 @@ class IggyClient(Scope):
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Create a topic, and its stream if that is missing. Both get the lowest free number."""
+        """Create a topic, and its stream if it is missing. Each gets the lowest free number."""
         stream, short = split_name(topic)
         if stream != DEFAULT_STREAM:
             streams = _checked(client_codec.read_streams, await self._connection.ask(Code.GET_STREAMS))
@@ -236,7 +236,7 @@ class IggyClient(Scope):
         raise cannot(WIRE, "report the epoch of a partition")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the offset of the first record appended at or after a time, or the next offset.
+        """Return the offset of the first record appended at or after a time, or the next offset if there is none.
 
         The time is in microseconds since 1970.
         """
@@ -258,8 +258,9 @@ class IggyClient(Scope):
 
         A missing topic is created with three partitions.
 
-        Each record is sent with its id or a new one, by which it is found afterwards. Raises Invalid(INVALID_REQUEST)
-        for ``Level.SYNCED``, null and empty values, times of origin and events, which the protocol does not support.
+        A record without an id gets a random one, so that its offset can be found afterwards. Raises
+        Invalid(INVALID_REQUEST) for ``Level.SYNCED``, null and empty values, times of origin and events, which the
+        protocol does not support.
         """
         if level is Level.SYNCED:
             raise cannot(WIRE, "ask for synced records")
@@ -292,14 +293,14 @@ class IggyClient(Scope):
         ]
 
     def _choose_partition(self, record: Record, count: int) -> int:
-        """Return the partition that the broker's default hash gives a key, or the next one round-robin without a key."""
+        """Return the partition for a key by the broker's default hash. Without a key, choose partitions round-robin."""
         if record.key:
             return xxh32(record.key) % count
         self._round_robin += 1
         return self._round_robin % count
 
     async def _partition_count(self, topic: str) -> int:
-        """Return the number of partitions, cached. A missing topic is created."""
+        """Return the number of partitions, which is cached. A missing topic is created."""
         known = self._partitions.get(topic)
         for _ in range(CREATE_TRIES_MAX):
             if known is not None:
@@ -308,17 +309,17 @@ class IggyClient(Scope):
                 payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
                 known = self._partitions[topic] = _checked(client_codec.read_topic, payload)[0].partition_count
             except Missing:
-                with suppress(Conflict):  # another client created it, or used the number
+                with suppress(Conflict):  # another client created the topic, or a topic with the same number
                     await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
         if not known:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic!r}")
         return known
 
     async def _find(self, topic: str, partition: int, sent: Sequence[tuple[bytes, int]]) -> list[int]:
-        """Return the offsets of requests, or -1 for one that is not found.
+        """Return the offset of the first record of each request, or -1 if it is not found.
 
-        This connection sent them to the partition in this order. Each is identified by its first id and its number of
-        records. The newest records are searched first: one read per request is enough unless other clients also write.
+        ``sent`` has the first record id and the number of records of each request, in the order this connection sent
+        them. The newest records are searched first, so one read per request is enough unless other clients also write.
         """
         newest = await self._poll(topic, partition, 4, 0, 1)
         end = newest.records[0].offset + 1 if newest.records else 0
@@ -328,7 +329,7 @@ class IggyClient(Scope):
             offset = await self._scan(topic, partition, first_id, at, at + 1)
             if offset < 0:
                 offset = await self._scan(topic, partition, first_id, at, end)
-            back = at if not offsets else 0  # search backwards for our first request, until it is found
+            back = at if not offsets else 0  # only for the first request: search backwards until it is found
             while offset < 0 and back > 0:
                 start = max(back - LOOK_BACK_RECORDS, 0)
                 offset = await self._scan(topic, partition, first_id, start, back)
@@ -350,7 +351,7 @@ class IggyClient(Scope):
         return -1
 
     async def _elsewhere(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
-        """Find a request in the other partitions: its topic uses another hash of the key."""
+        """Find a request that is not in the chosen partition. The topic may use another hash of the key."""
         for number in range(await self._partition_count(topic)):
             if number != chosen:
                 (offset,) = await self._find(topic, number, [(part[0].id or b"", len(part))])
@@ -378,7 +379,7 @@ class IggyClient(Scope):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group over a connection of its own; see ``WireClient``. A missing group or topic is created."""
+        """Join a group over its own connection; see ``WireClient``. A missing group or topic is created."""
         if assignor is Assignor.RANGE:
             raise cannot(WIRE, "choose an assignor")
         await self._partition_count(topic)
@@ -397,7 +398,7 @@ class IggyClient(Scope):
         return await self._membership(connection, body)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Return the member's assignment. The member stays in the group as long as its connection is open."""
+        """Return the member's assignment. A member stays in the group until its connection is closed."""
         connection = self._member(group, topic, member)
         return await self._membership(connection, topic_ident(topic) + U32.pack(_group_number(group)))
 
@@ -409,7 +410,10 @@ class IggyClient(Scope):
         connection.fail(Unavailable(ErrorCode.STOPPING, "the member has left"))
 
     async def group_names(self, topic: str) -> list[str]:
-        """Return the names of a topic's groups. This dialect numbers them: ``group-1``."""
+        """Return the names of a topic's groups.
+
+        In this dialect, groups only have numbers. The name of group 1 is ``group-1``.
+        """
         payload = await self._connection.ask(Code.GET_GROUPS, topic_ident(topic))
         return [f"group-{number}" for number in _checked(client_codec.read_groups, payload)]
 
@@ -432,7 +436,8 @@ class IggyClient(Scope):
     ) -> None:
         """Commit the next offset to read.
 
-        The protocol stores the last consumed offset, so 0 is rejected, as is an offset above the next one.
+        The protocol stores the last consumed offset, so offset 0 cannot be committed. An offset above the next one is
+        rejected, too.
         """
         if offset < 1:
             raise cannot(WIRE, "store offset 0")
@@ -443,7 +448,8 @@ class IggyClient(Scope):
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return the next offset to read, or None if the group does not exist.
 
-        It is 0 both if nothing and if one record was consumed, which the protocol does not distinguish.
+        The result is 0 if nothing was consumed, and also if only the record at offset 0 was: the protocol does not
+        distinguish the two.
         """
         at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
         try:
@@ -457,7 +463,10 @@ class IggyClient(Scope):
 
 
 def parts_of(records: Sequence[Record]) -> list[list[Record]]:
-    """Split records into runs of one key that fit one request. The first record of each has an id."""
+    """Split records into runs of the same key, each small enough for one request.
+
+    The first record of a run gets an id.
+    """
     parts: list[list[Record]] = []
     for _, run in groupby(records, key=lambda record: record.key or None):
         size = SEND_BYTES + 1
@@ -471,7 +480,7 @@ def parts_of(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _partitioning(record: Record, number: int, *, chosen: bool) -> bytes:
-    """Encode the partition if it was chosen or there is no key, otherwise the key."""
+    """Encode how the broker finds the partition: the number if it was chosen or there is no key, otherwise the key."""
     return (
         client_codec.to_partition(number + 1) if chosen or not record.key else _checked(client_codec.by_key, record.key)
     )
@@ -495,7 +504,7 @@ def topic_ident(topic: str) -> bytes:
 
 
 def _group_number(group: str) -> int:
-    """Return the number of a group, which has no name in this dialect."""
+    """Return the number of a group. In this dialect, groups have no names."""
     number = group.removeprefix("group-")
     if number != group and number.isascii() and number.isdigit() and 0 < int(number) < 2**32 - 32:
         return int(number)

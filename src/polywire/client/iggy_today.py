@@ -1,6 +1,6 @@
-"""The asynchronous client of the Iggy protocol as servers and SDKs since August 2026 speak it, with a login.
+"""The asynchronous client of the Iggy protocol that servers and SDKs use since August 2026. It requires a login.
 
-* Each connection has one request in flight, as those servers require.
+* Each connection has one request in flight, because these servers require it.
 * An idle connection sends pings.
 * Records that the protocol does not support are rejected before anything is sent.
 """
@@ -61,14 +61,14 @@ PING_S: Final = 5.0  # servers remove a client after half a minute of silence
 CLIENT_BYTES: Final = 16
 TOKEN_LENGTH_MIN: Final = 40  # Polywire's tokens are 64 hexadecimal digits, Iggy's are base64 of at least 32 bytes
 TOKEN_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "+/-_=")
-SECRET_BYTES: Final = 32  # of a login since protocol 0.12
-IDENTIFIER_BYTES: Final = 16  # of a change since protocol 0.12
+SECRET_BYTES: Final = 32  # random bytes in a login request since protocol 0.12
+IDENTIFIER_BYTES: Final = 16  # random bytes in a request that changes something, since protocol 0.12
 QUORUM: Final = b"\x01"  # the broker responds after the offset is stored
 
 TODAYS_ABILITIES: Final = ABILITIES | {Ability.GENERATIONS}
 
 HISTORY_GONE: Final = 87
-# Differences from the status numbers of the documented dialect.
+# Status numbers whose meaning differs from the documented dialect.
 _FAILURES: Final = {
     HISTORY_GONE: Missing(ErrorCode.PARTITION_MISSING, ""),
     57: Busy(ErrorCode.BUSY, ""),
@@ -90,9 +90,9 @@ _EVICTIONS: Final = {
 
 
 def may_be_token(secret: str) -> bool:
-    """Return whether a secret can be an access token of Polywire or Iggy.
+    """Return whether a secret has the form of an access token of Polywire or Iggy.
 
-    Other passwords are not tried as a token, because servers count failed attempts.
+    Only such secrets are tried as a token, because servers count failed attempts.
     """
     return len(secret) >= TOKEN_LENGTH_MIN and TOKEN_CHARACTERS.issuperset(secret)
 
@@ -104,7 +104,7 @@ def failure_of(status: int) -> BrokerError:
 
 
 def eviction_of(reason: int) -> BrokerError:
-    """Return the error for the reason that the broker ended a login with."""
+    """Return the error for the reason with which the broker ended a login."""
     return _EVICTIONS.get(reason) or Unavailable(ErrorCode.STOPPING, f"the broker rejected the login {reason=}")
 
 
@@ -113,9 +113,9 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class _Dialect:
-    """The dialect and protocol version of all connections of a client.
+    """The dialect and protocol version that all connections of a client use.
 
-    window: lowest and highest version of a server that rejected this one.
+    ``window`` is the range of versions (lowest, highest) that a server reported when it rejected this client's version.
     """
 
     __slots__ = ("dialect", "version", "window")
@@ -127,10 +127,7 @@ class _Dialect:
 
 
 class _Connection(PipelinedConnection[Reply]):
-    """A connection with a header for each request and reply.
-
-    Invariant: changes are numbered in the order they are sent.
-    """
+    """A connection whose requests and replies have a header. Changes are numbered in the order they are sent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -165,7 +162,10 @@ class _Connection(PipelinedConnection[Reply]):
             self._beat = None
 
     async def log_in(self, spoken: _Dialect, *words: str) -> None:
-        """Log in with a name and a password, or with a token. Raises Denied(LOGIN_FAILED), Busy, Invalid, Unavailable."""
+        """Log in with a name and a password, or with a token.
+
+        Raises Denied(LOGIN_FAILED), Busy, Invalid, Unavailable.
+        """
         self.spoken = spoken
         secret = secrets.token_bytes(SECRET_BYTES) if spoken.dialect.contexts else b""
         body = _checked(today_codec.register, VERSION, *words, protocol=spoken.version, secret=secret)
@@ -175,7 +175,7 @@ class _Connection(PipelinedConnection[Reply]):
     async def ask(self, code: Code, body: bytes = b"", *, incarnation: int = 0) -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError.
 
-        incarnation: of the partition that the request is about.
+        ``incarnation`` is that of the partition the request is about; 0 if it is about none.
         """
         return await self._exchange(today_codec.operation_of(code), body, code=code, incarnation=incarnation)
 
@@ -199,7 +199,7 @@ class _Connection(PipelinedConnection[Reply]):
         return _checked(today_codec.result_of, reply)
 
     async def _live(self) -> None:
-        """Send a ping whenever the connection was idle."""
+        """Send a ping whenever the connection has been idle for ``PING_S``."""
         with suppress(BrokerError):
             while True:
                 count = self._request_count
@@ -209,7 +209,7 @@ class _Connection(PipelinedConnection[Reply]):
 
 
 class _Dialer:
-    """Opens connections that are logged in. Invariant: all of them use one dialect."""
+    """Opens connections and logs in. All connections use the same dialect."""
 
     __slots__ = ("_host", "_port", "_spoken", "_timeout_s", "_tls")
 
@@ -253,13 +253,13 @@ class _Dialer:
 
 
 class IggyTodayClient(IggyClient):
-    """A client of today's dialect. Implements ``WireClient`` as far as the protocol supports it.
+    """A client of today's dialect. It implements ``WireClient`` as far as the protocol supports it.
 
     Create one with ``open``.
 
-    The stream is the part of a topic's full name before the first dot, ``default`` without a dot. A record's key
-    chooses the partition and is not stored; records without a key are distributed round-robin. Each member of a group
-    uses a connection of its own.
+    The part of a topic's full name before the first dot is the stream; without a dot, the stream is ``default``. A
+    record's key chooses the partition and is not stored. Records without a key are distributed round-robin. Each member
+    of a group uses its own connection.
     """
 
     __slots__ = ("_histories", "_spoken")
@@ -323,7 +323,7 @@ class IggyTodayClient(IggyClient):
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Create a topic, and its stream if that is missing."""
+        """Create a topic, and its stream if it is missing."""
         stream, short = split_name(topic)
         body = _checked(ident, stream) + U32.pack(partition_count) + _checked(client_codec.name, short)
         try:
@@ -408,9 +408,9 @@ class IggyTodayClient(IggyClient):
         return _checked(today_codec.read_polled, payload, self._spoken.dialect)
 
     async def _ask_partition(self, connection: Asking, code: Code, body: bytes, topic: str, partition: int) -> bytes:
-        """Send a request about a partition, with its incarnation since protocol 0.12. Retry once if that has changed.
+        """Send a request about a partition. Since protocol 0.12 it has the partition's incarnation, which is cached.
 
-        Raises BrokerError.
+        If the incarnation has changed, the request is sent again once. Raises BrokerError.
         """
         if not self._spoken.dialect.contexts or not isinstance(connection, _Connection):
             return await connection.ask(code, body)
@@ -430,7 +430,7 @@ class IggyTodayClient(IggyClient):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group over a connection of its own; see ``WireClient``. A missing group or topic is created."""
+        """Join a group over its own connection; see ``WireClient``. A missing group or topic is created."""
         if assignor is Assignor.RANGE:
             raise cannot(WIRE, "choose an assignor")
         await self._partition_count(topic)
@@ -446,7 +446,7 @@ class IggyTodayClient(IggyClient):
         return await self._assignment(connection, body)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Return the member's assignment. The member stays in the group as long as its connection is open."""
+        """Return the member's assignment. A member stays in the group until its connection is closed."""
         return await self._assignment(self._member(group, topic, member), topic_ident(topic) + _checked(ident, group))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
@@ -471,7 +471,8 @@ class IggyTodayClient(IggyClient):
     ) -> None:
         """Commit the next offset to read.
 
-        The protocol stores the last consumed offset, so 0 is rejected, as is an offset above the next one.
+        The protocol stores the last consumed offset, so offset 0 cannot be committed. An offset above the next one is
+        rejected, too.
         """
         if offset < 1:
             raise cannot(WIRE, "store offset 0")

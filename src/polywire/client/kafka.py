@@ -1,8 +1,8 @@
 """The asynchronous client of the Kafka protocol.
 
-* Requests are pipelined over one connection per broker.
+* Requests are pipelined. There is one connection per broker.
 * Records that the protocol does not support are rejected before anything is sent.
-* Kafka brokers since 2.8 support all request versions that this client sends; groups require 4.0.
+* Kafka brokers since 2.8 support all request versions that this client sends, except for groups, which need 4.0.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ from polywire.types import Assignor, Level, spell_address
 WIRE: Final = "Kafka"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
-FETCH_BYTES: Final = 1024 * 1024  # per request; a longer batch is returned whole
-FETCH_RECORDS: Final = 1_000_000  # per response, which is limited by bytes: decoded records are not thrown away
-BATCH_BYTES: Final = 900_000  # of the records in one batch, unless a single record is larger: brokers accept 1 MiB
-RECORD_ROOM_BYTES: Final = 64  # of a record, without key and value
+FETCH_BYTES: Final = 1024 * 1024  # per request; a batch that is longer is returned as a whole
+# per response; in practice bytes limit a response, so all decoded records are returned
+FETCH_RECORDS: Final = 1_000_000
+# limit for the records of one batch, because brokers accept 1 MiB; a larger record is sent alone
+BATCH_BYTES: Final = 900_000
+RECORD_ROOM_BYTES: Final = 64  # upper bound for the size of a record without key and value
 TIMEOUT_MS: Final = 30_000
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -139,11 +141,11 @@ async def _dial(
 
 
 class KafkaClient(Scope):
-    """A client with a connection to one broker and to the leaders of its topics. Create one with ``open``.
+    """A client of a Kafka cluster: one connection to the first broker, and one to each leader of its topics.
 
-    Implements ``WireClient`` as far as the protocol supports it.
+    It implements ``WireClient`` as far as the protocol supports it. Create one with ``open``.
 
-    ``Level.MEMORY`` is sent as ``Level.WRITTEN``, because unacknowledged records have no offset to return.
+    ``Level.MEMORY`` is sent as ``Level.WRITTEN``, because a broker returns no offsets for unacknowledged records.
     """
 
     __slots__ = ("_connection", "_counts", "_groups", "_leaders", "_next")
@@ -153,7 +155,7 @@ class KafkaClient(Scope):
         self._connection: Final = connection
         self._leaders: Final = Leaders(connection, dial)
         self._groups: Final = Groups(connection.ask, self._describe)
-        self._counts: Final[dict[str, int]] = {}  # partitions of topics that were written to
+        self._counts: Final[dict[str, int]] = {}  # partition counts of topics that this client has written to
         self._next = 0
 
     @classmethod
@@ -175,8 +177,8 @@ class KafkaClient(Scope):
             timeout_s: time limit for connection and login, in seconds.
             tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
             login: the user; None connects without a login.
-            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. None uses PLAIN under TLS and on the same machine,
-                otherwise SCRAM-SHA-512.
+            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. None chooses PLAIN with TLS or if the broker is on this
+                machine, and SCRAM-SHA-512 otherwise.
 
         Raises:
             Unavailable: the broker did not respond in time.
@@ -194,7 +196,7 @@ class KafkaClient(Scope):
         return ABILITIES
 
     async def close(self) -> None:
-        """Close the connection; pending calls fail with Unavailable."""
+        """Close all connections; pending calls fail with Unavailable."""
         closed = Unavailable(ErrorCode.STOPPING, "client was closed")
         self._leaders.fail(closed)
         self._connection.fail(closed)
@@ -215,7 +217,7 @@ class KafkaClient(Scope):
         check(answer.responses[0], missing=ErrorCode.TOPIC_MISSING)
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics that this user may see, in order of their names."""
+        """Return the topics that this user may see, sorted by name."""
         answer = await self._connection.ask(Api.METADATA, topics=None, may_create=False)
         found = [TopicInfo(topic.name, topic.topic_id, len(topic.partitions)) for topic in answer.topics]
         return sorted(found, key=lambda topic: topic.name)
@@ -246,7 +248,7 @@ class KafkaClient(Scope):
         return {entry.index: entry.offset for entry in answer.topics[0].partitions}
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Raise Invalid(INVALID_REQUEST): the protocol looks up times of clients, in milliseconds, and no append times."""
+        """Raise Invalid(INVALID_REQUEST): the protocol can find records by create time, but not by append time."""
         raise cannot(WIRE, "look records up by the time of their append")
 
     # Records
@@ -256,10 +258,10 @@ class KafkaClient(Scope):
     ) -> list[Produced]:
         """Append records, and return their offsets; see ``WireClient``.
 
-        A missing topic is created if the broker creates topics.
+        A missing topic is created if the broker is configured to create topics.
 
-        The partition of a key is that of Kafka's Java client. Records without a key use one partition after the other,
-        call by call.
+        Keys select partitions with the hash of Kafka's Java client. All records of one call that have no key go to the
+        same partition; the next call uses the next partition.
         """
         for record in records:
             _check_record(record)
@@ -301,7 +303,7 @@ class KafkaClient(Scope):
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
         """Return the timestamp of the first record from an offset on.
 
-        It is an append or create time, as its topic is configured.
+        It is an append time or a create time, depending on the topic's configuration.
         """
         records = await self.fetch(topic, partition, offset, records_max=1)
         return (records[0].append_time_us or records[0].origin_time_us) if records else None
@@ -332,23 +334,29 @@ class KafkaClient(Scope):
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         """Join a group, or accept a new assignment; see ``WireClient``. Needs Kafka 4.0.
 
-        A member gets free partitions at once, and the others after their owners have joined again and released them;
-        ``heartbeat`` reports that. Raises Missing(TOPIC_MISSING).
+        A member gets free partitions at once. It gets partitions of other members when these have released them by
+        joining again; ``heartbeat`` reports that. Raises Missing(TOPIC_MISSING).
         """
         return await self._groups.join(group, topic, member, assignor)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Send a heartbeat; see ``WireClient``. Changes of the group that do not affect this member are not reported."""
+        """Send a heartbeat; see ``WireClient``.
+
+        A change of the group is reported only if this member's assignment changes.
+        """
         return await self._groups.heartbeat(group, topic, member, generation)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group, whatever its generation; see ``WireClient``."""
+        """Leave a group; see ``WireClient``. The generation is not checked."""
         await self._groups.leave(group, topic, member)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's offset; see ``WireClient``. Without a member, brokers reject it while the group has members."""
+        """Commit a group's offset; see ``WireClient``.
+
+        Without ``member``, brokers reject it while the group has members.
+        """
         await self._groups.commit(group, topic, partition, offset, member, generation)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
@@ -356,13 +364,13 @@ class KafkaClient(Scope):
         return await self._groups.position(group, topic, partition)
 
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
-        """Return groups that have members or committed offsets, in order of topic and name.
+        """Return the groups that have members or committed offsets, sorted by topic and name.
 
-        ``group`` limits them to one name.
+        ``group`` limits the result to one name.
 
-        A member's ``wire`` is its client id, which for members of other protocols is the name of their protocol. The
-        protocol does not report when members were last seen, the owner of a group, or what is read by groups without
-        Kafka members.
+        ``MemberInfo.wire`` is the member's client id; for members of Polywire's other protocols, it is the name of the
+        protocol. The protocol does not report a group's owner, when members were last seen, or which topics a group of
+        another protocol reads.
         """
         return await self._groups.groups(group)
 

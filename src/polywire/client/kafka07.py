@@ -2,7 +2,8 @@
 
 * Requests are pipelined over one connection.
 * When ``produce`` returns, the records are stored.
-* The protocol has byte addresses instead of offsets. This client counts records from the beginning of a partition.
+* The protocol has byte addresses instead of offsets. An offset in this client is the number of earlier records in the
+  partition.
 """
 
 from __future__ import annotations
@@ -49,14 +50,16 @@ WIRE: Final = "Kafka 0.7"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024
-FETCH_RECORDS: Final = 1_000_000  # per response, which is limited by bytes: decoded records are not thrown away
+# per response; in practice bytes limit a response, so all decoded records are returned
+FETCH_RECORDS: Final = 1_000_000
 FETCH_BYTES_MAX: Final = (
     64 * 1024 * 1024
-)  # if the first message does not fit, it is requested again with twice the size, up to this
+)  # limit when a message does not fit and is requested again with twice the size
 SET_BYTES_MAX: Final = 4 * 1024 * 1024  # per PRODUCE
-SCAN_BYTES_MAX: Final = 256 * 1024 * 1024  # the most to read when counting records up to an unknown offset
-MARKS_MAX: Final = 1_000  # known pairs of offset and address, per partition
-PARTITIONS_PROBED: Final = 64  # requested at a time to find the number of partitions
+# maximum number of bytes to read when counting records up to an unknown offset
+SCAN_BYTES_MAX: Final = 256 * 1024 * 1024
+MARKS_MAX: Final = 1_000  # known pairs of offset and address that are cached per partition
+PARTITIONS_PROBED: Final = 64  # partitions requested at a time when counting partitions
 
 ABILITIES: Final = frozenset(
     {
@@ -81,8 +84,9 @@ class _Connection(FramedConnection):
 class Fetched:
     """Values of the messages from an address on, and the address after the last one.
 
-    positions: for each value, the address to continue at after it. Messages in a wrapper share the wrapper's address.
-    is_cut: the first message is longer than the requested size.
+    * ``positions``: for each value, the address to continue at after it. Messages in a wrapper share the wrapper's
+      address.
+    * ``is_cut``: the first message is longer than the requested size.
     """
 
     values: list[bytes]
@@ -92,14 +96,15 @@ class Fetched:
 
 
 class Kafka07Client(Scope):
-    """A client of one connection. Implements ``WireClient`` as far as the protocol supports it.
+    """A client that implements ``WireClient`` as far as the protocol supports it. Create one with ``open``.
 
-    Create one with ``open``.
+    A record's key chooses its partition and is not sent.
 
-    A record's key chooses its partition and is not sent. The protocol has byte addresses, which ``read``, ``addresses``
-    and ``write`` use. Other methods count records from address 0 or the nearest known address to find an offset. Once
-    retention has removed the beginning of a partition, offsets are unknown (-1 in ``Produced``). Sets that the broker
-    drops and closed connections are detected.
+    ``read``, ``addresses`` and ``write`` use the byte addresses of the protocol. Other methods use offsets, which they
+    find by counting records from address 0 or from the nearest known address. Once retention has removed the beginning
+    of a partition, offsets are unknown (-1 in ``Produced``).
+
+    A broker sends no acknowledgements. The client detects message sets that the broker dropped, and closed connections.
     """
 
     __slots__ = ("_connection", "_marks", "_round_robin", "_run")
@@ -139,12 +144,12 @@ class Kafka07Client(Scope):
     # The protocol's own operations
 
     async def addresses(self, topic: str, partition: int, time_ms: int = LATEST, count: int = 1) -> list[int]:
-        """Return addresses to begin reading at, newest first.
+        """Return addresses at which a read can begin, newest first.
 
         Args:
             topic: name of the topic.
             partition: number of the partition, from 0.
-            time_ms: return addresses at or before this time, in milliseconds since 1970, or ``LATEST``, ``EARLIEST``.
+            time_ms: latest time of the addresses, in milliseconds since 1970, or ``LATEST``, ``EARLIEST``.
             count: maximum number of addresses.
 
         Raises:
@@ -154,13 +159,13 @@ class Kafka07Client(Scope):
         return understood(parse_offsets_answer, answer)
 
     async def read(self, topic: str, partition: int, address: int, *, bytes_max: int = FETCH_BYTES) -> Fetched:
-        """Return messages from an address on, none at the end.
+        """Return messages from an address on; no messages at the end of the partition.
 
         Args:
             topic: name of the topic.
             partition: number of the partition, from 0.
-            address: the start of a message: 0, one of ``addresses``, or the end of an earlier read.
-            bytes_max: size to request; a longer message is requested again with a larger size.
+            address: the start of a message: 0, a result of ``addresses``, or the end of an earlier read.
+            bytes_max: size to request. If the first message is longer, the request is repeated with a larger size.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE, PARTITION_MISSING.
@@ -180,7 +185,7 @@ class Kafka07Client(Scope):
     async def read_many(
         self, topic: str, places: Sequence[tuple[int, int]], *, bytes_max: int = FETCH_BYTES
     ) -> list[Fetched | BrokerError]:
-        """Read several (partition, address) at once, and return a result or an error for each, in order.
+        """Read from several (partition, address) pairs at once. Return a result or an error for each, in order.
 
         A result is cut (``Fetched.is_cut``) if the first message is longer than ``bytes_max``.
         """
@@ -196,11 +201,10 @@ class Kafka07Client(Scope):
         return results
 
     async def write(self, topic: str, partition: int, message_set: bytes) -> tuple[int, int]:
-        """Send a set, and return the end of the partition (an address) before and after it.
+        """Send a message set, and return the address of the partition's end before and after it.
 
-        Other clients may also have moved it.
-
-        Raises Unavailable if the set was rejected.
+        Between the two addresses, there may also be messages of other clients. Raises Unavailable if the set was
+        rejected.
         """
         name = _topic(topic)
         end = encode_offsets(name, partition, LATEST, 1)
@@ -208,7 +212,7 @@ class Kafka07Client(Scope):
         return understood(parse_offsets_answer, before)[0], understood(parse_offsets_answer, after)[0]
 
     async def send(self, frames: bytes, topic: str, partition: int = 0) -> None:
-        """Send produce frames, and wait until the broker has executed them. Raises Unavailable if it rejected one."""
+        """Send produce frames, and wait until the broker has processed them. Raises Unavailable if it rejected one."""
         await self._connection.exchange(frames + encode_offsets(_topic(topic), partition, LATEST, 1), 1)
 
     async def partition_count(self, topic: str) -> int:
@@ -224,11 +228,9 @@ class Kafka07Client(Scope):
         return PARTITION_COUNT_MAX
 
     def decode(self, data: memoryview, address: int) -> Fetched:
-        """Return the values of the complete messages of a set, with wrappers expanded.
+        """Return the values of the complete messages of a set, including those inside wrappers.
 
-        Raises Unavailable for an invalid set.
-
-        ``address`` is that of the set's first byte.
+        ``address`` is the address of the first byte of ``data``. Raises Unavailable for an invalid set.
         """
         end = understood(_whole_end, data)
         found = Fetched([], [], address + end, is_cut=end == 0 and len(data) > 0)
@@ -242,13 +244,13 @@ class Kafka07Client(Scope):
             known = len(found.values)
             for part in inner:
                 self._take(part, found, address)
-            if len(found.values) > known:  # they share the wrapper's address (spec: kafka-0.7#iterating)
+            if len(found.values) > known:  # messages in a wrapper share its address (spec: kafka-0.7#iterating)
                 found.positions[known:] = [address + place] * (len(found.values) - known - 1) + [address + stop]
             at = stop
         return found
 
     def _take(self, part: PlainSet, found: Fetched, address: int) -> None:
-        """Add the values of a plain set. Their positions are right if the set lies in the response itself."""
+        """Add the values of an uncompressed set. Positions are right only if the set is not inside a wrapper."""
         at, left, source = part.start, part.records, memoryview(part.data)
         while left > 0:
             at, count = decoder.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
@@ -261,7 +263,10 @@ class Kafka07Client(Scope):
     # Client
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Raise Invalid(INVALID_REQUEST): the protocol cannot create topics; producing creates them."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot create topics.
+
+        A topic is created when a record is produced to it.
+        """
         raise cannot(WIRE, "create topics")
 
     async def delete_topic(self, topic: str) -> None:
@@ -273,23 +278,20 @@ class Kafka07Client(Scope):
         raise cannot(WIRE, "list topics")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Raise Invalid(INVALID_REQUEST): the protocol does not report offsets; ``addresses`` returns addresses."""
+        """Raise Invalid(INVALID_REQUEST): the protocol reports addresses and no offsets; use ``addresses``."""
         raise cannot(WIRE, "report offsets of bounds")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Raise Invalid(INVALID_REQUEST): the protocol cannot look offsets up by time.
-
-        ``addresses`` looks up addresses.
-        """
+        """Raise Invalid(INVALID_REQUEST): the protocol finds addresses by time and no offsets; use ``addresses``."""
         raise cannot(WIRE, "look offsets up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return their offsets, -1 if an offset is unknown; see ``WireClient``.
+        """Append records, and return their offsets; -1 for an unknown offset. See ``WireClient``.
 
         A key chooses the partition and is not sent. A missing topic is created. Raises Invalid for a level other than
-        WRITTEN, null values, headers, ids and times, which the protocol does not support, and
+        WRITTEN, and for null values, headers, ids and times, which the protocol does not support. Raises
         Invalid(RECORD_TOO_LARGE).
         """
         if level is not Level.WRITTEN:
@@ -306,7 +308,7 @@ class Kafka07Client(Scope):
         return produced
 
     async def _choose_partitions(self, topic: str, records: Sequence[Record]) -> list[int]:
-        """Return the partition of each record: by its key, or round-robin without one."""
+        """Return the partition of each record: by its key, or round-robin if it has none."""
         count = await self.partition_count(topic)
         keys = [record.key or b"" for record in records]
         ends = list(itertools.accumulate(map(len, keys), initial=0))
@@ -346,7 +348,7 @@ class Kafka07Client(Scope):
     async def _search(
         self, topic: str, partition: int, offset: int, address: int, stop: int, values: list[bytes]
     ) -> int:
-        """Find our values between those that other clients wrote at the same time."""
+        """Find the offset of our values between those that other clients wrote at the same time."""
         found: list[bytes] = []
         while address < stop:
             read = await self.read(topic, partition, address)
@@ -362,10 +364,8 @@ class Kafka07Client(Scope):
     ) -> list[Record]:
         """Return records from an offset on, without keys; see ``WireClient``.
 
-        The protocol cannot wait, so ``wait_ms`` is ignored.
-
-        The offset is found by counting from the nearest known address. Raises Invalid(INVALID_REQUEST) if that is too
-        far.
+        The protocol cannot wait, so ``wait_ms`` is ignored. The offset is found by counting records from the nearest
+        known address. Raises Invalid(INVALID_REQUEST) if that address is too far away.
         """
         if offset < 0:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"offset must not be negative offset={offset}")
@@ -376,7 +376,7 @@ class Kafka07Client(Scope):
                 read = await self.read(topic, partition, address)
             except Missing as error:
                 if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                    # removed by retention, or another topic with the same name
+                    # the records were removed by retention, or the topic was created again
                     self._marks.pop((topic, partition), None)
                 raise
             if not read.values:
@@ -389,11 +389,15 @@ class Kafka07Client(Scope):
             at, address = following, read.next_address
             if address - begun > SCAN_BYTES_MAX:
                 raise Invalid(
-                    ErrorCode.INVALID_REQUEST, f"offset is too far from any known address limit={SCAN_BYTES_MAX}"
+                    ErrorCode.INVALID_REQUEST,
+                    f"too many bytes to read to find this offset (read by address instead) limit={SCAN_BYTES_MAX}",
                 )
 
     async def _offset_of(self, topic: str, partition: int, address: int) -> int:
-        """Return the offset of the record at an address by counting, or -1 if that is too far. Raises Missing."""
+        """Return the offset of the record at an address by counting, or -1 if there is too much to count.
+
+        Raises Missing.
+        """
         marks = self._marks.get((topic, partition), [])
         known = [mark for mark in marks if mark[1] <= address]
         at, place = known[-1] if known else (0, 0)
@@ -408,7 +412,7 @@ class Kafka07Client(Scope):
         return at if place == address else -1
 
     def _nearest(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
-        """Return the nearest known offset and address at or below an offset."""
+        """Return the nearest known pair of offset and address, at or below an offset."""
         marks = self._marks.get((topic, partition), [])
         number = bisect_right(marks, (offset, 2**63))
         return marks[number - 1] if number else (0, 0)
@@ -454,7 +458,10 @@ def _topic(topic: str) -> bytes:
 
 
 def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
-    """Split rows so that each part fits one set. A value above the protocol's limit is compressed and alone in its set."""
+    """Split rows so that the values of each part fit one set.
+
+    A value above the protocol's size limit is compressed, and alone in its set.
+    """
     portions: list[list[int]] = []
     size = SET_BYTES_MAX
     for row in rows:
@@ -470,7 +477,7 @@ def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
 
 
 def _whole_end(data: Buffer) -> int:
-    """Return the end of the complete entries of a set (spec: kafka-0.7#writing-a-client).
+    """Return the end of the last complete entry of a set (spec: kafka-0.7#writing-a-client).
 
     Raises PeerError for an impossible size.
     """

@@ -1,7 +1,8 @@
-"""Batching producers, and consumers that track positions, over the Kafka 0.7 protocol, asynchronous and blocking.
+"""Producers that send in batches and consumers that track positions, over Kafka 0.7, asynchronous and blocking.
 
 * After ``flush``, the broker has stored all messages, in order.
-* A position is the address after the last returned message. A crash repeats messages and never skips any.
+* A position is the address after the last returned message. After a crash, messages may be returned again; none is
+  skipped.
 """
 
 from __future__ import annotations
@@ -39,17 +40,20 @@ BATCH_RECORDS: Final = 200  # the default of Kafka 0.7's producer
 LINGER_S: Final = 0.1
 WAITING_BYTES_MAX: Final = (
     4 * 1024 * 1024
-)  # a producer sends at this size, whatever the number of messages: a frame has a limit
-SET_VALUES_BYTES_MAX: Final = 512 * 1024  # a set of this size stays below the broker's limit, compressed or not
+)  # limit for the size of a batch, whatever its number of messages, because a frame has a size limit
+# a set of this size is below the broker's limit even if compression does not shrink it
+SET_VALUES_BYTES_MAX: Final = 512 * 1024
 POLL_INTERVAL_S: Final = 0.05  # between polls without messages; the protocol cannot wait
 
 
 class Producer:
-    """Batches messages and sends them as MULTIPRODUCE, one set per topic and partition, optionally compressed.
+    """Sends messages in batches as MULTIPRODUCE, with one set per topic and partition. Call ``flush`` at the end.
 
-    compression: of each set. batch_records: send when this many are waiting. linger_s: send when the oldest has waited
-    this long, in seconds, checked when a message is added. Messages of one topic and partition stay in order. Call
-    ``flush`` at the end.
+    * ``compression``: compression of each set.
+    * ``batch_records``: send when this many messages are waiting.
+    * ``linger_s``: send when the oldest message has waited this long, in seconds. This is checked only in ``send``.
+
+    Messages of the same topic and partition stay in order.
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class Producer:
         self._lock = asyncio.Lock()
 
     async def send(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = ANY_PARTITION) -> None:
-        """Add a message. A key chooses the partition and is not sent; without key and partition the broker chooses.
+        """Add a message.
+
+        A key chooses the partition and is not sent; with neither key nor partition, the broker chooses one.
 
         Raises Invalid(RECORD_TOO_LARGE), and the errors of ``flush``.
         """
@@ -116,7 +122,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message, and the address to continue at after it."""
+    """A message, and the address of the next one."""
 
     partition: int
     value: bytes
@@ -126,8 +132,8 @@ class Message:
 class Consumer:
     """Reads the partitions of a topic concurrently and stores its positions.
 
-    Invariant: ``positions`` (address by partition) covers returned messages only. With ``path`` they are read from a
-    JSON file ``{topic: {partition: address}}``, which is replaced atomically.
+    ``positions`` (address by partition) covers only messages that were returned. With ``path``, positions are stored in
+    a JSON file ``{topic: {partition: address}}``, which is replaced atomically.
     """
 
     def __init__(
@@ -140,10 +146,19 @@ class Consumer:
         start: int = EARLIEST,
         path: Path | None = None,
     ) -> None:
-        """Begin at ``positions``, or at those in the file ``path``.
+        """Create a consumer that begins at ``positions``, or at the positions in the file ``path``.
 
-        start: ``EARLIEST`` or ``LATEST``, used without a position, or if a position is outside of the log. partitions:
-        None reads all. Raises Invalid(INVALID_REQUEST) for another start.
+        Args:
+            client: the connection.
+            topic: name of the topic.
+            partitions: partitions to read; None reads all.
+            positions: address to begin at, by partition.
+            start: ``EARLIEST`` or ``LATEST``: where to begin if there is no position, or if it is outside the retained
+                messages.
+            path: file of the positions.
+
+        Raises:
+            Invalid: INVALID_REQUEST: ``start`` has another value.
         """
         if start not in (EARLIEST, LATEST):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"start must be EARLIEST or LATEST start={start}")
@@ -165,7 +180,7 @@ class Consumer:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def poll(self) -> list[Message]:
-        """Return available messages without moving the positions. Raises Unavailable, Missing(PARTITION_MISSING)."""
+        """Return available messages. Positions do not change. Raises Unavailable, Missing(PARTITION_MISSING)."""
         if self._partitions is None:
             self._partitions = list(range(await self._client.partition_count(self._topic)))
         for partition in self._partitions:
@@ -208,7 +223,7 @@ class Consumer:
 
 
 class SyncProducer:
-    """The blocking version of ``Producer``, with a connection of its own."""
+    """The blocking version of ``Producer``. It has its own connection."""
 
     def __init__(
         self,
@@ -218,9 +233,9 @@ class SyncProducer:
         batch_records: int = BATCH_RECORDS,
         linger_s: float = LINGER_S,
     ) -> None:
-        """Connect to ``url`` (``kafka07://host:port``). Other arguments are those of ``Producer``.
+        """Connect to ``url`` (``kafka07://host:port``). Other arguments are the same as in ``Producer``.
 
-        Raises Unavailable, Invalid for another protocol.
+        Raises Unavailable, and Invalid for another protocol.
         """
         self._client: Final = SyncClient(url)
 
@@ -255,12 +270,12 @@ class SyncProducer:
 
 
 class SyncConsumer:
-    """The blocking version of ``Consumer``, with a connection of its own."""
+    """The blocking version of ``Consumer``. It has its own connection."""
 
     def __init__(self, url: str, topic: str, *, start: int = EARLIEST, path: Path | None = None) -> None:
-        """Connect to ``url`` (``kafka07://host:port``). Other arguments are those of ``Consumer``.
+        """Connect to ``url`` (``kafka07://host:port``). Other arguments are the same as in ``Consumer``.
 
-        Raises Unavailable, Invalid for another protocol.
+        Raises Unavailable, and Invalid for another protocol.
         """
         self._client: Final = SyncClient(url)
 
@@ -300,7 +315,10 @@ def _kafka07(client: WireClient) -> Kafka07Client:
 
 
 def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
-    """Split values into sets. A wrapper must stay below the broker's limit even if compression does not shrink it."""
+    """Split values into sets.
+
+    Even if compression does not shrink a set, its wrapper message must fit the broker's limit.
+    """
     part: list[bytes] = []
     size = 0
     for value in values:
@@ -314,7 +332,7 @@ def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _stored(path: Path) -> dict[str, dict[int, int]]:
-    """Return the positions in a file, or none if it is missing."""
+    """Return the positions in a file, or nothing if the file does not exist."""
     if not path.exists():
         return {}
     content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))

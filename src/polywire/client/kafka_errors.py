@@ -1,4 +1,4 @@
-"""Map error codes of the Kafka protocol to ``polywire.errors``. An unknown code becomes Invalid."""
+"""Convert error codes of the Kafka protocol to exceptions of ``polywire.errors``. An unknown code becomes Invalid."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
 
 
 def error_of(number: int, message: str | None = None) -> BrokerError:
-    """Return the error for a number."""
+    """Return the exception for an error code."""
     kind, code = _ERRORS.get(number, (Invalid, ErrorCode.INVALID_REQUEST))
     return kind(code, message or f"the broker refuses code={number}")
 
 
 def check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> None:
-    """Raise the error of an entry in a response, if it has one."""
+    """Raise the exception for the error code in an entry of a response, unless the code is 0."""
     if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
         raise Missing(missing, "no such topic or partition")
     if entry.error:

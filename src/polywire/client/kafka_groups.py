@@ -1,8 +1,9 @@
-"""Consumer groups over the Kafka protocol, with the newer group protocol (spec: kafka#consumer-groups, decision 0118).
+"""Consumer groups over the Kafka protocol (spec: kafka#consumer-groups, decision 0118).
 
-The broker assigns partitions.
+This is the newer group protocol, in which the broker assigns partitions.
 
-* A revoked partition is reported as released when the caller joins again, so not before the caller knows of it.
+* A revoked partition is released at the broker only when the caller joins again. Until then, the caller may not know of
+  the revocation.
 * A caller that joins again is the same member.
 """
 
@@ -24,10 +25,10 @@ from polywire.types import Assignor
 Ask = Callable[..., Awaitable[Any]]
 Describe = Callable[[str], Awaitable[Any]]
 
-JOINING: Final = 0  # the epoch of a member that has no assignment yet
+JOINING: Final = 0  # the epoch in the heartbeat of a member that joins
 LEAVING: Final = -1
 REBALANCE_TIMEOUT_MS: Final = 45_000  # how long a member may take to release partitions; the default of Kafka's clients
-BEATS_MAX: Final = 4  # heartbeats in one join: each releases the partitions that the previous one revoked
+BEATS_MAX: Final = 4  # heartbeats in one join; each releases the partitions that the previous response revoked
 CONSUMER: Final = "consumer"  # the type of groups whose partitions the broker assigns
 NO_GENERATION: Final = -1
 _ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
@@ -40,7 +41,7 @@ _Partitions = frozenset[int]
 class _Topic:
     """One topic of a member.
 
-    owned: the partitions that the caller knows about. assigned: those in the broker's last response.
+    ``owned`` are the partitions that the caller knows about, ``assigned`` those in the broker's last response.
     """
 
     id: bytes
@@ -51,7 +52,7 @@ class _Topic:
 
 @dataclass(slots=True)
 class _Member:
-    """A member of one group, with its epoch and all its topics."""
+    """A member of one group: its epoch and its topics."""
 
     group: str
     name: str
@@ -65,7 +66,7 @@ class Groups:
     __slots__ = ("_ask", "_describe", "_members")
 
     def __init__(self, ask: Ask, describe: Describe) -> None:
-        """Use ``ask`` to send requests, and ``describe`` to return the metadata of a topic that exists."""
+        """Create the object. ``ask`` sends requests; ``describe`` returns the metadata of an existing topic."""
         self._ask: Final = ask
         self._describe: Final = describe
         self._members: Final[dict[tuple[str, str], _Member]] = {}
@@ -75,7 +76,7 @@ class Groups:
     async def join(self, group: str, topic: str, name: str, assignor: Assignor | None) -> Membership:
         """Join the group, or accept a new assignment.
 
-        The caller has stopped reading partitions that are not in the result.
+        When the caller calls this, it must have stopped reading the partitions that ``heartbeat`` reported as revoked.
         """
         id_ = (await self._describe(topic)).topic_id
         member = self._members.setdefault((group, name), _Member(group, name))
@@ -105,7 +106,7 @@ class Groups:
         return Membership(place.generation, tuple(sorted(place.owned)))
 
     async def leave(self, group: str, topic: str, name: str) -> None:
-        """Leave the group for this topic."""
+        """Leave the group for this topic. The member leaves the group itself with its last topic."""
         member, _ = self._place(group, topic, name)
         self._forget(member, topic)
         if member.topics:
@@ -115,7 +116,7 @@ class Groups:
             await self._beat(member)
 
     def _forget(self, member: _Member, topic: str) -> None:
-        """Remove a topic from a member, and the member with its last topic."""
+        """Remove a topic from a member. Remove the member if it has no other topic."""
         del member.topics[topic]
         if not member.topics:
             self._members.pop((member.group, member.name), None)
@@ -128,9 +129,9 @@ class Groups:
         return member, place
 
     async def _whole_beat(self, member: _Member, assignor: Assignor | None) -> None:
-        """Send a heartbeat with all fields; the response has the whole assignment.
+        """Send a heartbeat with all fields. The response has the complete assignment.
 
-        Join again if the broker does not know the member.
+        If the broker does not know the member, join again.
         """
         try:
             await self._beat(member, **_everything(member, assignor))
@@ -161,7 +162,10 @@ class Groups:
     # Positions
 
     async def commit(self, group: str, topic: str, partition: int, offset: int, name: str, generation: int) -> None:
-        """Commit an offset. With a member, use its current epoch unless the caller passes an older generation."""
+        """Commit an offset.
+
+        With a member, the commit has its current epoch, unless the caller passes an older generation.
+        """
         epoch = generation
         if name:
             member, place = self._place(group, topic, name)
@@ -190,7 +194,7 @@ class Groups:
     # Lists
 
     async def groups(self, group: str | None) -> list[GroupInfo]:
-        """Return groups with their members and committed offsets, in order of topic and name."""
+        """Return groups with their members and committed offsets, sorted by topic and name."""
         listed = (await self._ask(Api.LIST_GROUPS)).groups if group is None else await self._kind_of(group)
         found: list[GroupInfo] = []
         for entry in listed:
@@ -201,7 +205,7 @@ class Groups:
         return sorted(found, key=lambda info: (info.topic, info.name))
 
     async def _kind_of(self, group: str) -> list[Any]:
-        """Return the entry of one group in the list of all groups, which is the only response with the group's type."""
+        """Return the entry of one group in the list of all groups. No other response has the group's type."""
         return [entry for entry in (await self._ask(Api.LIST_GROUPS)).groups if entry.group_id == group]
 
     async def _positions(self, group: str) -> dict[str, dict[int, int]]:
@@ -214,7 +218,7 @@ class Groups:
         }
 
     async def _consumers(self, group: str) -> _Description | None:
-        """Return a group of the newer protocol, or None if it was deleted since it was listed."""
+        """Describe a group of the newer protocol. Return None if it has been deleted."""
         response = (await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])).groups[0]
         if response.error == WireError.GROUP_ID_NOT_FOUND:
             return None
@@ -230,7 +234,7 @@ class Groups:
         return _Description(response.group_epoch, response.assignor_name or None, members)
 
     async def _classic(self, group: str) -> _Description | None:
-        """Return a group whose members assign partitions themselves."""
+        """Describe a group whose members assign the partitions themselves."""
         response = (await self._ask(Api.DESCRIBE_GROUPS, groups=[group])).groups[0]
         check(response)
         members = [
@@ -242,7 +246,10 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Description:
-    """A described group. members: for each its id, its client id, and its partitions by topic."""
+    """A group as described by the broker.
+
+    ``members`` has the id, the client id and the partitions by topic of each member.
+    """
 
     generation: int
     assignor: str | None
@@ -250,7 +257,7 @@ class _Description:
 
 
 def _everything(member: _Member, assignor: Assignor | None) -> dict[str, Any]:
-    """Return all fields of a heartbeat, with the partitions that the caller owns."""
+    """Return all fields of a heartbeat, including the partitions that the caller owns."""
     entry_of = schema.request(Api.CONSUMER_GROUP_HEARTBEAT).TopicPartitions
     return {
         "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS,
@@ -265,9 +272,9 @@ def _everything(member: _Member, assignor: Assignor | None) -> dict[str, Any]:
 
 
 def _infos(name: str, description: _Description, positions: Mapping[str, Mapping[int, int]]) -> Iterator[GroupInfo]:
-    """Yield the group once for each topic that it reads or has offsets in.
+    """Yield the group once for each topic that it reads or has committed offsets in.
 
-    This protocol does not report when a member was last seen, nor the owner of a group.
+    The protocol does not report the owner of a group, nor when a member was last seen.
     """
     for topic in {*positions, *(topic for _, _, held in description.members for topic in held)}:
         members = [

@@ -1,7 +1,7 @@
 """Connections to the brokers that lead topics in a Kafka cluster.
 
-A request goes to the last known leader. If that broker no longer leads the topic, it goes to the leader in new
-metadata. A single broker needs one connection.
+A request is sent to the last known leader of its topic. If that broker is no longer the leader, the client gets new
+metadata and sends the request to the new leader. A cluster of one broker needs only one connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polywire.errors import BrokerError, Unavailable
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
 
-TRIES_MAX: Final = 3  # per request: a topic can move while its leader is looked up
+TRIES_MAX: Final = 3  # per request: the leader can change again while it is looked up
 ELSEWHERE: Final = frozenset({WireError.NOT_LEADER_OR_FOLLOWER, WireError.LEADER_NOT_AVAILABLE})
 
 
@@ -29,12 +29,15 @@ class Asking(Protocol):
 
 
 class Leaders:
-    """Connections to leaders. Invariant: each broker has at most one, in addition to the first connection."""
+    """Connections to leaders: at most one per broker, in addition to the client's first connection."""
 
     __slots__ = ("_by_address", "_by_topic", "_dial", "_dialling", "_first")
 
     def __init__(self, first: Asking, dial: Callable[[str, int], Awaitable[Asking]]) -> None:
-        """Use ``first``, the client's first connection, and call ``dial`` to connect to other brokers the same way."""
+        """Create the object.
+
+        ``first`` is the client's first connection; ``dial`` connects to another broker of the cluster.
+        """
         self._first: Final = first
         self._dial: Final = dial
         self._dialling: Final = asyncio.Lock()
@@ -44,7 +47,7 @@ class Leaders:
     async def ask(self, topic: str, entries: Callable[[Any], Iterator[Any]], api: Api, /, **fields: Any) -> Any:
         """Send a request about one topic to its leader. Raises BrokerError.
 
-        entries: returns the entries of a response that have error numbers.
+        ``entries`` returns those parts of a response that have an error code.
         """
         for _ in range(TRIES_MAX - 1):
             leader = self._by_topic.get(topic, self._first)

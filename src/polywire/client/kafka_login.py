@@ -1,7 +1,7 @@
 """Client logins over the Kafka protocol: PLAIN and SCRAM (spec: kafka#sasl; RFC 5802, RFC 7677).
 
-SCRAM does not send the password. A broker that cannot prove that it has the password's verifier is rejected. The number
-of iterations is limited.
+SCRAM does not send the password. The broker must prove that it stores a verifier of the password; otherwise the client
+rejects it. The number of iterations that a broker may ask for is limited.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ PLAIN: Final = "PLAIN"
 HASHES: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS: Final = (PLAIN, *HASHES)
 NONCE_BYTES: Final = 24
-ITERATIONS_RANGE: Final = range(4096, 1_000_001)  # the minimum of RFC 7677, and a maximum that takes less than a second
+# at least the minimum of RFC 7677; the maximum takes less than a second
+ITERATIONS_RANGE: Final = range(4096, 1_000_001)
 _HEADER: Final = "n,,"
 
 Ask = Callable[..., Awaitable[Any]]
 
 
 def mechanism_for(host: str, *, is_secret: bool) -> str:
-    """Return the default mechanism: PLAIN only if the connection is encrypted or stays on this machine."""
+    """Return the default mechanism.
+
+    It is PLAIN if the connection is encrypted or stays on this machine, otherwise SCRAM-SHA-512.
+    """
     return PLAIN if is_secret or _is_own(host) else "SCRAM-SHA-512"
 
 
@@ -44,7 +48,7 @@ def _is_own(host: str) -> bool:
 
 
 async def log_in(ask: Ask, login: Login, mechanism: str) -> None:
-    """Log in. Raises Denied(LOGIN_FAILED), Invalid(INVALID_REQUEST) for an unknown mechanism."""
+    """Log in. Raises Denied(LOGIN_FAILED), and Invalid(INVALID_REQUEST) for an unknown mechanism."""
     if mechanism not in MECHANISMS:
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"unknown mechanism mechanism={mechanism} known={','.join(MECHANISMS)}"
@@ -66,7 +70,7 @@ async def _say(ask: Ask, text: str) -> str:
 
 
 class ScramProof:
-    """The client side of one SCRAM exchange. Call ``first``, ``final``, ``verify`` in this order."""
+    """The client side of one SCRAM exchange. Call ``first``, ``final`` and ``verify`` in this order."""
 
     __slots__ = ("_bare", "_digest", "_nonce", "_password", "_signature", "first")
 
@@ -80,7 +84,10 @@ class ScramProof:
         self.first: Final = _HEADER + self._bare
 
     def final(self, challenge: str) -> str:
-        """Return the response to a challenge, in a few milliseconds. Raises Denied(LOGIN_FAILED) for an invalid one."""
+        """Return the response to the broker's challenge. It takes some milliseconds to compute.
+
+        Raises Denied(LOGIN_FAILED) for an invalid challenge.
+        """
         nonce, salt, iterations = _read_challenge(challenge)
         if not nonce.startswith(self._nonce) or nonce == self._nonce or iterations not in ITERATIONS_RANGE:
             raise _untrusted()
@@ -95,7 +102,7 @@ class ScramProof:
         return f"{without_proof},p={b64encode(proof).decode()}"
 
     def verify(self, last: str) -> None:
-        """Check that the broker knows the password's verifier. Raises Denied(LOGIN_FAILED)."""
+        """Check the broker's proof that it stores a verifier of the password. Raises Denied(LOGIN_FAILED)."""
         signature, *extensions = last.split(",")
         said = signature.removeprefix("v=").encode()
         if (
@@ -118,7 +125,7 @@ def _read_challenge(challenge: str) -> tuple[str, bytes, int]:
 
 
 def _is_mandatory(extensions: Sequence[str]) -> bool:
-    """Return whether an extension is mandatory; none is supported (RFC 5802, section 5.1)."""
+    """Return whether an extension is mandatory. This client supports none (RFC 5802, section 5.1)."""
     return any(extension.startswith("m=") for extension in extensions)
 
 

@@ -1,10 +1,10 @@
-"""Send the records of one partition: collect batches, pipeline them, and retry those without a response.
+"""Send the records of one partition: collect them in batches, pipeline the batches, and retry those without a response.
 
-Over `polywire`, a lane is an idempotent producer: its batches have a producer id and consecutive sequences, so a
-retried batch is stored once. Over other protocols, one batch at a time is in flight, and a retried batch may be stored
-twice.
+Over `polywire`, a lane is an idempotent producer: its batches have a producer id and consecutive sequence numbers, so
+that a batch is stored once even if it is retried. Over other protocols, only one batch is in flight at a time, and a
+retried batch may be stored twice.
 
-Batches are stored in the order of their creation. Each is completed once, with a result or an error.
+Batches are stored in the order of their creation. Each gets exactly one result or error.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from polywire.records import columns
 from polywire.records.columns import RECORD_BYTES_MAX
 from polywire.types import Level
 
-WINDOW: Final = 5  # batches in flight; fewer than the responses that the broker remembers for a producer
+WINDOW: Final = 5  # batches in flight; must be fewer than the responses that the broker remembers for a producer
 RECORD_OVERHEAD_BYTES: Final = 64  # estimated memory per record, without key and value
 PRODUCER_ID_BYTES: Final = 16
-PAUSE_MIN_S: Final = 0.05  # first pause before a retry, if the broker names none
-PAUSE_MAX_S: Final = 5.0  # upper limit, also for pauses that the broker names
+PAUSE_MIN_S: Final = 0.05  # first pause before a retry, if the broker's response does not have one
+PAUSE_MAX_S: Final = 5.0  # maximum pause, even if the broker asks for a longer one
 
 KEY_BYTES_SHOWN: Final = 60  # bytes of a record's key in an error message
 
-ANY_PARTITION: Final = -1  # the protocol chooses
+ANY_PARTITION: Final = -1  # the protocol chooses the partition
 NO_OFFSET: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The outcome of one batch: ``record_count`` records from ``base_offset`` on, or the ``error`` if none was stored.
+    """The outcome of one batch.
 
-    ``base_offset`` is -1 if the protocol does not report it; ``partition`` can be -1, too.
+    It was stored from ``base_offset`` on, or it failed with ``error`` and none of its records was stored.
+    ``base_offset`` is -1 if the protocol does not report it. ``partition`` can then be -1, too.
     """
 
     topic: str
@@ -55,10 +56,10 @@ OnDelivery: TypeAlias = Callable[[Delivery], None]
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """Records of one partition, by column; ``others`` are those with more than key and value, by row.
+    """Records of one partition, as columns of values and keys. ``others`` has records with further fields, by row.
 
-    ``places`` are partition and offset of each record, if the protocol returns them one by one. ``reported`` counts the records whose
-    senders have received the batch's error.
+    ``places`` has the partition and offset of each record, if the protocol returns them individually. ``reported``
+    counts the records whose senders have received the batch's error.
     """
 
     settled: asyncio.Future[Delivery]
@@ -81,7 +82,7 @@ class Batch:
 
 
 class Lane:
-    """Batches of one partition. Invariant: sequences have no gaps, also after a rejected batch."""
+    """Batches of one partition. Their sequence numbers have no gaps, even after a rejected batch."""
 
     __slots__ = (
         "_batch_bytes",
@@ -134,13 +135,16 @@ class Lane:
         self._task.add_done_callback(self._ended)
 
     def open_batch(self, size: int) -> Batch:
-        """Return the batch for records of this size: the last one if they fit and it was never sent, otherwise a new one."""
+        """Return the batch to add records of this size to.
+
+        This is the last batch if the records fit and it was never sent, otherwise a new one.
+        """
         last = self._queue[-1] if self._queue else None
         if last is None or last.sequence >= 0 or (last.values and last.size + size > self._batch_bytes):
             now = self._loop.time()
             self._queue.append(Batch(self._loop.create_future(), now + self._linger_s))
             self._loop.call_at(now + self._linger_s, self._wake.set)
-            self._wake.set()  # send the batch before it now
+            self._wake.set()  # the previous batch is complete: send it now
         return self._queue[-1]
 
     def wake(self) -> None:
@@ -148,13 +152,13 @@ class Lane:
         self._wake.set()
 
     def flush(self) -> None:
-        """Send all batches without waiting for more records."""
+        """Send all batches now, without waiting for more records."""
         for batch in self._queue:
             batch.due_at = 0.0
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop. Batches without an outcome fail."""
+        """Stop. Batches that have no outcome yet fail."""
         requests = [self._task, *(batch.reply for batch in self._in_flight if batch.reply is not None)]
         for request in requests:
             request.cancel()
@@ -162,7 +166,7 @@ class Lane:
         self._fail_all(Unavailable(ErrorCode.STOPPING, "producer was closed"))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Fail all batches if the task of this lane has failed, and report the exception to asyncio."""
+        """If the task of this lane failed, fail all batches and report the exception to asyncio."""
         if not task.cancelled() and task.exception() is not None:
             self._fail_all(Unavailable(ErrorCode.STOPPING, f"the producer stopped reason={task.exception()}"))
             self._loop.call_exception_handler({"message": "a producer stopped", "exception": task.exception()})
@@ -234,7 +238,10 @@ class Lane:
         batch.places = [(place.partition, place.offset) for place in places]
 
     async def _recover(self, error: BrokerError) -> None:
-        """Queue all batches in flight again with their sequences: the broker repeats its response for stored ones."""
+        """Queue all batches in flight again, with the same sequence numbers.
+
+        If a batch is already stored, the broker repeats its response.
+        """
         await asyncio.wait([batch.reply for batch in self._in_flight if batch.reply is not None])
         for batch in self._in_flight:
             _refusal(batch)
@@ -246,11 +253,13 @@ class Lane:
             await asyncio.sleep(self._next_pause_s(error))
             return
         first = self._queue[0]
-        # The broker lost earlier batches in a power loss, so nothing of this batch is stored under its sequence.
+        # SEQUENCE_GAP: the broker lost earlier batches in a power loss and did not store this batch. Send it again with
+        # a new producer id.
         forgotten = error.code is ErrorCode.SEQUENCE_GAP and first.sequence > 0
         if not forgotten:
             self._queue.popleft()
-        # Batches after a rejected one would leave a gap in the sequences; a new producer id starts again at 0.
+        # The batches after a rejected one would have a gap before them, so they get a new producer id with sequences
+        # from 0.
         self._begin_producer()
         if not forgotten:
             self._settle(first, error)
@@ -269,7 +278,7 @@ class Lane:
         return pause_s
 
     def _begin_producer(self) -> None:
-        """Take a new producer id, with sequences from 0."""
+        """Create a new producer id, whose sequence numbers begin at 0."""
         self._producer_id = secrets.token_bytes(PRODUCER_ID_BYTES)
         self._next_sequence = 0
         for batch in self._queue:
@@ -297,7 +306,7 @@ class Lane:
 
 
 def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:
-    """Return the error for a batch that is too large; it names the largest record."""
+    """Return the error for a batch that is too large. It names the largest record."""
     sizes = [len(value or b"") + len(key or b"") for value, key in zip(batch.values, batch.keys, strict=True)]
     size = max(sizes)
     key = batch.keys[sizes.index(size)]
@@ -315,7 +324,7 @@ def _answered(batch: Batch) -> bool:
 
 
 def _refusal(batch: Batch) -> BrokerError | None:
-    """Return the error in the response to a batch. Raises exceptions that are no response."""
+    """Return the broker's error for a batch, or None. Other exceptions are raised."""
     assert batch.reply is not None, "the batch is in flight"
     error = batch.reply.exception()
     if error is not None and not isinstance(error, BrokerError):

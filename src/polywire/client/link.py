@@ -1,9 +1,9 @@
 """One connection to a broker, reopened with back-off after it is lost.
 
 * All callers that need a connection wait for the same attempt.
-* A broker that is available again within ``reconnect_s`` is found.
-* Errors that a retry cannot fix are raised without a retry. Examples are rejected logins, TLS failures, and ports that
-  close every connection at once and have never sent a response.
+* Attempts continue for ``reconnect_s``.
+* Errors that a retry cannot fix are raised immediately: rejected logins, TLS failures, and a port that closes every
+  connection at once and has never sent a response.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from polywire.client.login import split_login
 from polywire.client.unreachable import is_hanging_up, is_silent, silent
 from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
 
-CONNECT_S: Final = 10.0  # enough for a broker that starts together with its clients; a wrong address is noticed soon
+CONNECT_S: Final = 10.0  # enough if broker and client start together, but short enough to notice a wrong address soon
 RECONNECT_S: Final = 60.0  # enough for a restart with a long recovery
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
-BACKOFF_JITTER: Final = 0.25  # share of a pause, so that clients do not all reconnect at the same moment
-HANG_UPS_MAX: Final = 5  # in a row, by a port that never answered: another protocol or TLS, not a broker that restarts
-AT_ONCE_S: Final = 1.0  # a standby without a leader holds connections for longer
+BACKOFF_JITTER: Final = 0.25  # random share of a pause, so that clients do not all reconnect at the same moment
+HANG_UPS_MAX: Final = 5  # in a row, by a port that never responded; it then belongs to another protocol or uses TLS
+AT_ONCE_S: Final = 1.0  # a standby without a leader holds connections longer before it closes them
 
-ATTEMPT_S_MIN: Final = 1.0  # minimum for one attempt: a loaded broker needs some tenths of a second to accept a login
-IN_PROCESS: Final = "memory://"  # a broker for tests; connecting starts it, which must not count against a timeout
+# minimum for one attempt, because a busy broker needs some tenths of a second to accept a login
+ATTEMPT_S_MIN: Final = 1.0
+# a broker in this process, for tests; it starts on connecting, which must not count against a timeout
+IN_PROCESS: Final = "memory://"
 
 GONE: Final = (Unavailable, NotOwner)
-"""The broker is gone, or is not the leader any more and did not execute the request. Reconnecting finds the current leader."""
+"""Errors after which a request is retried over a new connection, which finds the current leader.
+
+The connection was lost, or the broker is no longer the leader and did not execute the request.
+"""
 
 T = TypeVar("T")
 
 
 class Link:
-    """The connection of a client, producer or consumer. Invariant: there is at most one, and none after ``close``."""
+    """The connection of a client, producer or consumer. There is at most one at a time, and none after ``close``."""
 
     __slots__ = (
         "_closed",
@@ -56,8 +61,8 @@ class Link:
 
         Args:
             url: as for ``connect``.
-            connect_s: seconds to retry the first connection.
-            reconnect_s: seconds to retry after a lost connection.
+            connect_s: how long to retry the first connection, in seconds.
+            reconnect_s: how long to retry after a lost connection, in seconds.
         """
         self.url: Final = url
         self._connect_s: Final = connect_s
@@ -71,11 +76,11 @@ class Link:
 
     @property
     def is_mistaken(self) -> bool:
-        """Whether the port has closed so many connections at once, without ever answering, that it must be the wrong one."""
+        """Whether the port is probably the wrong one: it closed many connections at once and never responded."""
         return not self._is_answered and self._hang_ups >= HANG_UPS_MAX
 
     def answered(self) -> None:
-        """Note that the broker has answered a request."""
+        """Record that the broker has responded to a request."""
         self._is_answered = True
 
     async def open(self) -> None:
@@ -96,7 +101,7 @@ class Link:
         return await asyncio.shield(self._opening)
 
     async def lost(self, wire: WireClient) -> None:
-        """Drop a failed connection, unless it has been replaced already."""
+        """Drop a failed connection, unless it was already replaced."""
         if wire is self._wire:
             self._wire = None
             self._hang_ups += self._is_at_once()
@@ -134,7 +139,10 @@ class Link:
             pause_s = _longer(pause_s)
 
     async def once(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
-        """Run an operation that must not be repeated. Raises Unavailable if its outcome is unknown, NotOwner if it was not executed."""
+        """Run an operation that must not be repeated.
+
+        Raises Unavailable if its outcome is unknown, and NotOwner if it was not executed.
+        """
         wire = await self.wire()
         try:
             result = await work(wire)
@@ -145,11 +153,11 @@ class Link:
         return result
 
     def _is_at_once(self) -> bool:
-        """Return whether the failed connection was opened only a moment ago."""
+        """Return whether the connection failed directly after it was opened."""
         return asyncio.get_running_loop().time() - self._tried_at < AT_ONCE_S
 
     async def _attempt(self, limit_s: float) -> WireClient:
-        """Connect once, within the limit of the whole search instead of the protocol's own timeout."""
+        """Connect once, within ``limit_s``, which replaces the protocol's own timeout."""
         if self.url.startswith(IN_PROCESS):
             return await connect(self.url)
         try:

@@ -1,6 +1,6 @@
-"""Login data from an address, or from an address and the environment.
+"""Login data from an address and the environment.
 
-A password is never part of an error message or of the printed form of a value.
+Error messages and the ``repr`` of a ``Login`` never contain a password.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ PASSWORD_VARIABLE: Final = "POLYWIRE_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A name and its password, or an access token instead of the password."""
+    """A user name with a password, or an access token."""
 
     name: str
     password: str = field(repr=False)
 
 
 def login_of(name: str, password: str | None) -> Login:
-    """Return the login for a name, with the password from the environment if there is none.
+    """Return the login for a name. If ``password`` is None, it is taken from the environment.
 
     Raises Invalid(INVALID_REQUEST).
     """
@@ -43,8 +43,8 @@ def login_of(name: str, password: str | None) -> Login:
 def split_login(address: str) -> tuple[Login | None, str]:
     """Return the login in ``[scheme://][name[:password]@]host:port``, and the address without it.
 
-    Escapes such as ``%40`` stand for characters that an address cannot contain. Without a password, the environment's
-    is used. Raises Invalid(INVALID_REQUEST).
+    Characters that an address cannot contain are written as escapes such as ``%40``. Without a password, the one in the
+    environment is used. Raises Invalid(INVALID_REQUEST).
     """
     scheme, separator, rest = address.rpartition("://")
     words, at, place = rest.rpartition("@")

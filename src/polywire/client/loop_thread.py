@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread. Invariant: calls after its end fail immediately."""
+    """An event loop in a thread. Calls fail after the loop has ended."""
 
     __slots__ = ("_loop", "_thread")
 
@@ -32,9 +32,9 @@ class LoopThread:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and return its result.
+        """Run a coroutine in the loop, and return its result or raise its exception.
 
-        Raises what it raises, and Unavailable(STOPPING) after the end.
+        Raises Unavailable(STOPPING) after the loop has ended.
         """
         if self.ended:
             work.close()

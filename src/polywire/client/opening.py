@@ -21,7 +21,7 @@ async def open_connection(
     timeout_s: float,
     tls: ssl.SSLContext | None,
 ) -> Opened:
-    """Connect the protocol that ``make`` returns, with TLS if there is a context. Raises Unavailable(UNREACHABLE)."""
+    """Connect, and return the protocol object that ``make`` creates. Raises Unavailable(UNREACHABLE)."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,9 +1,9 @@
 """Read partitions from beginning to end over any protocol.
 
-A place is a position from which reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has
+A *place* is a position at which reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has
 its own requests to find places.
 
-Reading from the first place returns every record once and in order. The offset of each record is its place.
+Reading from the first place on returns every record once and in order. The offset of each record is its place.
 """
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ from polywire.errors import ErrorCode, Missing
 from polywire.records.columns import Record
 
 READ_RECORDS_MAX: Final = 10_000
-MARKER_WAIT_MS: Final = 500  # if no record arrives in this time, only a transaction marker is left
+# if no record arrives in this time, the rest of the partition consists of transaction markers
+MARKER_WAIT_MS: Final = 500
 OFFSET_LIMIT: Final = 2**62
 
 
 class Places(Protocol):
-    """One topic over one connection."""
+    """The partitions of one topic, over one connection."""
 
     async def partition_count(self) -> int:
         """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
 
     async def first(self, partition: int) -> int:
-        """Return the place of the first record, or of the next one if the partition is empty."""
+        """Return the place of the first record; if the partition is empty, that of the next record."""
 
     async def end(self, partition: int) -> int:
         """Return the place after the last record."""
 
     async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
-        """Return records from a place on, and the place to continue at. At the end, return none and the same place."""
+        """Return records from a place on, and the place to continue at.
+
+        At the end, return no records and the same place.
+        """
 
 
 def places_of(client: WireClient, topic: str) -> Places:
@@ -53,7 +57,7 @@ def places_of(client: WireClient, topic: str) -> Places:
 
 
 class _Bounded:
-    """Offsets, if the protocol reports bounds."""
+    """Places over protocols that report the bounds of partitions."""
 
     def __init__(self, client: WireClient, topic: str) -> None:
         self._client: Final = client
@@ -83,13 +87,12 @@ class _Bounded:
         end = await self.end(partition)
         if place >= end:
             return [], place
-        # Markers of Kafka's transactions have offsets but are no records, and compaction removes records but not their
-        # offsets.
+        # Offsets without records: markers of Kafka transactions, and records that compaction removed.
         return [], place + 1 if self._has_markers else end
 
 
 class _Polled:
-    """Offsets, if the first and last record can be requested."""
+    """Places over protocols on which the first and last record can be requested."""
 
     def __init__(self, client: IggyClient, topic: str) -> None:
         self._client: Final = client
@@ -109,7 +112,7 @@ class _Polled:
 
 
 class _Searched:
-    """Offsets, if only reads show which records exist."""
+    """Places over protocols on which only reads show which records exist."""
 
     def __init__(self, client: FluxClient, topic: str) -> None:
         self._client: Final = client
@@ -122,7 +125,7 @@ class _Searched:
         return 0
 
     async def end(self, partition: int) -> int:
-        """Find the first offset without a record at or after it, by binary search."""
+        """Find the lowest offset at and after which there are no records, by binary search."""
         low, high = 0, 1
         while await self._has(partition, high - 1):
             low, high = high, 2 * high
@@ -146,7 +149,7 @@ class _Searched:
 
 
 class _Addresses:
-    """Byte addresses."""
+    """Places that are byte addresses."""
 
     def __init__(self, client: Kafka07Client, topic: str) -> None:
         self._client: Final = client
@@ -184,5 +187,5 @@ async def _count_listed(client: WireClient, topic: str) -> int:
 
 
 def tells_offsets(client: WireClient) -> bool:
-    """Return whether places of this protocol are offsets that groups can commit."""
+    """Return whether the places of this protocol are offsets that groups can commit."""
     return not isinstance(client, Kafka07Client) and Ability.POSITIONS in client.abilities

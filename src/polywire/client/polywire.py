@@ -1,6 +1,6 @@
 """The asynchronous client of the `polywire` protocol.
 
-Requests can be concurrent. If the connection is lost, every pending call fails with Unavailable.
+Calls can be concurrent. If the connection is lost, every pending call fails with Unavailable.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from polywire.records.rows import from_records, to_records
 from polywire.types import Assignor, Buffer, Level, PositionKind
 
 OPEN_TIMEOUT_S: Final = 10.0
-FETCH_BYTES_MAX: Final = 4 << 20  # per fetch of Python records; one MiB of data becomes some 10 MB of objects
+FETCH_BYTES_MAX: Final = 4 << 20  # per fetch; 1 MiB of stored data becomes about 10 MB of Python objects
 EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
 BATCH_BYTES: Final = 1 << 20  # the records of one call are split into batches of about this size
-RECORD_OVERHEAD_BYTES: Final = 64  # maximum overhead of a record, without key and value
+RECORD_OVERHEAD_BYTES: Final = 64  # upper bound for the size of a record without key and value
 
 ABILITIES: Final = frozenset(Ability)
 
@@ -51,12 +51,12 @@ _flags: Final = header_fields("flags")
 
 
 class PolywireClient(Scope):
-    """A client of one connection. Implements ``WireClient`` and the features that only this protocol has.
+    """A client of one connection. It implements ``WireClient`` and the features that only this protocol has.
 
     Create one with ``open``.
 
-    Calls can be concurrent. ``limits`` are the broker's limits, sent when the connection was opened (sizes in bytes,
-    times in ms).
+    Calls can be concurrent. ``limits`` are the limits that the broker reported when the connection was opened (sizes in
+    bytes, times in milliseconds).
 
     Example:
         async with await PolywireClient.open("127.0.0.1", 9555) as client:
@@ -80,12 +80,12 @@ class PolywireClient(Scope):
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> PolywireClient:
-        """Connect, exchange the opening, and log in.
+        """Connect, negotiate the protocol version, and log in.
 
         Args:
             host: name or address of the broker.
             port: port of its `polywire` listener.
-            timeout_s: time limit for all steps, in seconds.
+            timeout_s: time limit for all steps together, in seconds.
             tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
             login: the user; None connects without a login.
 
@@ -134,7 +134,7 @@ class PolywireClient(Scope):
             partition_count: number of partitions; None uses the broker's default.
             settings: by name: ``retention_age_us`` (microseconds), ``retention_bytes`` (per partition), ``compaction``
                 (1 retains the latest record of each key), ``compression`` (none, lz4 or zstd), ``key_hash`` (fnv32,
-                fnv64, xxh32 or murmur3). Others have the broker's default.
+                fnv64, xxh32 or murmur3). For any other setting, the broker's default is used.
 
         Raises:
             Conflict: TOPIC_EXISTS.
@@ -152,8 +152,8 @@ class PolywireClient(Scope):
 
         Args:
             topic: full name.
-            partition_count: number of partitions, not below the current one. Keys are then assigned to other
-                partitions.
+            partition_count: number of partitions, not below the current one. Later records of a key may go to another
+                partition than earlier ones.
 
         Raises:
             Missing: TOPIC_MISSING.
@@ -163,12 +163,12 @@ class PolywireClient(Scope):
         await self._ask(Verb.GROW_TOPIC, messages.GrowTopic(topic, partition_count), Head)
 
     async def configure_topic(self, topic: str, settings: dict[str, int | str | None]) -> None:
-        """Change settings of a topic; others remain unchanged.
+        """Change settings of a topic. Settings that are not passed do not change.
 
         Args:
             topic: full name.
-            settings: as for ``create_topic``, without ``key_hash``, because records stay in their partitions. None
-                restores the broker's default.
+            settings: as for ``create_topic``, except ``key_hash``, which cannot change because records stay in their
+                partitions. None restores the broker's default.
 
         Raises:
             Missing: TOPIC_MISSING.
@@ -177,9 +177,9 @@ class PolywireClient(Scope):
         await self._ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic(topic, settings), Head)
 
     async def purge_topic(self, topic: str) -> None:
-        """Remove all records of a topic; offsets continue. Raises Missing(TOPIC_MISSING).
+        """Remove all records of a topic. Offsets continue after the removed records.
 
-        After another error, some partitions may not be purged: try again.
+        Raises Missing(TOPIC_MISSING). After any other error, some partitions may not be purged: try again.
         """
         await self._ask(Verb.PURGE_TOPIC, messages.PurgeTopic(topic), Head)
 
@@ -188,7 +188,7 @@ class PolywireClient(Scope):
         await self._ask(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics this user may produce to or consume from, in order of their names."""
+        """Return the topics that this user may produce to or consume from, sorted by name."""
         answer = await self._ask(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
         return [TopicInfo(entry.name, entry.id, entry.partition_count) for entry in answer.topics]
 
@@ -204,11 +204,10 @@ class PolywireClient(Scope):
         ]
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset appended at or after a time (microseconds since 1970), or the next offset.
+        """Return the offset of the first record appended at or after a time, or the next offset if there is none.
 
-        See ``WireClient``.
-
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST) for a partition that does not exist.
+        The time is in microseconds since 1970; see ``WireClient``. Raises Missing(TOPIC_MISSING), and
+        Invalid(INVALID_REQUEST) for a partition that does not exist.
         """
         answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic], [time_us]), messages.BoundsList)
         partitions = answer.topics[0].partitions
@@ -230,15 +229,16 @@ class PolywireClient(Scope):
         Args:
             topic: full name.
             records: the records.
-            partition: number of the partition; None chooses by key. Records without a key go to one partition together.
+            partition: number of the partition. With None, each key selects a partition; all records without a key go to
+                the same one.
             level: durability of an acknowledged record.
-            create: create a missing topic, with the broker's default settings.
+            create: create the topic if it is missing, with the broker's default settings.
 
         Raises:
             Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
             Invalid: RECORD_TOO_LARGE, INVALID_BATCH. Records before the rejected one may have been stored.
-            Busy: over a limit, or DISK_FULL.
-            Unavailable: the connection was lost; the outcome is unknown.
+            Busy: a limit is reached, or DISK_FULL.
+            Unavailable: the connection was lost; some or all records may be stored.
         """
         places: list[Produced] = []
         for group in _cut(records):
@@ -249,18 +249,18 @@ class PolywireClient(Scope):
     async def produce_batch(
         self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN, create: bool = False
     ) -> list[Produced]:
-        """Append one stored batch (``records.rows.from_records`` makes one), and return the offset of each record.
+        """Append one stored batch, made by ``records.rows.from_records``, and return the offset of each record.
 
         Args:
             topic: full name.
-            partition: number of the partition; -1 uses the partition of each record's key.
+            partition: number of the partition; -1 selects a partition for each record by its key.
             batch: at most ``limits.batch_bytes_max`` bytes. A batch with a producer id is stored once, even if it is
                 sent again.
             level: durability of an acknowledged record.
-            create: create a missing topic.
+            create: create the topic if it is missing.
 
         Raises:
-            Invalid: INVALID_BATCH, or SEQUENCE_GAP of its producer.
+            Invalid: INVALID_BATCH, or SEQUENCE_GAP: the broker has not stored the producer's previous batch.
             Conflict: PRODUCER_FENCED.
             Missing: TOPIC_MISSING, PARTITION_MISSING.
         """
@@ -276,15 +276,15 @@ class PolywireClient(Scope):
     async def fetch_batches(
         self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int = 0
     ) -> tuple[list[bytes], int]:
-        """Return complete stored batches from an offset on, and the offset after them.
+        """Return complete stored batches from an offset on, and the offset after the last one.
 
-        The first may begin before ``offset``.
+        The first batch may begin before ``offset``.
 
         Args:
             topic: full name.
             partition: number of the partition, from 0.
             offset: first offset to read.
-            bytes_max: stop after this many bytes and at least one batch.
+            bytes_max: stop after this many bytes, but return at least one batch.
             wait_ms: milliseconds to wait for the first record.
 
         Raises:
@@ -296,7 +296,7 @@ class PolywireClient(Scope):
         return parts, beyond(offset, following, "offset") if any(parts) else max(offset, following)
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
-        """Return when the first record from an offset on was stored, without decoding its batch."""
+        """Return the append time of the first record from an offset on, without decoding its batch."""
         batches, _ = await self.fetch_batches(topic, partition, offset, bytes_max=1)
         return read_header(batches[0]).append_time_us if batches else None
 
@@ -305,7 +305,7 @@ class PolywireClient(Scope):
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``. Waits at most ``limits.wait_ms_max``.
 
-        Reads about 4 MiB at a time, so it may return fewer than ``records_max`` even if there are more.
+        A call reads about 4 MiB, so it may return fewer than ``records_max`` records even if there are more.
         """
         at, wait = offset, wait_ms
         while True:
@@ -320,15 +320,16 @@ class PolywireClient(Scope):
             at, wait = (
                 fetched.next_offset,
                 0,
-            )  # compaction removed all requested records, so read on until there are some, or the end
+            )  # compaction removed all requested records: read on until there are some, or the end is reached
 
     async def stage(
         self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN
     ) -> int:
-        """Store a batch invisibly, for ``publish``. Return its number of records.
+        """Store a batch invisibly until ``publish`` is called with the same token, and return its number of records.
 
         Args:
-            token: 16 random bytes. Batches staged under it expire ``limits.stage_expiry_ms`` after the last call.
+            token: 16 random bytes. The data staged under a token expires ``limits.stage_expiry_ms`` after the last call
+                with it.
             topic: full name.
             partition: number of the partition, or -1 to choose by key.
             batch: a stored batch, as for ``produce_batch``.
@@ -346,20 +347,18 @@ class PolywireClient(Scope):
     async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
         """Make everything staged under these tokens visible atomically, and sync it to disk.
 
-        Each (writer, number) takes effect once.
-
-        A retry is safe: a number that is not above the writer's last one changes nothing, and the response is a
-        ``duplicate``.
+        A publish with the same writer and number is executed only once, so a retry is safe. If the number is not above
+        the writer's last one, nothing changes and the response is a ``duplicate``.
 
         Args:
             writer: name of the writer, at most 255 bytes.
-            number: number of the publish, which must grow.
+            number: number of the publish; each publish of a writer needs a higher one.
             tokens: at most 10,000.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown or expired; nothing was published.
             Invalid: SEQUENCE_GAP: the number is more than 2^32 above the last one.
-            Denied: another user's writer or token.
+            Denied: the writer or a token belongs to another user.
         """
         return await self._ask(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
 
@@ -368,7 +367,7 @@ class PolywireClient(Scope):
         await self._ask(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group; see ``WireClient``. Raises Denied for another user's group."""
+        """Join a group; see ``WireClient``. Raises Denied if another user owns the group."""
         head = messages.Join(group, topic, member, None if assignor is None else assignor.value)
         return _membership(await self._ask(Verb.JOIN, head, messages.Membership))
 
@@ -384,7 +383,7 @@ class PolywireClient(Scope):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's next offset to read; see ``WireClient``. Raises Denied for another user's group."""
+        """Commit a group's next offset to read; see ``WireClient``. Raises Denied if another user owns the group."""
         head = messages.Commit(topic, partition, 1, group, offset, member=member, generation=generation)
         await self._ask(Verb.COMMIT, head, Head)
 
@@ -397,16 +396,16 @@ class PolywireClient(Scope):
             group: name of the group or consumer.
             topic: full name.
             partition: number of the partition, from 0.
-            kind: whether the name is that of a group or a consumer.
+            kind: whether ``group`` names a group or a single consumer.
         """
         number = 1 if kind is PositionKind.GROUP else 0
         head = messages.AskPosition(topic, partition, number, group)
         return (await self._ask(Verb.POSITION, head, messages.Position)).offset
 
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
-        """Return groups that have members or committed offsets, in order of topic and name.
+        """Return the groups that have members or committed offsets, sorted by topic and name.
 
-        ``group`` limits them to one name.
+        ``group`` limits the result to one name.
         """
         found: list[GroupInfo] = []
         after, more = ("", ""), True
@@ -422,32 +421,34 @@ class PolywireClient(Scope):
     async def delete_group(self, group: str, topic: str) -> None:
         """Delete a group of a topic with its members and offsets.
 
-        Raises Missing(GROUP_MISSING), Denied for another user's group.
+        Raises Missing(GROUP_MISSING), and Denied if the group belongs to another user.
         """
         await self._ask(Verb.DELETE_GROUP, messages.DeleteGroup(group, topic), Head)
 
     async def transactions(self) -> list[TransactionInfo]:
-        """Return the user's transactional ids, in order of their names. Administrators see those of all users."""
+        """Return the user's transactional ids, sorted by name. Administrators see the ids of all users."""
         return await self._kept(Verb.TRANSACTIONS, messages.KeptList[messages.TransactionEntry], TransactionInfo)
 
     async def delete_transaction(self, transactional_id: str) -> None:
         """Delete a transactional id and abort its open transaction.
 
-        Raises Missing(TRANSACTION_MISSING), Denied for another user's.
+        Raises Missing(TRANSACTION_MISSING), and Denied if the id belongs to another user.
         """
         await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteKept(transactional_id), Head)
 
     async def writers(self) -> list[WriterInfo]:
-        """Return the user's writers and their last numbers, in order of their names.
+        """Return the user's writers and the last number of each, sorted by name.
 
-        Administrators see those of all users.
+        Administrators see the writers of all users.
         """
         return await self._kept(Verb.WRITERS, messages.KeptList[messages.WriterEntry], WriterInfo)
 
     async def delete_writer(self, writer: str) -> None:
-        """Delete a writer. If it publishes again, its data is stored again.
+        """Delete a writer, so that its numbers can be used again.
 
-        Raises Missing(WRITER_MISSING), Denied for another user's.
+        If it repeats an old publish, the data is stored twice.
+
+        Raises Missing(WRITER_MISSING), and Denied if the writer belongs to another user.
         """
         await self._ask(Verb.DELETE_WRITER, messages.DeleteKept(writer), Head)
 
@@ -458,9 +459,9 @@ class PolywireClient(Scope):
 
         Args:
             topic: full name.
-            group: name of the group to join and to store offsets for; None reads all partitions and stores nothing.
-            member: name of the member; None makes one.
-            start: where to begin without a committed offset: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+            group: name of the group to join; None reads all partitions and commits nothing.
+            member: name of the member; None generates one.
+            start: where to start without a committed offset: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
         """
         return consume(self, topic, group=group, member=member, start=start)
 

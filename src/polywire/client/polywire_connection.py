@@ -1,7 +1,7 @@
 """Frames of the `polywire` protocol over one asyncio connection.
 
-Each request receives its own response, in whatever order responses arrive. A request is cancelled if its caller is
-cancelled.
+Responses may arrive in any order; each is matched to its request. If a caller is cancelled, its request is cancelled at
+the broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polywire.types import Buffer
 
 
 class _Pending:
-    """A request in flight; ``parts`` are the payloads of its frames."""
+    """A request in flight. ``parts`` has the payloads of the response frames received so far."""
 
     __slots__ = ("done", "parts")
 
@@ -39,7 +39,7 @@ class _Pending:
 
 
 class PolywireConnection(Connection):
-    """A connection of frames. Invariant: each correlation id is settled once, also if the connection is lost."""
+    """A connection of frames. Each request gets exactly one result or error, even if the connection is lost."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -50,7 +50,7 @@ class PolywireConnection(Connection):
         self._correlation = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the opening. Called by asyncio."""
+        """Send the first bytes, which name the protocol and its version. Called by asyncio."""
         super().connection_made(transport)
         self._opened().write(MAGIC)
 
@@ -89,7 +89,7 @@ class PolywireConnection(Connection):
             raise
 
     def _cancel(self, correlation: int) -> None:
-        """Cancel a request at the broker. The responses to it and to the cancellation are ignored."""
+        """Cancel a request at the broker. Its response, and the response to the cancellation, are ignored."""
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
         ignored.done.add_done_callback(_ignore)
@@ -145,6 +145,6 @@ class PolywireConnection(Connection):
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:
-    """Retrieve the outcome, so that asyncio does not report an exception that was never retrieved."""
+    """Retrieve the outcome. Otherwise asyncio would report an exception that was never retrieved."""
     if not done.cancelled():
         done.exception()

@@ -1,9 +1,9 @@
 """``Producer``: collects records into batches, chooses partitions, and reports deliveries.
 
-* Unacknowledged records use a limited amount of memory. Above the limit, ``send`` waits.
-* Every failed record is reported by its receipt, by ``flush`` and by the callback.
+* Unacknowledged records use a limited amount of memory. At the limit, ``send`` waits.
+* The failure of a record is reported by its receipt, by ``flush`` and by the callback.
 
-The module ``lane`` retries batches.
+Batches are sent and retried by the module ``lane``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polywire.types import KeyHash, Level
 
 LINGER_MS: Final = 5.0  # the default of Kafka's producer since version 4
 BATCH_BYTES: Final = 1 << 20
-BATCH_BYTES_LIMIT: Final = 8 << 20  # leaves space in a batch for one more record of the largest size
+BATCH_BYTES_LIMIT: Final = 8 << 20  # leaves space in a batch for one more record of the maximum size
 BUFFER_BYTES: Final = 32 << 20
 METADATA_S: Final = 60.0  # how long the partition count of a topic is cached
 HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
@@ -41,7 +41,7 @@ HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
 
 
 class Receipt:
-    """The result of ``Producer.send``. Awaiting it returns the record's position, or raises the error."""
+    """The result of ``Producer.send``. Awaiting it returns the record's partition and offset, or raises the error."""
 
     __slots__ = ("_batch", "_row")
 
@@ -55,7 +55,10 @@ class Receipt:
         return self._batch.settled.done()
 
     def mark_reported(self) -> bool:
-        """Count this record's error as reported, and return whether the errors of its whole batch are."""
+        """Record that the sender has received the error of this record.
+
+        Returns whether all senders of the batch have received theirs.
+        """
         self._batch.reported += 1
         return self._batch.reported == len(self._batch.values)
 
@@ -67,7 +70,10 @@ class Receipt:
 
 
 class Receipts:
-    """The result of ``Producer.send_many``. Awaiting it returns the positions, or raises the error if some records failed."""
+    """The result of ``Producer.send_many``.
+
+    Awaiting it returns the stored ranges, or raises the error if a record failed.
+    """
 
     __slots__ = ("_parts",)
 
@@ -94,7 +100,7 @@ class Receipts:
 
 @dataclass(slots=True)
 class _Topic:
-    """The metadata that is needed to choose a partition. ``partition_count`` is 0 if the protocol chooses."""
+    """The metadata for choosing a partition. ``partition_count`` is 0 if the protocol chooses."""
 
     partition_count: int
     key_hash: KeyHash
@@ -118,8 +124,8 @@ class ProducerOptions(TypedDict, total=False):
 class Producer:
     """Send records in batches. Create one with ``polywire.Client.producer`` and use it in an ``async with``.
 
-    Over `polywire` each record is stored exactly once, even if connections are lost or the broker restarts. Over other protocols a batch
-    in flight may then be stored twice; none is lost.
+    Over `polywire`, each record is stored exactly once, even if connections are lost or the broker restarts. Over other
+    protocols, no record is lost, but a batch that was in flight may be stored twice.
 
     Example:
         async with client.producer() as producer:
@@ -146,10 +152,10 @@ class Producer:
             url: as for ``polywire.connect``.
             linger_ms: how long an incomplete batch waits for more records, in milliseconds.
             batch_bytes: a batch of about this size is sent immediately.
-            buffer_bytes: bytes that may wait for acknowledgement; ``send`` blocks above this.
-            level: durability of an acknowledged record, a ``Level`` or its name: "memory", "written" (survives a broker crash), "synced"
-                (survives a power failure) or "stored" (in the bucket).
-            idempotent: store each record exactly once; None does so if the protocol supports it.
+            buffer_bytes: maximum size of unacknowledged records; at this size, ``send`` waits.
+            level: durability of an acknowledged record, a ``Level`` or its name: "memory", "written" (survives a broker
+                crash), "synced" (survives a power failure) or "stored" (in the bucket).
+            idempotent: store each record exactly once. None does so if the protocol supports it.
             create: create missing topics.
             on_delivery: called with a ``Delivery`` for each batch that was stored or failed.
             reconnect_s: how long to retry a lost connection, in seconds, before records fail.
@@ -189,7 +195,7 @@ class Producer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that wait for acknowledgement."""
+        """Size of the records that are not acknowledged yet."""
         return self._buffered
 
     async def send(
@@ -201,14 +207,15 @@ class Producer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Receipt:
-        """Queue a record and return its receipt. Waits only while ``buffer_bytes`` wait for acknowledgement.
+        """Queue a record and return its receipt. Waits only if ``buffer_bytes`` are unacknowledged.
 
         Args:
             topic: full name.
             value: str, bytes, None, or a ``Record``.
             key: str, bytes or None. Records with the same key go to the same partition, in order.
             headers: mapping of names to str, bytes, int, float, bool or None.
-            partition: number of the partition; None selects it by key, or round-robin without a key.
+            partition: number of the partition. With None, the key selects it; without a key, partitions are used
+                round-robin.
 
         Raises:
             Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
@@ -246,7 +253,9 @@ class Producer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record immediately and return its position once it is stored. Arguments and errors are those of ``send``.
+        """Send one record immediately, and return its partition and offset once it is stored.
+
+        Arguments and errors are the same as in ``send``.
 
         Example:
             place = await producer.send_and_wait("orders", "hello")
@@ -258,7 +267,7 @@ class Producer:
             return await receipt
         except BrokerError as error:
             if receipt.mark_reported() and error is self._failure:
-                self._failure = None  # every sender of the batch has seen it
+                self._failure = None  # every sender of the batch has received the error
             raise
 
     async def send_many(
@@ -269,16 +278,17 @@ class Producer:
         keys: Iterable[Text | None] | None = None,
         partition: int | None = None,
     ) -> Receipts:
-        """Queue many records, which is much cheaper per record than ``send``, and return their receipts.
+        """Queue many records and return their receipts. This is much cheaper per record than ``send``.
 
         Args:
             topic: full name.
-            values: each str, bytes, None, or a ``Record``.
-            keys: one str, bytes or None per value. None means no keys, except those of values that are a ``Record``.
+            values: each is a str, bytes, None, or a ``Record``.
+            keys: one str, bytes or None per value. Without ``keys``, only values that are a ``Record`` can have a key.
             partition: as for ``send``.
 
         Raises:
-            Invalid: INVALID_REQUEST: an argument has the wrong type, or the numbers of keys and values differ. Nothing was sent.
+            Invalid: INVALID_REQUEST: an argument has the wrong type, or the numbers of keys and values differ. Nothing
+                was sent.
             Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
             Unavailable: the broker is not reachable, or the producer is closed.
 
@@ -307,7 +317,7 @@ class Producer:
         return Receipts(parts)
 
     async def flush(self) -> None:
-        """Send all queued records and return when all are acknowledged.
+        """Send all queued records, and wait until all are acknowledged.
 
         Raises the error of the first record that failed since the last flush.
         """
@@ -320,7 +330,7 @@ class Producer:
             raise failure
 
     async def close(self, *, flush: bool = True) -> None:
-        """Flush and close the connection. Calling it again does nothing.
+        """Flush and close the connection. A second call does nothing.
 
         Args:
             flush: if false, do not wait for unacknowledged records; the broker may or may not have stored them.
@@ -343,7 +353,10 @@ class Producer:
             lane.flush()
 
     async def _capacity(self, size: int) -> None:
-        """Wait for buffer space. If the buffer is empty, a record of any size is accepted."""
+        """Wait until the buffer has space for ``size`` bytes, or is empty.
+
+        An empty buffer accepts a record of any size.
+        """
         while self._buffered and self._buffered + size > self._buffer_bytes:
             self._flush_lanes()
             self._settled.clear()
@@ -373,7 +386,10 @@ class Producer:
         keys: Sequence[bytes | None],
         size: int,
     ) -> None:
-        """Add records to a batch. A full batch is sent, and records without a key then use the next partition."""
+        """Add records to a batch.
+
+        When a batch is full, it is sent, and later records without a key go to the next partition.
+        """
         batch.values += values
         batch.keys += keys
         batch.size += size
@@ -432,7 +448,7 @@ class Producer:
     async def _rows_by_partition(
         self, topic: str, keys: Sequence[bytes | None], partition: int | None
     ) -> list[tuple[int, list[int] | None]]:
-        """Return the rows for each partition. None stands for all rows."""
+        """Return (partition, rows) pairs. Rows are None if all records go to the same partition."""
         known = await self._topic(topic)
         if partition is not None or not known.partition_count or not any(key is not None for key in keys):
             where = await self._partition(topic, None, partition)
@@ -459,7 +475,7 @@ class Producer:
         return known
 
     def _knows_partitions(self, wire: WireClient, topic: str) -> bool:
-        """Return whether this producer chooses partitions, as over `polywire`, instead of the protocol's client."""
+        """Return whether this producer chooses partitions, as over `polywire`. Otherwise the protocol's client does."""
         if not isinstance(topic, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic must be a str got={type(topic).__name__}")
         self._is_idempotent = isinstance(wire, PolywireClient) and self._idempotent is not False
@@ -489,7 +505,7 @@ def _checked(partition: object) -> int:
 
 
 def _values(given: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
-    """Return all values, and those that are a ``Record`` by row. Raises Invalid(INVALID_REQUEST)."""
+    """Return all values, and the ``Record`` objects among them by row. Raises Invalid(INVALID_REQUEST)."""
     if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Iterable):
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"values must be a list with one for each record got={type(given).__name__}"

@@ -1,6 +1,6 @@
 """``Record``, the record of the client API, and its conversion from and to stored batches.
 
-* Text is encoded as UTF-8 when a record is created. Invalid keys, values and headers are rejected at that time.
+* When a record is created, text is encoded as UTF-8, and invalid keys, values and headers are rejected.
 * A batch is decoded or built with a few calls for all of its records.
 """
 
@@ -30,14 +30,14 @@ Text: TypeAlias = str | bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, HeaderValue]
 
 NO_HEADERS: Final[Headers] = MappingProxyType({})
-EXPANDED_BYTES_MAX: Final = 64 << 20  # limit of a decompressed body
-PRODUCER_EPOCH: Final = 0  # each producer has an id of its own, so it never needs a second epoch
+EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
+PRODUCER_EPOCH: Final = 0  # each producer has its own id, so it never needs a second epoch
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 INT_BYTES: Final = 8
 
 _COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
-# Batches with other columns than keys and values are decoded and built record by record.
+# Batches with more columns than keys and values are decoded and built record by record.
 _PLAIN_COLUMNS: Final = sum(
     1 << column
     for column in (
@@ -64,11 +64,13 @@ class _Fields(NamedTuple):
 
 
 class Record(_Fields):
-    """A record to send, or one that was read, with its position in the log.
+    """A record to send, or one that was read from the log.
 
-    ``value`` and ``key`` are bytes or None, ``headers`` a mapping. The broker assigns ``topic``, ``partition``, ``offset`` and
-    ``append_time_us`` (microseconds since 1970); before, they are "", -1, -1 and 0. ``origin_time_us`` is the writer's timestamp, or
+    ``value`` and ``key`` are bytes or None, ``headers`` is a mapping. ``origin_time_us`` is the writer's timestamp, or
     None.
+
+    The broker sets ``topic``, ``partition``, ``offset`` and ``append_time_us`` (microseconds since 1970). In a record
+    to send, they are "", -1, -1 and 0.
 
     Example:
         record = Record("hello", key="a", headers={"source": "web"})
@@ -89,8 +91,9 @@ class Record(_Fields):
 
         Args:
             value: str (stored as UTF-8), bytes, or None for no value.
-            key: as ``value``. Records with the same key go to the same partition, in order.
-            headers: mapping of names to str, bytes, int, float, bool or None. Types are preserved if the protocol supports them.
+            key: str, bytes or None. Records with the same key go to the same partition, in order.
+            headers: mapping of names to str, bytes, int, float, bool or None. Types are preserved if the protocol
+                supports them.
             origin_time_us: timestamp of the event, in microseconds since 1970.
 
         Raises:
@@ -195,7 +198,7 @@ def encode_batch(
     producer_id: bytes | None,
     base_sequence: int,
 ) -> bytearray:
-    """Build a stored batch from columns. ``others`` are the records with more than a key and a value, by row.
+    """Build a stored batch from columns. ``others`` has the records with more than a key and a value, by row.
 
     Raises Invalid(INVALID_BATCH), Invalid(RECORD_TOO_LARGE).
     """
@@ -217,7 +220,7 @@ def encode_batch(
 
 
 def decode_batches(payload: Buffer, topic: str, partition: int, offset: int) -> list[Record]:
-    """Decode the records of consecutive stored batches, beginning at an offset. Raises Invalid(INVALID_BATCH)."""
+    """Decode the records of consecutive stored batches, from ``offset`` on. Raises Invalid(INVALID_BATCH)."""
     found: list[Record] = []
     view = memoryview(payload)
     for at in walk(payload).tolist():
@@ -250,7 +253,10 @@ def _offsets(parts: Iterable[Any]) -> bytes:
 
 
 def _header(name: str, value: HeaderValue) -> Header:
-    """Return a header of the kind that fits its value. Raises Invalid(INVALID_REQUEST) for an integer that is too large."""
+    """Return a header whose kind fits the type of its value.
+
+    Raises Invalid(INVALID_REQUEST) for an integer that is too large.
+    """
     key = name.encode()
     match value:
         case None:
@@ -262,7 +268,8 @@ def _header(name: str, value: HeaderValue) -> Header:
                 if -(1 << (8 * size - 1)) <= value < 1 << (8 * size - 1):
                     return Header(key, value.to_bytes(size, "little", signed=True), value_kind=kind)
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"header number has more than {8 * INT_BYTES_MAX} bits name={name!r}"
+                ErrorCode.INVALID_REQUEST,
+                f"header value is an integer of more than {8 * INT_BYTES_MAX} bits name={name!r}",
             )
         case float():
             return Header(key, struct.pack("<d", value), value_kind=HeaderKind.FLOAT64)

@@ -1,4 +1,4 @@
-"""Errors for features that a protocol does not support, raised before anything is sent."""
+"""Errors for features that a protocol does not support. They are raised before anything is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cannot_name(wire: str, name: str) -> Invalid:
 
 
 def bare_value(wire: str, record: Record, *, events: bool = False) -> bytes:
-    """Return the value of a record that has only a value and a key, or with ``events`` an event.
+    """Return the value of a record that has only a value and a key. With ``events``, it may also have an event.
 
     Raises Invalid for any other record.
     """

@@ -1,9 +1,9 @@
 """Convert the rows of a stored batch to tuples of a subclass of ``tuple``, with one call for all rows.
 
-Rows cannot be part of reference cycles, so the garbage collector does not track them. It would otherwise check a
-million rows several times.
+The garbage collector does not track the tuples, because they cannot be part of reference cycles. Otherwise it would
+check a million rows several times.
 
-Each row is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid.
+Each tuple is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEY_BYTES = cython.declare(cython.Py_ssize_t, 64)
 
 @cython.cfunc
 def _part(source: Lent, offsets_at: cython.Py_ssize_t, bytes_at: cython.Py_ssize_t, row: cython.Py_ssize_t) -> object:
-    """Return the bytes of one row of a column, or None without such a column."""
+    """Return one row of a column as bytes, or None if the batch does not have the column."""
     start: cython.Py_ssize_t
     stop: cython.Py_ssize_t
     if offsets_at < 0:
@@ -49,7 +49,7 @@ def _part(source: Lent, offsets_at: cython.Py_ssize_t, bytes_at: cython.Py_ssize
 @cython.cfunc
 @cython.inline
 def _put(made: object, place: cython.Py_ssize_t, field: object) -> cython.void:
-    """Set a field of a new tuple, which takes over one reference."""
+    """Set a field of a new tuple. The tuple takes over the reference."""
     if cython.compiled:
         Py_INCREF(field)
         PyTuple_SET_ITEM(made, place, field)
@@ -68,9 +68,9 @@ def rows_of(
     partition: int,
     append_time_us: int,
 ) -> list[Any]:
-    """Return rows ``first`` to ``record_count`` of a batch that only has keys and values, as objects of ``kind``.
+    """Return rows ``first`` to ``record_count`` of a batch that has only keys and values, as objects of ``kind``.
 
-    layout: positions of the columns, as ``batch.layout`` returns them.
+    ``layout`` has the positions of the columns, as returned by ``batch.layout``.
     """
     source: Lent = lend(batch)
     places: Lent = lend(layout)

@@ -1,6 +1,6 @@
 """A pool of blocking sockets to a broker, or to the first of several brokers that responds.
 
-A socket is not used again unless its last response was read to the end. Calls may come from any thread.
+A socket is reused only if its last response was read completely. Calls may come from any thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPARE_MAX: Final = 4  # idle sockets in the pool
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The address of one broker. tls: how to verify it; None connects without TLS."""
+    """The address of one broker, and how to verify its certificate. If ``tls`` is None, TLS is not used."""
 
     host: str
     port: int
@@ -29,12 +29,12 @@ class Place:
 
 
 class Sockets:
-    """A pool of sockets. Invariant: each is lent to one caller at a time."""
+    """A pool of sockets. A socket is lent to one caller at a time."""
 
     __slots__ = ("_answered", "_lock", "_login", "_places", "_spares", "_timeout_s")
 
     def __init__(self, places: Sequence[Place], *, timeout_s: float, login: Login | None) -> None:
-        """Create a pool. ``places`` are the brokers, at least one. Other arguments are those of ``FramedSocket``."""
+        """Create a pool for one or more brokers. Other arguments are the same as in ``FramedSocket``."""
         self._places: Final = tuple(places)
         self._timeout_s: Final = timeout_s
         self._login: Final = login
@@ -44,7 +44,7 @@ class Sockets:
         """Index of the broker that responded last."""
 
     def take(self) -> FramedSocket:
-        """Lend a socket; return it with ``give``. Raises Unavailable."""
+        """Return a socket. The caller returns it with ``give``. Raises Unavailable."""
         while True:
             with self._lock:
                 found = self._spares.pop() if self._spares else None
@@ -54,7 +54,7 @@ class Sockets:
                 return found
 
     def give(self, socket: FramedSocket) -> None:
-        """Take a socket back. It is reused if every response was read, otherwise closed."""
+        """Return a socket to the pool. It is reused if every response was read, and closed otherwise."""
         with self._lock:
             if socket.open and not socket.owed and len(self._spares) < SPARE_MAX:
                 self._spares.append(socket)
@@ -62,7 +62,7 @@ class Sockets:
         socket.close()
 
     def close(self) -> None:
-        """Close idle sockets. Lent ones stay open."""
+        """Close idle sockets. Sockets in use stay open."""
         with self._lock:
             spares, self._spares = self._spares, []
         for spare in spares:

@@ -1,6 +1,6 @@
-"""The blocking version of every protocol client: the same methods, run in a thread.
+"""The blocking version of every protocol client: the same methods, run in a background thread.
 
-Each connection has one thread and one event loop. Calls may come from any thread and run concurrently.
+Each connection has one thread with an event loop. Calls may come from any thread and run concurrently.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SyncClient:
 
     Example:
         with connect("127.0.0.1:9555") as client:
-            client.produce("orders", [Record(b"hello", key=b"a")]) for delivered in client.consume("orders",
-            group="billing"):
+            client.produce("orders", [Record(b"hello", key=b"a")])
+            for delivered in client.consume("orders", group="billing"):
                 print(delivered.value)
     """
 
@@ -50,7 +50,7 @@ class SyncClient:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The features of this protocol."""
+        """The features that this protocol supports."""
         return self._client.abilities
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class SyncClient:
         return self._run(self._client.bounds(topic))
 
     def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset appended at or after a time (microseconds since 1970), or the next offset."""
+        """Return the first offset appended at or after a time, or the next offset; see ``WireClient.offset_at``."""
         return self._run(self._client.offset_at(topic, partition, time_us))
 
     def produce(
@@ -87,12 +87,12 @@ class SyncClient:
         Args:
             topic: full name.
             records: the records.
-            partition: number of the partition; None chooses by each record's key.
+            partition: number of the partition. With None, the key of each record selects its partition.
             level: durability of an acknowledged record.
 
         Raises:
-            Unavailable: the connection was lost; the outcome is unknown.
-            Busy: over a limit, or the disk is full.
+            Unavailable: the connection was lost; some or all records may be stored.
+            Busy: a limit is reached, or the disk is full.
         """
         return self._run(self._client.produce(topic, records, partition=partition, level=level))
 
@@ -111,27 +111,24 @@ class SyncClient:
         return self._run(self._client.join(group, topic, member, assignor=assignor))
 
     def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Send a heartbeat, at least every few seconds.
+        """Send a heartbeat, which is necessary every few seconds; see ``WireClient.heartbeat``.
 
         Raises Conflict(GENERATION_STALE) if the group has changed: join again.
         """
         return self._run(self._client.heartbeat(group, topic, member, generation))
 
     def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group; other members get its partitions."""
+        """Leave a group; see ``WireClient.leave``."""
         self._run(self._client.leave(group, topic, member, generation))
 
     def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's next offset to read, checked if ``member`` is passed; see ``WireClient.commit``."""
+        """Commit a group's next offset to read; see ``WireClient.commit``."""
         self._run(self._client.commit(group, topic, partition, offset, member=member, generation=generation))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read, or None if it never committed one.
-
-        Protocols that cannot distinguish this return 0.
-        """
+        """Return the committed offset of a group, or None if nothing was committed. Some protocols report 0 instead."""
         return self._run(self._client.position(group, topic, partition))
 
     def consume(
@@ -141,9 +138,9 @@ class SyncClient:
 
         Args:
             topic: full name.
-            group: name of the group to join and to store offsets for; None reads all partitions and stores nothing.
-            member: name of the member; None makes one.
-            start: where to begin without a committed offset: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+            group: name of the group to join; None reads all partitions and commits nothing.
+            member: name of the member; None generates one.
+            start: where to start without a committed offset: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
         """
         records = consume(self._client, topic, group=group, member=member, start=start)
         try:
@@ -154,9 +151,9 @@ class SyncClient:
                 self._run(records.aclose())
 
     def run(self, work: Callable[[WireClient], Coroutine[Any, Any, T]]) -> T:
-        """Run a function of the asynchronous client in the connection's thread, and return its result.
+        """Run a function of the asynchronous client in the connection's thread.
 
-        Raises what it raises.
+        Return its result or raise its exception.
         """
         return self._run(work(self._client))
 

@@ -1,6 +1,6 @@
 """Read topics as Arrow record batches, Arrow tables or pandas frames, without Spark.
 
-* The bounds of a read are fixed when it starts, so reading a growing topic ends.
+* A read covers the offsets that exist when it starts, so it ends even if the topic is growing.
 * ``scan`` needs a few MiB of memory, however large the topic is.
 """
 
@@ -45,20 +45,22 @@ def scan(
     end: Bound = LATEST,
     text: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a topic as Arrow record batches, partition by partition, in offset order, in bounded memory.
+    """Yield a topic as Arrow record batches: partition by partition, in offset order, in bounded memory.
 
     Args:
         address: ``host:port`` or URL of the `polywire` protocol, as for ``polywire.connect``.
         topic: full name.
-        columns: any of key, value, topic, partition, offset and timestamp (append time), in this order.
-        start: "earliest", "latest", an offset, or a datetime with a time zone. Applies to each partition; deleted offsets are skipped.
-        end: the same, exclusive. "latest" is the end of the topic when reading starts.
+        columns: any of key, value, topic, partition, offset and timestamp (append time). Batches have them in this
+            order.
+        start: "earliest", "latest", an offset, or a datetime with a time zone. It applies to each partition. Deleted
+            offsets are skipped.
+        end: exclusive end, as for ``start``. "latest" is the end of the topic when reading starts.
         text: return keys and values as text instead of bytes.
 
     Raises:
         Invalid: INVALID_REQUEST: unknown column, invalid bound, or values that are not UTF-8.
         Missing: TOPIC_MISSING.
-        Unavailable: no broker answers.
+        Unavailable: no broker responded.
 
     Example:
         for batch in scan("127.0.0.1:9555", "orders", columns=["value"]):
@@ -82,7 +84,7 @@ def read_arrow(
     end: Bound = LATEST,
     text: bool = False,
 ) -> pa.Table:
-    """Return a topic as one Arrow table. Arguments and errors are those of ``scan``.
+    """Return a topic as one Arrow table. Arguments and errors are the same as in ``scan``.
 
     Example:
         table = read_arrow("127.0.0.1:9555", "orders", text=True)
@@ -103,7 +105,7 @@ def read_pandas(
 ) -> Any:
     """Return a topic as a pandas ``DataFrame``.
 
-    Arguments and errors are those of ``scan``. Raises Invalid(INVALID_REQUEST) without pandas.
+    Arguments and errors are the same as in ``scan``. Raises Invalid(INVALID_REQUEST) if pandas is not installed.
 
     Example:
         frame = read_pandas("127.0.0.1:9555", "orders", text=True)
@@ -117,7 +119,7 @@ def read_pandas(
 
 
 def schema_of(columns: Sequence[str], *, text: bool) -> pa.Schema:
-    """Return the schema of columns. Raises Invalid(INVALID_REQUEST)."""
+    """Return the Arrow schema for these columns. Raises Invalid(INVALID_REQUEST)."""
     unknown = [column for column in columns if column not in TYPES]
     if unknown or not columns:
         raise Invalid(
@@ -132,7 +134,7 @@ def _time_us(bound: datetime) -> int:
 
 
 def _offset(bound: Bound, partition: PartitionRange, time_offsets: Iterator[int]) -> int:
-    """Return the offset of a bound in a partition, within the retained records."""
+    """Translate ``start`` or ``end`` to an offset in a partition, limited to its retained records."""
     if isinstance(bound, datetime):
         return next(time_offsets)
     if isinstance(bound, int):

@@ -1,7 +1,7 @@
-"""TLS for clients: the meaning of ``+tls`` in a URL.
+"""TLS for clients, which ``+tls`` in a URL selects.
 
-The broker's certificate and host name are verified. Trusted authorities are the system's, or those in ``SSL_CERT_FILE``
-and ``SSL_CERT_DIR``.
+The broker's certificate and host name are verified. Trusted authorities are those of the system, or those in
+``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 SCHEME_SUFFIX: Final = "+tls"
-JOINED_BYTES_MAX: Final = 64 * 1024  # small parts are sent as one TLS record
+JOINED_BYTES_MAX: Final = 64 * 1024  # parts are joined up to this size, so that they are sent as one TLS record
 
 
 def client_context() -> ssl.SSLContext:
     """Return a context for TLS 1.2 and newer that verifies certificates and host names.
 
-    Authorities are the system's, or those in the environment variables ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
+    Trusted authorities are those of the system, or those in the environment variables ``SSL_CERT_FILE`` and
+    ``SSL_CERT_DIR``.
     """
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -26,12 +27,12 @@ def client_context() -> ssl.SSLContext:
 
 
 def secured(context: ssl.SSLContext | None, host: str) -> dict[str, Any]:
-    """Return the arguments of ``create_connection`` for TLS to this host; nothing without a context."""
+    """Return the arguments of ``create_connection`` for TLS to this host, or no arguments if ``context`` is None."""
     return {} if context is None else {"ssl": context, "server_hostname": host}
 
 
 class TlsSocket:
-    """The methods of a blocking socket that ``FramedSocket`` uses, over TLS. Raises OSError like a socket."""
+    """The methods of a blocking socket that ``FramedSocket`` uses, over TLS. They raise OSError as a socket does."""
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext, host: str) -> None:
         self._socket: Final = context.wrap_socket(plain, server_hostname=host)
@@ -49,7 +50,7 @@ class TlsSocket:
         self._socket.close()
 
     def recv(self, size: int, flags: int) -> bytes:
-        """Return a placeholder if TLS has buffered data, otherwise received bytes, which may be encrypted."""
+        """Return a placeholder if decrypted data is buffered; otherwise received bytes, which may be encrypted."""
         if self._socket.pending():
             return b"?"
         return socket.socket.recv(self._socket, size, flags)

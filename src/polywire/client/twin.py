@@ -37,7 +37,7 @@ class SyncReceipt(Generic[T]):
         return self._receipt.done
 
     def result(self) -> T:
-        """Wait until the record is stored and return its position. Raises the error if it failed."""
+        """Wait until the record is stored, and return its partition and offset. Raises the error if it failed."""
 
         async def wait() -> Any:
             return await self._receipt
@@ -67,7 +67,7 @@ class SyncProducer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that wait for acknowledgement."""
+        """Size of the records that are not acknowledged yet."""
         return self._producer.buffered_bytes
 
     def send(
@@ -92,7 +92,7 @@ class SyncProducer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record immediately and return its position once it is stored; see ``Producer.send_and_wait``."""
+        """Send one record immediately, and wait until it is stored; see ``Producer.send_and_wait``."""
         return self._thread.run(
             self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
         )
@@ -155,7 +155,7 @@ class SyncConsumer:
         self._thread.run(self._consumer.start())
 
     def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
-        """Wait for records and return them. All are of one partition; see ``Consumer.batch``."""
+        """Wait until there are records, and return some of them, all from one partition; see ``Consumer.batch``."""
         return self._thread.run(self._consumer.batch(records_max, timeout_s=timeout_s))
 
     def batches(self, records_max: int = BATCH_RECORDS) -> Iterator[Sequence[Record]]:
@@ -164,7 +164,7 @@ class SyncConsumer:
             yield records
 
     def commit(self, record: Record | None = None) -> None:
-        """Commit the group's offsets and return when they are stored; see ``Consumer.commit``."""
+        """Commit the group's offsets, and wait until they are stored; see ``Consumer.commit``."""
         self._thread.run(self._consumer.commit(record))
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
@@ -194,7 +194,7 @@ class SyncClient:
     """
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
-        """Connect. Arguments and errors are those of ``connect_sync``."""
+        """Connect. Arguments and errors are the same as in ``connect_sync``."""
         client = Client(url, connect_s=connect_s, reconnect_s=reconnect_s)
         self._thread: Final = LoopThread()
         self._client: Final = client
@@ -212,7 +212,7 @@ class SyncClient:
         self.close()
 
     def abilities(self) -> frozenset[Ability]:
-        """Return the features of this protocol."""
+        """Return the features that this protocol supports."""
         return self._thread.run(self._client.abilities())
 
     def close(self) -> None:
@@ -224,11 +224,11 @@ class SyncClient:
                 self._thread.end()
 
     def producer(self, **options: Unpack[ProducerOptions]) -> SyncProducer:
-        """Return a producer. Options are those of ``Producer``."""
+        """Return a producer. Options are the arguments of ``Producer``."""
         return SyncProducer(self._thread, self._thread.run(_call(lambda: self._client.producer(**options))))
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> SyncConsumer:
-        """Return a consumer of the topics. Options are those of ``Consumer``."""
+        """Return a consumer of the topics. Options are the arguments of ``Consumer``."""
         return SyncConsumer(self._thread, self._thread.run(_call(lambda: self._client.consumer(*topics, **options))))
 
     def send(
@@ -240,7 +240,7 @@ class SyncClient:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record and return its position once it is stored; see ``Client.send``."""
+        """Send one record, and return its partition and offset once it is stored; see ``Client.send``."""
         return self._thread.run(self._client.send(topic, value, key=key, headers=headers, partition=partition))
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
@@ -262,7 +262,7 @@ class SyncClient:
         self._thread.run(self._client.delete_topic(topic))
 
     def topics(self) -> list[TopicInfo]:
-        """Return the topics that the user may see, by name."""
+        """Return the topics that the user may see, sorted by name."""
         return self._thread.run(self._client.topics())
 
     def bounds(self, topic: str) -> list[PartitionBounds]:
@@ -270,12 +270,12 @@ class SyncClient:
         return self._thread.run(self._client.bounds(topic))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the next offset that a group reads; None if it never committed one (0 if the protocol cannot distinguish this)."""
+        """Return the next offset that a group reads, or None if it has committed nothing; see ``Client.position``."""
         return self._thread.run(self._client.position(group, topic, partition))
 
 
 def connect_sync(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> SyncClient:
-    """Connect to a broker without asyncio. Arguments and errors are those of ``polywire.connect``.
+    """Connect to a broker without asyncio. Arguments and errors are the same as in ``polywire.connect``.
 
     Example:
         with polywire.connect_sync("127.0.0.1:9555") as client:

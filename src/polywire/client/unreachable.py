@@ -1,4 +1,4 @@
-"""Errors for connections that could not be opened, with the same messages in every client.
+"""Errors for connections that could not be opened. All clients use the same messages.
 
 The class of the error shows whether a retry can help.
 """
@@ -18,7 +18,10 @@ SILENT: Final = "no response in time (check that the port belongs to this protoc
 
 
 def hung_up(address: str, doubt: str = "") -> Unavailable:
-    """Return the error for a broker that closed the connection without a reply. ``doubt`` is another thing to check."""
+    """Return the error for a broker that closed the connection without a reply.
+
+    ``doubt`` names something else to check.
+    """
     cause = " ".join(filter(None, (HUNG_UP, doubt, "and that the cluster has a leader")))
     return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {cause} address={address}")
 
@@ -31,7 +34,7 @@ def is_hanging_up(error: BrokerError) -> bool:
 def silent(address: str) -> Unavailable:
     """Return the error for a server that accepts connections and does not respond.
 
-    It may wait for more data of another protocol, or hang.
+    The server may be waiting for more data because it speaks another protocol, or it may hang.
     """
     return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {SILENT} address={address}")
 
@@ -42,12 +45,12 @@ def is_silent(error: BrokerError) -> bool:
 
 
 def no_broker_answers(reasons: list[str]) -> Unavailable:
-    """Return the error if none of several brokers was reached, with all reasons."""
+    """Return the error if none of several brokers could be reached. It has the reason for each."""
     return Unavailable(ErrorCode.UNREACHABLE, f"no broker responds reasons={'; '.join(reasons)}")
 
 
 def makes_no_sense(error: PeerError, address: str, *, is_answered: bool) -> Unavailable:
-    """Return the error for an invalid reply. If it is the first one, the port may belong to another protocol."""
+    """Return the error for an invalid reply. If it is the first one, the message asks whether the port is right."""
     cause = (
         error.message
         if is_answered

@@ -1,9 +1,9 @@
-"""Writers that pipeline batches to the broker: staged under tokens, or appended immediately.
+"""Writers that send batches to the broker with pipelined requests: staged under tokens, or appended immediately.
 
 * ``StageWriter`` returns a token only after every batch staged under it was acknowledged. Each batch is staged once,
   even if connections are lost.
-* ``ProduceWriter`` stores each batch at least once, or exactly once if its batches have a producer id.
-* The memory for batches that may be sent again is limited.
+* ``ProduceWriter`` stores each batch at least once. A batch with a producer id is stored exactly once.
+* The memory for batches that may have to be sent again is limited.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.types import Buffer, Level
 
 WINDOW: Final = 8  # requests of one writer in flight
-TOKEN_BYTES: Final = 32 << 20  # staged under one token, and held in memory to be sent again
+# limit for the data under one token, which stays in memory because it may have to be sent again
+TOKEN_BYTES: Final = 32 << 20
 TOKEN_BATCHES: Final = 4_096
 TOKEN_RANDOM_BYTES: Final = 16
-BUSY_WAIT_S: Final = 30.0  # total time that one step waits for a broker that is over a limit
-BUSY_PAUSE_S: Final = 0.5  # before a retry, if the broker names no pause
-BUSY_PAUSE_MIN_S: Final = 0.01  # lower limit, also for pauses that the broker names
+BUSY_WAIT_S: Final = 30.0  # how long one step waits in total while the broker is over a limit
+BUSY_PAUSE_S: Final = 0.5  # pause before a retry, if the broker's response does not have one
+BUSY_PAUSE_MIN_S: Final = 0.01  # minimum pause, even if the broker asks for a shorter one
 BUSY_PAUSE_MAX_S: Final = 5.0
 
 
@@ -35,16 +36,16 @@ class Writer(Protocol):
     """Accepts stored batches of any topic and partition."""
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
-        """Add a batch. It may be in flight when this returns."""
+        """Add a batch. It may still be in flight when this method returns."""
 
     def finish(self) -> list[bytes]:
         """Wait until everything is acknowledged, and return the tokens to publish, in order.
 
-        There are none if nothing was staged.
+        If nothing was staged, there are no tokens.
         """
 
     def abandon(self) -> None:
-        """Drop staged batches, and ignore errors of the connection."""
+        """Drop staged batches. Connection errors are ignored."""
 
 
 class _Item(NamedTuple):
@@ -54,7 +55,7 @@ class _Item(NamedTuple):
 
 
 class _Pipeline:
-    """Pipelined requests over one socket. Invariant: the socket is reused only if no response is missing."""
+    """Pipelined requests over one socket. The socket is reused only if all responses were received."""
 
     __slots__ = ("_connection", "_pending", "_wire", "answered")
 
@@ -76,7 +77,7 @@ class _Pipeline:
             self._settle(self._wire)
 
     def drop(self) -> None:
-        """Return the socket, even if responses are missing."""
+        """Return the socket, even if responses were not received."""
         self._pending.clear()
         if self._wire is not None:
             self._connection.give(self._wire)
@@ -89,7 +90,7 @@ class _Pipeline:
 
 
 class _RetryPolicy:
-    """Limits the number and duration of retries. Raises the last error at the limit."""
+    """Limits the number and duration of retries; at the limit, raises the last error."""
 
     __slots__ = ("_busy_left_s", "_connection", "_lost")
 
@@ -116,7 +117,7 @@ class _RetryPolicy:
 
 
 def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable[[], None]) -> None:
-    """Run ``step``. If the broker is gone or busy, run ``again`` until it succeeds.
+    """Run ``step``. If the broker is not reachable or busy, run ``again`` until it succeeds.
 
     Raises Unavailable, Busy, and errors that a retry cannot fix.
     """
@@ -134,7 +135,7 @@ def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable
 class StageWriter:
     """Stages batches under random tokens, with pipelined requests.
 
-    Invariant: a token is never returned if a batch may have been staged twice under it, or its outcome is unknown.
+    A token is never returned if the outcome of a batch under it is unknown, or if a batch may be staged under it twice.
     """
 
     __slots__ = ("_ahead", "_connection", "_doubtful", "_held", "_level", "_size", "_token", "_tokens", "_write")
@@ -142,7 +143,11 @@ class StageWriter:
     def __init__(
         self, connection: BulkConnection, write: tuple[str, int] = ("", 0), level: Level = Level.WRITTEN
     ) -> None:
-        """Create a writer. ``write`` is the writer and number of the later publish, which identify leftover batches."""
+        """Create a writer.
+
+        ``write`` is the writer name and number with which the tokens will be published. It identifies batches that are
+        left over from a crashed writer.
+        """
         self._connection: Final = connection
         self._write: Final = write
         self._level: Final = int(level)
@@ -163,14 +168,17 @@ class StageWriter:
             self._close_token()
 
     def finish(self) -> list[bytes]:
-        """Wait until everything is acknowledged, and return the tokens to publish, in order. Raises as ``put``."""
+        """Wait until everything is acknowledged, and return the tokens to publish, in order.
+
+        Raises the errors of ``put``.
+        """
         self._close_token()
         self._ahead.drop()
         self._abandon(self._doubtful)
         return self._tokens
 
     def abandon(self) -> None:
-        """Drop everything that was staged. Raises Unavailable; the batches then expire."""
+        """Drop everything that was staged. Raises Unavailable; the staged batches then expire by themselves."""
         self._ahead.drop()
         self._abandon([*self._tokens, *self._doubtful, self._token])
 
@@ -197,7 +205,7 @@ class StageWriter:
         )
 
     def _send_again(self) -> None:
-        """Stage the same batches under another token, because the state of the current one is unknown."""
+        """Stage the same batches under a new token, because it is unknown what is stored under the current one."""
         self._ahead.drop()
         self._doubtful.append(self._token)
         self._token = os.urandom(TOKEN_RANDOM_BYTES)
@@ -210,10 +218,7 @@ class StageWriter:
 
 
 class ProduceWriter:
-    """Appends batches with pipelined requests.
-
-    Invariant: a batch is held in memory until it is acknowledged.
-    """
+    """Appends batches with pipelined requests. A batch stays in memory until it is acknowledged."""
 
     __slots__ = ("_ahead", "_connection", "_held", "_level")
 
@@ -230,7 +235,7 @@ class ProduceWriter:
         _retry(self._connection, lambda: self._send(item), self._send_again)
 
     def finish(self) -> list[bytes]:
-        """Wait until everything is acknowledged. There are no tokens to return. Raises as ``put``."""
+        """Wait until everything is acknowledged. There are no tokens to return. Raises the errors of ``put``."""
 
         def again() -> None:
             self._send_again()
@@ -241,7 +246,7 @@ class ProduceWriter:
         return []
 
     def abandon(self) -> None:
-        """Stop waiting for responses; batches in flight may be stored."""
+        """Stop waiting for responses. Batches in flight may be stored."""
         self._ahead.drop()
 
     def _answered(self) -> None:
@@ -257,4 +262,4 @@ class ProduceWriter:
 
 
 def _nothing() -> None:
-    """Ignore the response to a staged batch: batches are published by token."""
+    """Do nothing when a staged batch is acknowledged. Batches are published later, by token."""

@@ -36,7 +36,7 @@ def test_text_becomes_utf8() -> None:
             {"value": "v", "headers": {"a": []}},
             "header value must be str, bytes, int, float, bool or None name='a' got=list",
         ),
-        ({"value": "v", "headers": {"a": 1 << 127}}, "header number has more than 128 bits name='a'"),
+        ({"value": "v", "headers": {"a": 1 << 127}}, "header value is an integer of more than 128 bits name='a'"),
         ({"value": "v", "origin_time_us": "now"}, "origin time must be an int, in microseconds since 1970 got=str"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
