@@ -1,6 +1,6 @@
-"""A pool of receive buffers, whose sizes are powers of two. Compiled.
+"""A pool of receive buffers, whose sizes are powers of two. This module is compiled.
 
-* A freed buffer is reused only once no write batch refers to it.
+* A freed buffer is reused only when no write batch refers to it any more.
 * Buffers that are not reused for a while are returned to the allocator.
 * ``take`` and ``give`` run no other Python code, so the ``get_buffer`` callback of the event loop may call them.
 """
@@ -14,10 +14,10 @@ import cython
 
 from polywire.records.allocation import allocate
 
-BUFFER_BYTES_MIN: Final = 2 * 1024  # for the beginning of a request
-# Larger buffers are mapped, so that freeing them returns the memory to the system. The allocator's heap may retain it.
+BUFFER_BYTES_MIN: Final = 2 * 1024  # large enough for the beginning of a request
+# Larger buffers are allocated with mmap, because the allocator's heap may not return freed memory to the system.
 MAPPED_BYTES_MIN: Final = 16 * 1024
-KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # of free buffers in the pool
+KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # limit for the size of free buffers in the pool
 
 Memory = bytearray | mmap.mmap
 
@@ -31,8 +31,11 @@ def rounded(size: int) -> int:
 class Arena:
     """The buffers of one server.
 
-    out_bytes: size of all buffers in use. kept_bytes: size of all buffers in the pool, which are ``_free`` (since the last sweep),
-    ``_rested`` (before it) and ``viewed``: freed since the last ``settle``, so that an uncommitted write batch may refer to them.
+    * ``out_bytes``: size of all buffers in use.
+    * ``kept_bytes``: size of all buffers in the pool.
+    * ``_free``: buffers freed since the last sweep.
+    * ``_rested``: buffers freed before the last sweep.
+    * ``viewed``: buffers freed since the last ``settle``; the uncommitted write batch may still refer to them.
     """
 
     __slots__ = ("_free", "_rested", "bytes_max", "kept_bytes", "out_bytes", "viewed")
@@ -50,7 +53,7 @@ class Arena:
         return self.out_bytes + size <= self.bytes_max
 
     def take(self, size: int) -> Memory:
-        """Return a buffer of at least this size, with undefined content."""
+        """Return a buffer of at least this size, with arbitrary content."""
         buffer_size = rounded(size)
         self.out_bytes += buffer_size
         free = self._free.get(buffer_size) or self._rested.get(buffer_size)
@@ -68,12 +71,12 @@ class Arena:
             self.viewed.append(buffer)
 
     def settle(self) -> None:
-        """Allow reuse of all freed buffers: the write batch is committed."""
+        """Allow reuse of all freed buffers. Call it when the write batch is committed."""
         for buffer in self.viewed:
             self._free.setdefault(len(buffer), []).append(buffer)
         self.viewed.clear()
 
     def sweep(self) -> None:
-        """Return buffers to the allocator that were not reused for a second; call it once a second."""
+        """Return buffers to the allocator that were not reused for a second. Call it once a second."""
         self.kept_bytes -= sum(size * len(buffers) for size, buffers in self._rested.items())
         self._rested, self._free = self._free, {}

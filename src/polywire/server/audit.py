@@ -3,8 +3,8 @@
 Lines go to the process's log, and to a separate file if one is configured.
 
 * A line says what happened, when, to which user and from which address. It contains no secret.
-* The file is readable by its owner only, is only appended to, and is reopened on SIGHUP.
-* Endless repetitions are counted instead of written.
+* Only the owner can read the file. Lines are appended, and the file is reopened on SIGHUP.
+* If the same event repeats too often, further lines are counted instead of written.
 * A failure to write the file is logged once and does not stop the broker.
 """
 
@@ -22,23 +22,24 @@ from polywire.broker.audit import AuditEvent, Outcome
 from polywire.clock import Clock
 from polywire.types import host_of
 
-LINES_MAX: Final = (
-    1_000  # per window, action, outcome and user (or address); a hundred a second are not typed by a person
-)
+LINES_MAX: Final = 1_000  # lines per window, action, outcome and user (or address); more than a person causes
 WINDOW_S: Final = 10.0
-KEYS_MAX: Final = 4_096  # separate counters per window; all other kinds of lines share one
+KEYS_MAX: Final = 4_096  # separate counters per window; events beyond this number share one counter
 _PRIVATE: Final = 0o600
 
 log = structlog.get_logger("polywire.audit")
 
 
 class AuditLog:
-    """Writes audit events. ``_written`` counts the lines of each kind since ``_begun``, including those that were dropped."""
+    """Writes audit events.
+
+    ``_written`` counts the lines of each kind since ``_begun``, including those that were dropped.
+    """
 
     __slots__ = ("_begun", "_clock", "_failed", "_file", "_path", "_written")
 
     def __init__(self, clock: Clock, path: Path | None = None) -> None:
-        """path: the file, or None. Raises OSError if it cannot be opened."""
+        """Open the file. ``path`` is None if there is none. Raises OSError if it cannot be opened."""
         self._clock: Final = clock
         self._path: Final = path
         self._file = -1
@@ -48,7 +49,7 @@ class AuditLog:
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the file again by its name, because log rotation may have moved it. Raises OSError."""
+        """Open the file again by its name, because log rotation may have renamed the old file. Raises OSError."""
         if self._path is not None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             opened = os.open(self._path, flags, _PRIVATE)
@@ -62,8 +63,8 @@ class AuditLog:
             self._file = -1
 
     def record(self, event: AuditEvent) -> None:
-        """Write an event, unless there were too many like it in this window."""
-        # Denied requests count by address: their user names are whatever the client sent.
+        """Write an event, unless there were too many of the same kind in this window."""
+        # Denied requests are counted by address, because a client can send any user name.
         actor = event.user if event.outcome is Outcome.ALLOWED else host_of(event.peer)
         kind = event.action, event.outcome.value, actor
         if kind not in self._written and len(self._written) >= KEYS_MAX:
@@ -80,7 +81,7 @@ class AuditLog:
             )
 
     def sweep(self, *, stopping: bool = False) -> None:
-        """Write how many lines were dropped in a window that has ended; call it once a second."""
+        """Write how many lines were dropped, if the window has ended. Call it once a second."""
         now = self._clock.monotonic()
         if now - self._begun < WINDOW_S and not stopping:
             return

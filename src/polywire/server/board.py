@@ -1,7 +1,7 @@
-"""Shared memory of the processes of a broker: how far each has started, and how many topics it has.
+"""Memory that the processes of a broker share: how far each has started, and how many topics it has.
 
-Each process writes only its own words, so no lock is needed. All processes write the last word, the time of the last
-handover.
+Each process writes only its own words, so no lock is needed. The last word is the time of the last handover; every
+process may write it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
-_WORDS: Final = 2  # of each process: its stage, and its number of topics
+_WORDS: Final = 2  # words of each process: its stage, and its number of topics
 _WORD_BYTES: Final = 8
 
 
@@ -19,12 +19,15 @@ class Stage(IntEnum):
 
     STARTING = 0
     RECOVERED = 1
-    """The other processes can find its topics."""
+    """The process has recovered its log and registered its topics, so other processes can find them."""
     SERVING = 2
 
 
 class Board:
-    """Created by the parent, and inherited by the processes. A stage never goes back, not even when a process is restarted."""
+    """The shared memory. The parent process creates it, and its children inherit it.
+
+    The stage of a shard never goes back, even if its process is restarted.
+    """
 
     __slots__ = ("_words", "count")
 
@@ -45,13 +48,14 @@ class Board:
         self._words[shard * _WORDS + 1] = count
 
     def fewest_topics(self) -> int:
-        """Return the shard with the fewest topics; of several, the first."""
+        """Return the shard with the fewest topics. If there are several, return the one with the lowest number."""
         return min(range(self.count), key=lambda shard: self._words[shard * _WORDS + 1])
 
     def may_hand_over(self, now_s: float, pause_s: float) -> bool:
-        """Return whether this process may hand its shard to another machine: none has done so for ``pause_s`` seconds.
+        """Return whether this process may hand its shard to another machine.
 
-        Two processes that call this at the same moment can both get True. That is harmless: the pause only spreads the reconnects of clients.
+        That is so if no process has done it for ``pause_s`` seconds. Two processes that call this at the same moment
+        can both get True. That is harmless: the pause only avoids that all clients reconnect at once.
         """
         now_us = int(now_s * 1_000_000)
         if self._words[-1] and now_us - self._words[-1] < pause_s * 1_000_000:

@@ -1,7 +1,7 @@
 """Open the broker of a log in a bucket.
 
-* A bucket whose conditional writes are unsafe is rejected before anything is written.
-* The event loop keeps running while a thread recovers the log.
+* A bucket whose conditional writes do not work is rejected before anything is written.
+* The log is recovered in a thread, so that the event loop keeps running.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
     from polywire.store.identity import Identity
 
-OPENING: Final = "polywire-opening"  # the thread that recovers
-OPENING_END_S: Final = 1.0  # for that thread to notice that it was interrupted
-BLOB_TIMEOUT_S: Final = 120  # enough for a segment of 64 MiB and more
+OPENING: Final = "polywire-opening"  # name of the thread that recovers the log
+OPENING_END_S: Final = 1.0  # time for that thread to notice an interruption
+BLOB_TIMEOUT_S: Final = 120  # enough to transfer a segment of 64 MiB or more
 
 _Result = TypeVar("_Result")
 
@@ -44,7 +44,10 @@ async def open_in_bucket(
     blobs_max: int,
     make_worker: MakeWorker = ThreadWorker,
 ) -> Broker:
-    """Become the leader of the log in the bucket, and recover it. A cancelled call does not wait for the bucket. Raises BrokerError."""
+    """Become the leader of the log in the bucket, and recover it. Raises BrokerError.
+
+    If the call is cancelled, it does not wait for requests to the bucket.
+    """
     from polywire.cluster.opening import ShardOpening
 
     settings = config.broker_settings()
@@ -79,7 +82,7 @@ async def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result
 
 
 def is_left_opening() -> bool:
-    """Return whether an interrupted recovery still runs after ``OPENING_END_S``."""
+    """Return whether an interrupted recovery is still running after ``OPENING_END_S``."""
     for thread in threading.enumerate():
         if thread.name.startswith(OPENING):
             thread.join(OPENING_END_S)
@@ -112,7 +115,10 @@ def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
 
 
 def check_identity(identity: Identity, processes: int) -> None:
-    """Raise Invalid(INVALID_REQUEST) for a bucket with an incomplete import, or with another number of shards than processes."""
+    """Raise Invalid(INVALID_REQUEST) if this broker must not open the log.
+
+    An import into the bucket is incomplete, or the number of shards is not the number of processes.
+    """
     if identity.importing:
         raise Invalid(
             ErrorCode.INVALID_REQUEST, "an import into this bucket is incomplete (run polywire cluster import again)"

@@ -1,7 +1,7 @@
 """Check a bucket before the broker's processes are forked.
 
-The checks run in a child process, because the libraries for buckets start threads, and a process with threads must not
-fork. A bucket whose conditional writes are unsafe is rejected before anything is written.
+The checks run in a child process: the libraries for buckets start threads, and a process with threads must not fork. A
+bucket whose conditional writes do not work is rejected before anything is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The result of a check, or the error."""
+    """The result of a check in the child process, or its error."""
 
     shards: int = 1
     key: bytes = b""
@@ -37,17 +37,20 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def look(config: ServeConfig) -> tuple[int, bytes]:
-    """Return the number of shards of the bucket, and the key of its processes if there are several.
+    """Return the number of shards in the bucket, and the shared key of the processes if there are several.
 
-    A log is created in an empty bucket, with a shard for each configured process. Raises Invalid if the bucket has another number of shards
-    than configured, Unavailable.
+    In an empty bucket, create a log with one shard for each configured process. Raises Unavailable, and Invalid if the
+    bucket has another number of shards than configured.
     """
     answer = _in_child(lambda: _look(config))
     return answer.shards, answer.key
 
 
 def check_machine(config: ServeConfig, shards: int) -> None:
-    """Raise Invalid if another live machine uses this node name. Takes some seconds if a killed machine used it. Raises Unavailable."""
+    """Raise Invalid if a running machine uses this node name. Raises Unavailable.
+
+    If a machine with this name was killed recently, the check takes some seconds.
+    """
     _in_child(lambda: _check_machine(config, shards))
 
 
@@ -60,7 +63,7 @@ def _look(config: ServeConfig) -> _Answer:
     if max(wanted if identity is None else identity.shards, 1) == 1:
         if identity is not None:
             check_identity(identity, wanted or 1)
-        return _Answer()  # the single process checks the rest itself
+        return _Answer()  # a single process makes the other checks itself
     check(objects)
     if identity is None:
         identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=wanted)
@@ -69,7 +72,10 @@ def _look(config: ServeConfig) -> _Answer:
 
 
 def _check_machine(config: ServeConfig, shards: int) -> _Answer:
-    """Watch the machine's objects. One change can be the last write of a killed process; a second one means that the machine is alive."""
+    """Watch the objects that a machine with this name writes to the bucket.
+
+    One change can be the last write of a killed process. A second change means that the machine is running.
+    """
     from polywire.cluster.nodes import LOOK_S, Node, Nodes
     from polywire.server.candidates import candidate_of
 
@@ -90,12 +96,15 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
                 f"another machine with this name uses the bucket (give one of them another --node) name={name!r}",
             )
         known, end = found, time.monotonic() + LOOK_S if changed else end
-    nodes.undrain(name)  # a drain ended with the previous run of the machine
+    nodes.undrain(name)  # a drain that was requested during the previous run of the machine is over
     return _Answer()
 
 
 def _in_child(check: Callable[[], _Answer]) -> _Answer:
-    """Run a check in a child process, because the parent forks later and must not have threads. Raises Invalid, Unavailable."""
+    """Run a check in a child process. Raises Invalid, Unavailable.
+
+    The parent must not have threads, because it forks later.
+    """
     reads, writes = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Statistics about the bucket: requests and their cost, the shard that this process leads, and the other brokers.
 
-One ``BucketWatch`` exists for the life of the process, as leader and as standby, so counters survive a loss of
-leadership.
+One ``BucketWatch`` exists as long as the process, both as leader and as standby. A loss of leadership therefore does
+not reset the counters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BucketWatch:
-    """``_shard`` is set while this process leads."""
+    """The statistics. ``_shard`` is set while this process leads."""
 
     def __init__(
         self,
@@ -36,7 +36,13 @@ class BucketWatch:
         candidate: Candidate | None = None,
         may_hand_over: Callable[[float], bool] = lambda _: True,
     ) -> None:
-        """candidate: identity of this process; by default that of the only process of its machine. may_hand_over: see ``Balance``."""
+        """Create the statistics.
+
+        Args:
+            config: settings of the process.
+            candidate: identity of this process; None stands for the only process of its machine.
+            may_hand_over: see ``Balance``.
+        """
         self.candidate: Final = candidate or candidate_of(config)
         self.balance: Final = Balance(self.candidate, config.balance_s, may_hand_over)
         self._url: Final = config.bucket
@@ -50,11 +56,14 @@ class BucketWatch:
         self._deposed = 0
 
     def open(self, *, timeout_s: float) -> Objects:
-        """Open the bucket; requests to it are counted. Raises Invalid, OSError."""
+        """Open the bucket, and count the requests to it. Raises Invalid, OSError."""
         return MeteredObjects(open_bucket(self._url, timeout_s=timeout_s), self._meter)
 
     def leads(self, *, bucket_id: str, node: str, shard: Callable[[], ShardState]) -> None:
-        """Record that this process has become the leader. shard: returns the shard's state; called on the loop."""
+        """Record that this process has become the leader.
+
+        ``shard`` returns the shard's state; it is called on the loop.
+        """
         self._id, self._node, self._shard = bucket_id, node, shard
         self._led += 1
 
@@ -65,16 +74,16 @@ class BucketWatch:
         self._shard = None
 
     def undrain(self) -> None:
-        """End a drain of this machine."""
+        """End the drain of this machine, if there is one."""
         with suppress(BrokerError, OSError):
             Nodes(open_bucket(self._url, timeout_s=NODE_INTERVAL_S)).undrain(self.candidate.machine)
 
     def sees(self, nodes: Sequence[tuple[Node, NodeState]]) -> None:
-        """Record the brokers of the bucket and their states; may be called in any thread."""
+        """Record the brokers of the bucket and their states. May be called in any thread."""
         self._nodes = nodes
 
     def view(self) -> BucketView | None:
-        """Return all statistics; None while this process does not lead."""
+        """Return all statistics, or None while this process does not lead."""
         from polywire.cluster.uploader import OBJECTS_MAX
 
         if self._shard is None:
@@ -100,7 +109,10 @@ class BucketWatch:
         )
 
     def _price(self, kind: Charge) -> float | None:
-        """Return the price of a kind of request: 0 if only others have prices, None if no prices are configured."""
+        """Return the price of a kind of request, or None if no prices are configured.
+
+        If only other kinds have a price, the result is 0.
+        """
         return self._prices.get(kind, 0.0) if self._prices else None
 
 

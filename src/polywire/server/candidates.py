@@ -13,7 +13,7 @@ from polywire.server.config import ServeConfig
 
 
 def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Candidate:
-    """Return the identity of this process as a candidate for leadership of a shard. Raises Invalid if the node name is unusable."""
+    """Return the name under which this process tries to lead a shard. Raises Invalid if the node name is invalid."""
     candidate = Candidate(_machine(config), shard, shards)
     if len(candidate.name) > NODE_BYTES_MAX:
         limit = NODE_BYTES_MAX - len(candidate.name) + len(candidate.machine)
@@ -25,7 +25,7 @@ def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Ca
 
 
 def _machine(config: ServeConfig) -> str:
-    """Return the node name: configured, or else the host name. Raises Invalid."""
+    """Return the configured node name, or the host name. Raises Invalid."""
     name = config.node or platform.node() or "node"
     if not is_simple(name) or not 0 < len(name) <= NODE_BYTES_MAX or name.startswith(DRAINED):
         raise Invalid(

@@ -1,10 +1,11 @@
 """Schedule Python's garbage collections so that none blocks the event loop for long (decision 0106).
 
-A full collection visits every object: 120 ms for half a million of them. Python starts one each time the number of
-objects has grown by a quarter.
+A full collection visits every object, which takes 120 ms for half a million objects. Python starts one each time the
+number of objects has grown by a quarter.
 
-Most objects are the broker's state and stay. So the survivors of a full collection are frozen (``gc.freeze``), and the
-next collection visits only newer objects. While clients are connected, at most one full collection visits an object.
+Most objects belong to the broker's state and are never freed. So the objects that survive a full collection are frozen
+(``gc.freeze``), and later collections visit only newer objects. While clients are connected, at most one full
+collection visits an object.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any, Final
 
 YOUNG_MAX: Final = 700  # new objects before a collection of the youngest generation; Python's own default
 YOUNGER_RUNS: Final = 5  # collections of the youngest generation before one of the middle generation
-# Seconds without a connection before a collection of everything. A client that connects at that moment waits for it.
+# Seconds without a connection before all objects are collected. A client that connects at that moment has to wait.
 ALONE_S: Final = 60
 MIDDLE_RUNS: Final = 1  # collections of the middle generation before a full one, which then visits some 10,000 objects
 
 
 class Collector:
-    """Freezes the survivors of every full collection.
+    """Freezes the objects that survive a full collection.
 
-    _has_frozen: whether survivors were frozen since the last collection of everything. _alone: seconds without any connection.
+    ``_has_frozen`` is set if objects were frozen since all objects were last collected. ``_alone`` counts seconds
+    without any connection.
     """
 
     __slots__ = ("_alone", "_before", "_has_frozen")
@@ -34,7 +36,7 @@ class Collector:
         self._alone = 0
 
     def start(self) -> None:
-        """Freeze the objects made at start-up. Call it before the first client is served."""
+        """Freeze the objects created at start-up. Call it before the first client is served."""
         self._collect_everything()
         gc.set_threshold(YOUNG_MAX, YOUNGER_RUNS, MIDDLE_RUNS)
         gc.callbacks.append(self._collected)
@@ -51,9 +53,10 @@ class Collector:
             self._has_frozen = True
 
     def sweep(self, *, alone: bool) -> None:
-        """Collect everything if no client has been connected for long; call it once a second.
+        """Collect all objects if no client has been connected for long. Call it once a second.
 
-        This frees frozen objects that became cyclic garbage later. Objects that a client creates and deletes are not in cycles.
+        This frees frozen objects that later became unreachable in a cycle. Objects that clients create and delete, such
+        as topics, are not in cycles.
         """
         self._alone = self._alone + 1 if alone else 0
         if self._alone >= ALONE_S and self._has_frozen:
@@ -63,6 +66,7 @@ class Collector:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        # Nothing is left to collect, but this resets Python's count of survivors, a quarter of which triggers the next full collection.
+        # There is nothing left to collect. The call resets Python's count of surviving objects, which triggers full
+        # collections.
         gc.collect()
         self._has_frozen = False

@@ -32,7 +32,7 @@ LOGFMT: Final = "logfmt"
 DELETE_GRACE_S_MAX: Final = 30 * 24 * 3600  # a month of deleted segments
 AUTO: Final = "auto"  # detected
 EPOLL: Final = "epoll"
-FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # because responses list all replicas
+FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # limit because FLUX responses list all replicas
 KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # an int16 in the protocol
 FLUX_LINE_BYTES_MIN: Final = 1024  # fits the longest names
 WIRES: Final = (
@@ -45,35 +45,38 @@ WIRES: Final = (
 )  # fields of ``ServeConfig``, and names of listeners
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # as in the original broker
 CACHE_MIB: Final = 512  # eight journal files: enough for a consumer that lags by a second at full speed
-CACHE_SHARE: Final = 4  # the cache takes at most a quarter of the memory
-IDLE_POLL_US_MAX: Final = 10_000  # with more, every slow request would keep a processor busy
+CACHE_SHARE: Final = 4  # divisor: the cache takes at most a quarter of the memory
+# limit because the broker would use a whole processor while clients wait for slow requests
+IDLE_POLL_US_MAX: Final = 10_000
 HTTP: Final = "http"  # the listener of health, metrics, the admin API and the console
 HTTP_ADDRESS: Final = "127.0.0.1:9080"
-ANY: Final = "any"  # the listener that detects the protocol
+ANY: Final = "any"  # the listener that detects the protocol of each connection
 TLS_SUFFIX: Final = "-tls"  # of the name of a listener with TLS
 # Default addresses of protocols without a login, while no users are configured (decision 0115).
 USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
-    "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; the state of any protocol fits, too
-    "kafka": BATCH_BYTES_MAX,  # the decompressed size of a batch
+    # a receive buffer of lines; large enough for the state of any protocol, too
+    "flux": MEBI + RECORD_ROOM_BYTES,
+    "kafka": BATCH_BYTES_MAX,  # limit for a batch after decompression
     "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,
-    "cursus": (BrokerSettings().transaction_batches_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,  # a transaction's end
-    "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # payloads of one request, with the longest headers
+    # the end of a transaction
+    "cursus": (BrokerSettings().transaction_batches_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,
+    "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # the values of one request, with headers of maximum size
     "polywire": BATCH_BYTES_MAX,
 }
-"""Size of the journal group that the largest documented request of a protocol makes."""
+"""Size of the journal group for the largest request that the protocol allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a listener; with port 0 the system chooses the port."""
+    """The address of a listener. If the port is 0, the system chooses it."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
+        """Whether only clients on this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -86,7 +89,10 @@ class Address:
 
 
 def parse_address(text: str) -> Address | None:
-    """Parse ``HOST:PORT``, with an IPv6 host in brackets; return None for ``off``. Raises Invalid(INVALID_REQUEST)."""
+    """Parse ``HOST:PORT``, or return None for ``off``. Raises Invalid(INVALID_REQUEST).
+
+    An IPv6 host is written in brackets.
+    """
     if text == OFF:
         return None
     host, colon, port = text.rpartition(":")
@@ -105,50 +111,89 @@ def parse_address(text: str) -> Address | None:
 class ServeConfig:
     """Settings of one broker process.
 
-    data_dir: data directory, created if missing; one broker at a time can use it. flux, cursus, iggy, kafka, kafka07, polywire, any_wire:
-    ``HOST:PORT`` or ``off`` for each listener; with port 0 the system chooses the port.
-        Unset, flux and kafka07 have a default address, or are off if there are users, because they have no login.
-    http: the same for HTTP; unset, it has a default address, or is off if that port is in use. http_names: comma-separated host names that
-    HTTP accepts without users, in addition to addresses and localhost. tls: ``HOST:PORT`` by protocol for listeners with TLS; needs a
-    certificate, with which ``any_wire`` also detects TLS. tls_certificate, tls_key: PEM files, the certificate with its chain; without a
-    key, the certificate file must contain it. tls_client_authority: PEM file of the CA that must have signed the certificates of TLS
-    clients. tls_machine_authority: PEM file of the CA of the bucket's machines; links between them then use mutual TLS. ready_file: exists
-    while all listeners accept connections. durability: lowest durability level of an acknowledgement, ``written`` or ``synced``; with a
-    bucket always ``stored``. bucket: URL of the bucket that stores the log; empty if the data directory does. node: name of this broker
-    among those of the bucket; by default the host name. advertise: host at which other brokers of the bucket reach this one; by default
-    that of its listeners, or the host name. cache_gib: size of the disk cache of segments, with a bucket. cache_mib: size of the memory
-    cache of the latest segments; at most a quarter of the memory of the machine or container. bucket_prices: price of 1,000 requests by
-    kind, ``put=0.005,get=0.0004``; empty for none. delete_grace_s: seconds to keep deleted segments in the bucket, for running queries.
-    users: users file (``server.users``); without one, authentication is off unless the broker has stored users. insecure: allow
-    non-loopback addresses without authentication, or with passwords in clear text. driver: I/O driver of plain connections: ``epoll``,
-    ``loop`` (the event loop), or ``auto`` for epoll where it is available. log_format: format of log lines, ``logfmt`` or ``json``.
-    audit_log: file for audit events, in addition to the log. partition_count: of automatically created topics. processes: number of
-    processes that share the data directory or the bucket (decision 0126); 0 for one, or one for each shard
-        of the bucket.
-    shard_port: first port of the listeners of single processes, 20 for each; 0: on a directory every process adds 100 to the shared port,
-    in a
-        bucket the system chooses.
-    balance_s: seconds a preferred standby must be healthy before it takes over its shard; 0 disables rebalancing. drain_timeout_s: seconds
-    to wait for pending responses at shutdown. slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; unset, the
-    defaults of the log. scrub_hours: interval for verifying all stored segments; 0 disables it. retention_hours: default retention time of
-    topics; 0 for no limit. retention_mib: default retention size of each partition; 0 for no limit. offsets_retention_hours: hours after
-    which unused committed offsets expire; 0 for never. state_mib, owner_share: memory limit for groups, offsets, writers and protocol
-    state, and the share of it for one user or address. idle_poll_us: microseconds to poll for more requests before sleeping while the
-    broker is busy (decision 0112). flux_admin: enable the admin commands of FLUX. flux_strict_leaders: topics created over FLUX have no
-    leaders at first. flux_pipes: FLUX keys and values can contain pipes, as in the original broker; without it, a line has exactly four
-    sections. flux_replication_factor: default replication factor of FLUX topics, including the leader. flux_min_isr: in-sync replicas,
-    including the leader, that acks=all of FLUX waits for; at most the replication factor. flux_exports: write groups.json and offsets.json
-    to the data directory while FLUX is on. flux_line_bytes_max: maximum length of a FLUX request with its line ending; 1 KiB to 1 MiB.
-    cursus_dialect: dialect of Cursus; ``auto`` detects it. cursus_compression: compression of frames that Cursus clients send; ``auto``
-    detects it for each frame. cursus_idle_timeout_s: seconds after which an idle Cursus connection without a stream is closed.
-    cursus_dedup_minutes: minutes during which the legacy dialect of Cursus drops duplicate payloads of a topic; 0 disables it.
-    kafka_advertise: ``HOST:PORT`` that Kafka clients are given; ``auto`` for the address each client used. With several processes only the
-    host
-        applies.
-    kafka_acks_all: what acks=all of Kafka waits for, ``written`` or ``synced``.
-    kafka_replication_factor_max: highest replication factor that Kafka clients can request; topics get one replica.
-    kafka07_zookeeper: ZooKeeper in which to register Kafka 0.7, ``HOST:PORT/chroot``, or ``off``.
-    iggy_dialect: dialect of Iggy; ``auto`` detects it.
+    Listeners and their security:
+
+    * ``flux``, ``cursus``, ``iggy``, ``kafka``, ``kafka07``, ``polywire``, ``any_wire``: ``HOST:PORT`` or ``off`` for
+      each listener; with port 0 the system chooses the port. If ``flux`` or ``kafka07`` is not set, it has a default
+      address; with users it is off, because the protocol has no login.
+    * ``http``: the same for HTTP. If it is not set, it has a default address, and is off if that port is in use.
+    * ``http_names``: host names, separated by commas, that HTTP accepts without users, in addition to addresses and
+      localhost.
+    * ``tls``: ``HOST:PORT`` by protocol for listeners with TLS. They need a certificate; ``any_wire`` then also detects
+      TLS.
+    * ``tls_certificate``, ``tls_key``: PEM files; the first has the certificate with its chain, and the key if
+      ``tls_key`` is not set.
+    * ``tls_client_authority``: PEM file of the CA that must have signed the certificates of clients.
+    * ``tls_machine_authority``: PEM file of the CA for the machines of a bucket; they then use mutual TLS between each
+      other.
+    * ``users``: users file (``server.users``). Without one, authentication is off unless the broker has stored users.
+    * ``insecure``: allow non-loopback addresses without authentication, or with passwords in clear text.
+    * ``audit_log``: file for audit events, which are also in the log.
+
+    Storage:
+
+    * ``data_dir``: data directory, created if missing. Only one broker at a time can use it.
+    * ``durability``: minimum durability level of an acknowledgement, ``written`` or ``synced``; with a bucket always
+      ``stored``.
+    * ``slot_bytes``, ``slot_count_min``, ``slot_count_max``, ``sync_interval_ms``: settings of the journal. If they are
+      not set, the log's defaults apply.
+    * ``scrub_hours``: interval for verifying all stored segments; 0 disables it.
+    * ``retention_hours``: default retention time of topics; 0 for no limit.
+    * ``retention_mib``: default retention size of each partition; 0 for no limit.
+    * ``offsets_retention_hours``: hours after which unused committed offsets expire; 0 for never.
+    * ``partition_count``: partition count of topics that are created automatically.
+    * ``cache_mib``: size of the memory cache of the latest segments; at most a quarter of the memory of the machine or
+      container.
+    * ``state_mib``, ``owner_share``: memory limit for groups, offsets, writers and protocol state, and the share of it
+      that one user or address can use.
+
+    Bucket:
+
+    * ``bucket``: URL of the bucket that stores the log. If it is empty, the data directory stores the log.
+    * ``node``: name of this broker among the brokers of the bucket; by default the host name.
+    * ``advertise``: host at which other brokers of the bucket reach this one; by default the host of its listeners, or
+      the host name.
+    * ``cache_gib``: size of the cache of segments on disk.
+    * ``bucket_prices``: price of 1,000 requests by kind, ``put=0.005,get=0.0004``; empty for none.
+    * ``delete_grace_s``: seconds to keep deleted segments in the bucket, so that running queries can finish.
+    * ``balance_s``: seconds a preferred standby must be healthy before it takes over its shard; 0 disables rebalancing.
+
+    Process:
+
+    * ``processes``: number of processes that share the data directory or the bucket (decision 0126). 0 stands for one
+      process, or one for each shard of the bucket.
+    * ``shard_port``: first port of the listeners that belong to one process; each process has 20. With 0, the system
+      chooses the ports for a bucket; on a data directory, each process adds 100 to the shared port.
+    * ``ready_file``: file that exists while all listeners accept connections.
+    * ``drain_timeout_s``: seconds to wait for pending responses at shutdown.
+    * ``driver``: I/O driver of connections without TLS: ``epoll``, ``loop`` (the event loop), or ``auto``, which uses
+      epoll if it is available.
+    * ``log_format``: format of log lines, ``logfmt`` or ``json``.
+    * ``idle_poll_us``: microseconds to poll for more requests before sleeping while the broker is busy (decision 0112).
+
+    Protocols:
+
+    * ``flux_admin``: enable the admin commands of FLUX.
+    * ``flux_strict_leaders``: topics created over FLUX have no leaders at first.
+    * ``flux_pipes``: FLUX keys and values can contain pipes, as in the original broker. Otherwise a line has four
+      sections.
+    * ``flux_replication_factor``: default replication factor of FLUX topics, including the leader.
+    * ``flux_min_isr``: in-sync replicas, including the leader, that acks=all of FLUX waits for; at most the replication
+      factor.
+    * ``flux_exports``: write groups.json and offsets.json to the data directory while FLUX is on.
+    * ``flux_line_bytes_max``: maximum length of a FLUX request with its line ending, from 1 KiB to 1 MiB.
+    * ``cursus_dialect``: dialect of Cursus; ``auto`` detects it.
+    * ``cursus_compression``: compression of frames that Cursus clients send; ``auto`` detects it for each frame.
+    * ``cursus_idle_timeout_s``: seconds after which an idle Cursus connection without a stream is closed.
+    * ``cursus_dedup_minutes``: minutes for which the legacy dialect of Cursus drops duplicate payloads of a topic; 0
+      disables it.
+    * ``kafka_advertise``: ``HOST:PORT`` that Kafka clients connect to. ``auto`` is the address that each client used.
+      With several processes, only the host is used.
+    * ``kafka_acks_all``: what acks=all of Kafka waits for, ``written`` or ``synced``.
+    * ``kafka_replication_factor_max``: highest replication factor that Kafka clients can request; topics get one
+      replica.
+    * ``kafka07_zookeeper``: ZooKeeper in which to register Kafka 0.7, ``HOST:PORT/chroot``, or ``off``.
+    * ``iggy_dialect``: dialect of Iggy; ``auto`` detects it.
     """
 
     data_dir: Path = Path("polywire-data")
@@ -226,7 +271,7 @@ class ServeConfig:
         )
 
     def log_settings(self) -> LogSettings:
-        """Return the settings of the log; those that are not set here have the log's defaults."""
+        """Return the settings of the log. Those that are not set have the log's defaults."""
         default = LogSettings()
         return LogSettings(
             slot_bytes=self.slot_bytes or default.slot_bytes,
@@ -244,8 +289,8 @@ class ServeConfig:
     def listeners(self) -> Mapping[str, Address]:
         """Return the addresses of all enabled listeners, by name.
 
-        Raises Invalid(INVALID_REQUEST) for a malformed address, for an insecure one unless ``insecure`` is set, if all listeners are off,
-        and for other settings that are out of range.
+        Raises Invalid(INVALID_REQUEST) for a malformed address, for an insecure address unless ``insecure`` is set, if
+        all listeners are off, and if another setting is out of range.
         """
         parse_prices(self.bucket_prices)
         for name, value, limit in (
@@ -306,7 +351,8 @@ class ServeConfig:
     def served(self, *, has_users: bool, has_anonymous: bool) -> Mapping[str, Address]:
         """Return the listeners to open. With users, protocols without a login are off unless their address is set.
 
-        Raises Invalid(INVALID_REQUEST) for a protocol without a login if the user ``anonymous`` does not exist, and as ``listeners``.
+        Raises the errors of ``listeners``, and Invalid(INVALID_REQUEST) for a protocol without a login if there is no
+        user ``anonymous``.
         """
         addresses = dict(self.listeners())
         if not has_users:
@@ -353,7 +399,7 @@ class ServeConfig:
             )
 
     def _check_reach(self, name: str, address: Address) -> None:
-        """Check that clients of other machines must log in over TLS, or present a certificate."""
+        """Check that clients on other machines must log in over TLS, or present a certificate."""
         if (
             self.insecure
             or address.is_loopback
@@ -385,7 +431,7 @@ class ServeConfig:
 
     @property
     def any_plain(self) -> bool:
-        """Whether the listener for all protocols also accepts connections without TLS."""
+        """Whether the listener that detects protocols also accepts connections without TLS."""
         address = parse_address(self.any_wire)
         return address is None or self.insecure or address.is_loopback
 
@@ -397,7 +443,7 @@ class ServeConfig:
         return anywhere or wire in addresses or wire + TLS_SUFFIX in addresses
 
     def any_wires(self, *, has_users: bool = False) -> frozenset[str] | None:
-        """Return the protocols that the listener for all protocols detects; None means all of them."""
+        """Return the protocols that the detecting listener accepts; None means all."""
         address = parse_address(self.any_wire)
         if address is None or self.insecure or address.is_loopback:
             enabled = LOGIN_WIRES.union(wire for wire in USUAL if getattr(self, wire) not in (None, OFF))

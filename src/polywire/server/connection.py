@@ -1,13 +1,13 @@
-"""The connection driver of all protocols: moves bytes between a socket and a session. Compiled.
+"""The connection driver of all protocols: moves bytes between a socket and a session. This module is compiled.
 
-* A session receives its bytes in order. Bytes that it does not consume are offered again, followed by newer ones.
+* A session receives its bytes in order. Bytes that it does not consume are offered again, with the bytes after them.
 * A session is not called while it is paused, or while too many of its responses wait to be sent.
 * Bytes passed to the broker are not overwritten before their write batch is committed.
-* Every buffer has a limit, so a client that floods, stalls or sends garbage costs other clients only time.
+* Every buffer has a limit, so a client that floods, stalls or sends garbage can only slow down other clients.
 
-**None of our callbacks runs while the event loop asks for a buffer.** libuv asks for memory and then reads into it. It
-does not check again whether the connection is still open and reading (libuv issue 2399). Pausing or closing the
-connection in between crashes the process. A commit sends responses, which can pause or close a connection.
+**No callback of the broker may run while the event loop asks for a buffer.** libuv asks for memory and then reads into
+it. It does not check again whether the connection is still open and reading (libuv issue 2399). If the connection is
+paused or closed in between, the process crashes. A commit sends responses, which can pause or close a connection.
 
 So ``get_buffer`` only finds memory: it does not commit, pause, write or close. ``Hub.lending`` is true meanwhile, and
 assertions fail if anything else happens. ``buffer_updated`` does all other work at its end.
@@ -49,10 +49,13 @@ log = structlog.get_logger("polywire.server")
 class BareConnection(SendingHalf):
     """One socket. Implements ``protocols.runtime.session.Output``.
 
-    _phase: changes as in ``TRANSITIONS``. There is a session in OPEN, and earlier if only one protocol is allowed here. _pauses: the reasons
-    not to read. _buffer: received bytes that the session has not consumed, or memory for a stream of large reads; without either it is None,
-    and reads go to the chunk that all connections share. _produces, _is_heavy: whether the client produces, and whether its requests take
-    long, as of the last call of the session.
+    * ``_phase`` changes as in ``TRANSITIONS``. In OPEN there is a session; if only one protocol is allowed, also
+      before.
+    * ``_pauses``: the current reasons not to read.
+    * ``_buffer``: received bytes that the session has not consumed, or memory for a stream of large reads. If it is
+      None, reads use the chunk that all connections share.
+    * ``_produces``, ``_is_heavy``: whether the client produces, and whether its requests take long, in the session's
+      last call.
     """
 
     _buffer: ReceiveBuffer | None
@@ -68,7 +71,7 @@ class BareConnection(SendingHalf):
     seen_tick = cython.declare(cython.longlong, visibility="public")
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
-        """factories: the protocols allowed here; with only one, nothing has to be detected."""
+        """Create a connection. If ``factories`` has only one protocol, no protocol is detected."""
         super().__init__(hub)
         self._factories = factories
         self._phase = SILENT
@@ -88,7 +91,7 @@ class BareConnection(SendingHalf):
         self._phase = phase
 
     def _stop_offering(self) -> None:
-        """Give the session no more bytes."""
+        """Pass no more bytes to the session."""
         if self._phase < ENDING:
             self._enter(ENDING)
 
@@ -100,7 +103,8 @@ class BareConnection(SendingHalf):
         if not self._hub.enter(self):
             self._transport.abort()
             return
-        # With a limit of 0 the transport reports unsent bytes at once, and writes without waiting for the end of the loop's pass.
+        # With a limit of 0, the transport reports unsent bytes at once, and writes immediately instead of at the end of
+        # the loop's pass.
         self._transport.set_write_buffer_limits(high=0)
         if len(self._factories) == 1:
             self._open_session(self._factories[0])
@@ -111,7 +115,7 @@ class BareConnection(SendingHalf):
         return session
 
     def certify(self, name: str) -> bool:
-        """Set the client's name from its TLS certificate. Return False, and close, if there is no such user."""
+        """Log in as the user of the TLS certificate. If there is no such user, close and return False."""
         logins = self._hub.logins
         try:
             self.certified = logins.certify(self, name)
@@ -124,7 +128,7 @@ class BareConnection(SendingHalf):
         return True
 
     def move_to(self, transport: Any, received: bytes) -> None:
-        """Continue with another transport of the same socket, and process the bytes that its predecessor received."""
+        """Replace the transport by another one of the same socket, and process the bytes that the old one received."""
         self._transport = transport
         transport.set_protocol(self)
         while received and not transport.is_closing():
@@ -135,7 +139,7 @@ class BareConnection(SendingHalf):
             self.buffer_updated(count)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return memory for the next read. Nothing else may happen here (see the module's docstring)."""
+        """Return memory for the next read. Nothing else may happen here (see the module docstring)."""
         hub = self._hub
         memory = hub.memory
         hub.lending = True
@@ -186,7 +190,7 @@ class BareConnection(SendingHalf):
             self._let_others_read()
 
     def _keep(self, left: memoryview, read: int) -> None:
-        """Move unconsumed bytes of a read into a buffer, or allocate one for a stream of large reads."""
+        """Move unconsumed bytes of a read into a buffer, or allocate a buffer for a stream of large reads."""
         hub, pinned = self._hub, self._buffer
         if pinned is not None:
             pinned.consumed(read - len(left))
@@ -199,10 +203,13 @@ class BareConnection(SendingHalf):
                 self._grow()
 
     def _prepare(self, buffer: ReceiveBuffer) -> None:
-        """Find memory for the next read now, while it is still allowed to commit and to close other connections for it."""
+        """Find memory for the next read.
+
+        This happens here because ``get_buffer`` must not commit, nor close other connections to free memory.
+        """
         hub = self._hub
         if buffer.end == len(buffer.view):
-            if hub.ingest.uncommitted:  # the loop reads again at once: a commit lets it reuse the same memory
+            if hub.ingest.uncommitted:  # the loop reads again immediately; a commit allows it to reuse this memory
                 hub.commit()
             else:
                 hub.memory.settle()
@@ -214,7 +221,7 @@ class BareConnection(SendingHalf):
             self._grow()
 
     def _grow(self) -> bool:
-        """Enlarge the buffer of an unfinished request. Return False if there is no memory; the connection is then paused."""
+        """Enlarge the buffer of an unfinished request. If there is no memory, pause and return False."""
         buffer = self._buffer
         assert buffer is not None, "a request is unfinished"
         size, wanted = len(buffer.view), self._wanted_size(buffer)
@@ -235,16 +242,16 @@ class BareConnection(SendingHalf):
         )
 
     def go_on_receiving(self) -> None:
-        """Try again to get memory."""
+        """Ask for memory again."""
         if self._phase is OPEN and self._buffer is not None and self._grow():
             self._buffer.begin()
             self.seen_tick = self._hub.tick
             self._take_up(Pause.STARVED)
 
     def _let_others_read(self) -> None:
-        """Pause until the loop's next pass.
+        """Pause until the next pass of the loop.
 
-        libuv reads up to 32 buffers from a socket that is never empty before it serves any other: that takes tens of milliseconds.
+        libuv reads up to 32 buffers from one socket before it serves the next. That takes tens of milliseconds.
         """
         self._taken_before += self._taken
         self._taken = 0
@@ -257,7 +264,7 @@ class BareConnection(SendingHalf):
         self._take_up(Pause.YIELDING)
 
     def eof_received(self) -> bool:
-        """The client will send nothing more. Pending responses are still sent, then the session closes."""
+        """Handle the end of the client's stream: send pending responses, then close the session."""
         self._stop_offering()
         self.seen_tick = self._hub.tick
         session, buffer = self._session, self._buffer
@@ -283,13 +290,16 @@ class BareConnection(SendingHalf):
             self._take_up(Pause.OWING)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._clogged = False  # so that leaving the slot does not wait for unsent responses
+        self._clogged = False  # otherwise leaving the slot would wait for unsent responses
         self.vacate()
         self._unclog()
         self._transport = EndedTransport(self._transport)
 
     def let_go(self) -> None:
-        """Close the session and free the buffer. The transport is closed, or closes without another read."""
+        """Close the session and free the buffer.
+
+        The transport is closed already, or will close without another read.
+        """
         assert not self._hub.lending, "the loop asks for a buffer"
         if self._phase is CLOSED:
             return
@@ -307,7 +317,7 @@ class BareConnection(SendingHalf):
             self._buffer = self._buffer.given_back()
 
     def vacate(self) -> None:
-        """Free the connection's slot. The transport was aborted, but the loop has not called ``connection_lost`` yet."""
+        """Free the slot of an aborted connection, before the loop calls ``connection_lost``."""
         self._hub.leave(self)
         self.let_go()
 
@@ -316,12 +326,12 @@ class BareConnection(SendingHalf):
         memory = self._hub.memory
         if self._buffer is None and memory.shared_chunk.reader is self:
             self._buffer = ReceiveBuffer.of_chunk(memory)
-        return (lambda: None) if self._buffer is None else self._buffer.pin()  # without a buffer the bytes were copied
+        return (lambda: None) if self._buffer is None else self._buffer.pin()  # without a buffer, the bytes were copied
 
     # Bytes to the session
 
     def _offer(self, data: memoryview) -> int:
-        """Give bytes to the session, and return how many it consumed."""
+        """Pass bytes to the session, and return how many it consumed."""
         session = self._session if self._phase is OPEN else self._recognise(data)
         if session is None:
             return 0
@@ -359,7 +369,7 @@ class BareConnection(SendingHalf):
         return count
 
     def take_turn(self) -> None:
-        """Continue in this pass of the loop."""
+        """Process the bytes that waited, in this pass of the loop."""
         self._take_up(Pause.QUEUED)
 
     def _recognise(self, data: memoryview) -> Session | None:
@@ -377,11 +387,11 @@ class BareConnection(SendingHalf):
         return self._open_session(factory)
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection after an error of the session outside of ``receive``."""
+        """Close the connection after an error that the session found outside ``receive``."""
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Close the connection after an error of the session, once pending responses are sent."""
+        """Close the connection after an error of the session. Pending responses are sent first."""
         if isinstance(error, PeerError):
             log.info("connection closed: protocol error", peer=self.peer, reason=error.message)
         else:
@@ -395,14 +405,17 @@ class BareConnection(SendingHalf):
     # Pausing and resuming
 
     def _pause(self, reason: int) -> None:
-        """Stop reading for a reason."""
+        """Stop reading, for one more reason."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._pauses and not self._transport.is_closing():
             self._transport.pause_reading()
         self._pauses |= reason
 
     def _take_up(self, reason: int) -> None:
-        """Remove a reason not to read. Without another reason, give the waiting bytes to the session, and resume reading."""
+        """Remove a reason not to read.
+
+        If there is no other, pass the waiting bytes to the session, and resume reading.
+        """
         if not self._pauses & reason:
             return
         self._pauses &= ~reason
@@ -427,7 +440,8 @@ class BareConnection(SendingHalf):
         buffer = self._buffer
         if buffer is not None and buffer.left:
             if self._wanted_size(buffer) > buffer.size:
-                # Getting memory can close other connections, which must not happen inside the code that resumed this one.
+                # Freeing memory can close other connections, which must not happen during the call that resumed this
+                # connection.
                 self._pauses |= Pause.STARVED
                 self._hub.soon(self.go_on_receiving)
                 return
@@ -436,11 +450,11 @@ class BareConnection(SendingHalf):
         self._transport.resume_reading()
 
     def resume(self) -> None:
-        """Called by the session when it accepts requests again."""
+        """Resume because the session accepts requests again. Called by the session."""
         self._take_up(Pause.OWING)
 
     def _wait_for_relief(self) -> None:
-        """Pause until the log has caught up."""
+        """Pause until the log has caught up with the producers."""
         self._hub.hold(self)
         self._pause(Pause.CONGESTED)
 
@@ -449,7 +463,7 @@ class BareConnection(SendingHalf):
         self._take_up(Pause.CONGESTED)
 
     def stop_reading(self) -> None:
-        """Read no more requests; those already received are executed."""
+        """Read no more requests. Requests that were received already are executed."""
         self._pause(Pause.DRAINING)
 
     # Called by the session
@@ -467,7 +481,7 @@ class BareConnection(SendingHalf):
 
     @property
     def dialect(self) -> str:
-        """See ``Session.spoken_dialect``; empty before the protocol is detected."""
+        """The dialect of the protocol (see ``Session.spoken_dialect``); empty before the protocol is detected."""
         return "" if self._session is None else self._session.spoken_dialect
 
     @property
@@ -482,19 +496,22 @@ class BareConnection(SendingHalf):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a request arrives too slowly although this side reads. Unread bytes in the socket count as arrived."""
+        """Whether a request arrives too slowly although the connection is not paused.
+
+        Unread bytes in the socket count as arrived.
+        """
         buffer = self._buffer
         if buffer is None or not buffer.left or self._pauses:
             return False
         return self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN) and not buffer.goes_on(self._transport)
 
     def _is_slow(self, buffer: ReceiveBuffer, ticks: int, bytes_per_s: int) -> bool:
-        """Whether nothing arrived for ``ticks`` seconds, or less than ``bytes_per_s`` for at least as long."""
+        """Return whether nothing arrived for ``ticks`` seconds, or fewer than ``bytes_per_s`` for that long."""
         return self._hub.tick - self.seen_tick >= ticks or buffer.is_slow(ticks, bytes_per_s)
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a request is arriving, waits to be read further, or is pinned while a thread prepares it."""
+        """Whether the buffer must not be freed: a request is arriving, waits to be read, or a thread uses its bytes."""
         buffer = self._buffer
         if buffer is None or buffer.is_pinned:
             return buffer is not None
@@ -507,7 +524,10 @@ class BareConnection(SendingHalf):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a response is pending: of the session, of a request that waits for its turn, or unsent in the socket."""
+        """Whether a response is pending.
+
+        The session owes it, its request waits for a later pass, or the socket has not accepted all of its bytes.
+        """
         return bool(self._pauses & Pause.QUEUED) or self._is_owing
 
     @property
@@ -540,7 +560,7 @@ class BareConnection(SendingHalf):
         self._transport.close()
 
     def abort(self, reason: str = "") -> None:
-        """Close at once and discard unsent bytes. Without a reason nothing is logged."""
+        """Close at once and discard unsent bytes. If ``reason`` is empty, nothing is logged."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if reason:
             log.info("connection dropped", peer=self.peer, reason=reason)

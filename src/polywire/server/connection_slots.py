@@ -1,8 +1,9 @@
 """Choose the connection to close when a new one arrives and all connection slots are taken.
 
-* First, the oldest connection that has never sent anything.
-* Then an unauthenticated connection that has been quiet for ``QUIET_TICKS``, from the address with most connections.
-* An address with more than half of the slots also loses busy connections to an address that has few.
+1. The oldest connection that has never sent anything.
+2. An unauthenticated connection that has been quiet for ``QUIET_TICKS``, from the address with most connections.
+3. If one address has more than half of the slots: a connection of this address, even a busy one, in favour of an
+  address that has few.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, Protocol
 from polywire.server.logins import Standing
 
 QUIET_TICKS: Final = 10  # seconds without a byte after which an idle connection can be closed
-MOST: Final = 2  # an address with more than half of all slots gives way to one with less than a quarter
+MOST: Final = 2  # an address with more than half of all slots loses connections to one with less than a quarter
 
 
 class SlotHolder(Protocol):
@@ -44,7 +45,11 @@ class SlotHolder(Protocol):
 
 
 class ConnectionSlots:
-    """_silent: connections that have never sent anything, oldest first. _by_host: number of connections of each address."""
+    """The connection slots of a server.
+
+    ``_silent`` has the connections that have never sent anything, oldest first. ``_by_host`` has the number of
+    connections of each address.
+    """
 
     __slots__ = ("_by_host", "_connections", "_looked", "_quiet", "_silent", "count_max", "tick")
 
@@ -77,7 +82,7 @@ class ConnectionSlots:
             del self._by_host[connection.host]
 
     def _give_way(self, host: str) -> bool:
-        """Close a connection in favour of a new one from ``host``. Return False if there is none to close."""
+        """Close a connection to free a slot for a new one from ``host``. Return False if none can be closed."""
         evicted = next(iter(self._silent), None) or self._quietest(host)
         if evicted is None:
             return False
@@ -87,7 +92,10 @@ class ConnectionSlots:
         return True
 
     def _quietest(self, host: str) -> SlotHolder | None:
-        """Return the connection to close, if any. They are sorted once a second, because their order changes only with the seconds."""
+        """Return the connection to close, or None.
+
+        Connections are sorted only once a second, because their order changes only with the seconds.
+        """
         if self._looked != self.tick:
             self._looked = self.tick
             known = [connection for connection in self._connections if connection.standing < Standing.IDENTIFIED]

@@ -1,6 +1,6 @@
 """Divide the process's limit of file descriptors between the log and connections.
 
-However many clients connect, the log can still open files to write and read segments.
+The log can always open files to write and read segments, even if many clients connect.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from polywire.store.base import OPEN_BLOBS_MAX
 
 PROCESS: Final = 24  # standard streams, the event loop, listeners, the lock of the data directory
 LOG: Final = 12  # a segment, a snapshot and a journal file being written, their directories, files being deleted
-PER_SLOT: Final = 2  # open, and mapped
-PER_BLOB: Final = 2  # open, and open with direct I/O
+PER_SLOT: Final = 2  # descriptors of a journal file: one to write, one for the mapping
+PER_BLOB: Final = 2  # descriptors of a segment file: one for normal reads, one for direct I/O
 BLOBS_MIN: Final = 2  # one to read, one to merge
 BOUNDLESS: Final = 1 << 20  # stands for "no limit": more than the broker can use
 BLOB_SHARE: Final = 4  # a quarter of the remaining descriptors may go to segments
-CONNECTIONS_MIN: Final = 8  # with fewer, an operator could not connect to find the problem
+CONNECTIONS_MIN: Final = 8  # with fewer connections, an operator could not connect to diagnose the problem
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Limits. blobs: files of the log that stay open. connections: connections open at once."""
+    """The limits. ``blobs``: segment files that stay open. ``connections``: open connections."""
 
     blobs: int
     connections: int
 
 
 def share(limit: int, *, slots: int) -> Shares:
-    """Divide ``limit`` descriptors. slots: number of journal files. Raises Invalid(INVALID_REQUEST) if they are too few."""
+    """Divide ``limit`` descriptors.
+
+    ``slots`` is the number of journal files. Raises Invalid(INVALID_REQUEST) if they are too few.
+    """
     left = limit - PROCESS - LOG - PER_SLOT * slots
     blobs = min(max(left // (BLOB_SHARE * PER_BLOB), BLOBS_MIN), OPEN_BLOBS_MAX)
     connections = left - PER_BLOB * blobs

@@ -1,6 +1,7 @@
-"""Limits, memory, slots and logins that the connections of a server share. Compiled.
+"""Limits, memory, slots and logins that the connections of a server share. This module is compiled.
 
-All connections together have limits. When one is reached, the connection that has stalled longest is closed first.
+Some limits apply to all connections together. When one is reached, the connection that has stalled longest is closed
+first.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ log = structlog.get_logger("polywire.server")
 class ConnectionLimits:
     """Limits of connections.
 
-    connections_max: open connections.
-    receive_bytes_max: largest shared receive buffer; a longer frame gets its own.
-    quantum_bytes_max: bytes read from one connection before others get their turn.
-    backlog_bytes_max: unsent response bytes of one connection above which the broker stops reading from it.
-    receive_total_bytes_max: bytes of all incomplete requests. Above it, requests that make progress wait, and stalled ones are closed.
-    backlog_total_bytes_max: unsent response bytes of all connections. Above it, the connection that has not read for the longest time is
-    closed.
-    stalled_s: how long a client may accept no response bytes, or a request make hardly any progress.
-    unknown_s: how long a connection may take to identify its protocol.
+    * ``connections_max``: open connections.
+    * ``receive_bytes_max``: largest shared receive buffer; a longer frame gets its own buffer.
+    * ``quantum_bytes_max``: bytes read from one connection before other connections are read.
+    * ``backlog_bytes_max``: unsent response bytes of a connection above which the broker stops reading from it.
+    * ``receive_total_bytes_max``: bytes of all incomplete requests. Above it, requests that make progress wait, and
+      stalled requests are closed.
+    * ``backlog_total_bytes_max``: unsent response bytes of all connections. Above it, the connection is closed that has
+      not read for the longest time.
+    * ``stalled_s``: how long a client may accept no response bytes, or a request make hardly any progress.
+    * ``unknown_s``: how long a connection may take to identify its protocol.
     """
 
     connections_max: int = 16_384
@@ -51,11 +53,14 @@ class ConnectionLimits:
 
 
 class Ingest(Protocol):
-    """The broker as connections see it, to slow down producers."""
+    """The interface to the broker that connections use to slow down producers."""
 
     @property
     def appended(self) -> int:
-        """Batches accepted so far; it grows while a session processes produce requests."""
+        """Batches accepted so far.
+
+        A connection compares it before and after a request to detect that the request produced.
+        """
 
     @property
     def uncommitted(self) -> bool:
@@ -63,13 +68,13 @@ class Ingest(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether connections that produce should not be read for now."""
+        """Whether the broker should not read from producing connections for now."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, as soon as there is no congestion."""
+        """Call back once, on the loop, when there is no congestion any more."""
 
     def hold(self) -> None:
-        """Do not schedule a commit: the caller commits soon."""
+        """Suspend the scheduling of commits. The caller must call ``commit`` soon."""
 
     def commit(self) -> None:
         """Write the batches of this pass now."""
@@ -84,7 +89,7 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
 
     @property
     def clogged_tick(self) -> int:
-        """The tick since which there is a backlog."""
+        """The second since which there is a backlog."""
 
     @property
     def received_bytes(self) -> int:
@@ -101,7 +106,7 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
         """Read no more requests."""
 
     def relieve(self) -> None:
-        """Resume because the log has caught up."""
+        """Resume because the log has caught up with the producers."""
 
     def close(self) -> None:
         """Close once everything is sent."""
@@ -111,8 +116,10 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
 class Hub:
     """The shared state of a server's connections.
 
-    connections: all open connections, oldest first. tick: seconds since the start, counted by ``sweep``. _held: connections that wait for the
-    log to catch up, in order. lending: true while the event loop asks a connection for a buffer.
+    * ``connections``: all open connections, oldest first.
+    * ``tick``: seconds since the start, counted by ``sweep``.
+    * ``_held``: connections that wait for the log to catch up, in order.
+    * ``lending``: set while the event loop asks a connection for a buffer.
     """
 
     __slots__ = (
@@ -146,8 +153,16 @@ class Hub:
         clock: Clock = SYSTEM_CLOCK,
         identities: Identities | None = None,
     ) -> None:
-        """idle: polls the loop after bytes arrive. soon: calls back in the loop's next pass; by default that of the running loop.
-        clock: measures how long sessions take. identities: the users."""
+        """Create the shared state.
+
+        Args:
+            ingest: the broker, as far as connections use it.
+            limits: limits of the connections.
+            idle: polls the loop for a moment after bytes arrive.
+            soon: calls back in the loop's next pass; None uses the running loop.
+            clock: measures how long sessions take.
+            identities: the users.
+        """
         self.limits: Final = limits or ConnectionLimits()
         self.ingest: Final = ingest
         self.idle: Final = idle
@@ -163,20 +178,20 @@ class Hub:
         self.draining = False
         self.refused = 0
         self.refused_before = 0
-        """Rejected connections that have been logged."""
+        """Rejected connections that have been logged already."""
         self.accepted: Counter[str] = Counter()
         self.moved: dict[str, tuple[int, int]] = {}
-        """Bytes received from and sent to closed connections, by protocol; ``accepted`` is their number."""
+        """Traffic of closed connections by protocol: bytes received and sent. ``accepted`` counts the connections."""
         self.tick = 0
 
     def commit(self) -> None:
         """Write the batches of this pass now.
 
-        If the log fails, it has stopped and reported the failure itself (decision 0107). The exception ends here, so that the connection
-        that is being read, or a drain, is not interrupted half-way.
+        If the log fails, it stops and reports the failure itself (decision 0107). This method does not raise the
+        exception, because that would interrupt the read or drain that called it.
         """
         assert not self.lending, "the loop asks for a buffer"
-        self.memory.settle()  # before the callbacks of the commit, which may append to the next batch
+        self.memory.settle()  # before the commit's callbacks, which may append to the next batch
         try:
             self.ingest.commit()
         except Exception as error:
@@ -200,7 +215,7 @@ class Hub:
             self.refused = 0
 
     def hold(self, connection: Peer) -> None:
-        """Make a connection that produces wait until the log has caught up."""
+        """Pause a producing connection until the log has caught up."""
         if not self._held:
             self.ingest.on_relief(self._relieved)
         self._held[connection] = None
@@ -234,7 +249,7 @@ class Hub:
             self.accepted[connection.wire] += 1
 
     def check_backlog(self) -> None:
-        """Close connections whose responses have been unsent for longest, until all unsent responses are within their limit."""
+        """While too many response bytes are unsent, close the connection with the oldest backlog."""
         clogged = [connection for connection in self.connections if connection.backlog]
         total = sum(connection.backlog for connection in clogged)
         while clogged and total > self.limits.backlog_total_bytes_max:

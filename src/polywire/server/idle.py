@@ -1,7 +1,7 @@
-"""Poll for more bytes for a moment before the event loop sleeps (decision 0112). Compiled.
+"""Poll for more bytes for a moment before the event loop sleeps (decision 0112). This module is compiled.
 
-The loop polls only if the recent intervals between bytes were shorter than three times the limit. It polls no longer
-than the limit without bytes.
+The loop polls only if bytes recently arrived at intervals shorter than three times the limit. It stops polling when no
+bytes have arrived for the limit.
 """
 
 from __future__ import annotations
@@ -14,28 +14,34 @@ import cython
 from polywire.clock import Clock
 from polywire.log.base import Loop
 
-PAUSES_AVERAGED: Final = 8  # this many quick requests start polling, and a few slow ones stop it
-QUICK: Final = 3  # times the limit; before polling starts, every interval includes two wake-ups of the process
+PAUSES_AVERAGED: Final = 8  # number of recent intervals in the average
+QUICK: Final = 3  # factor on the limit; without polling, every interval includes two wake-ups of the process
 
 
 @cython.cclass
 class IdlePoll:
-    """Keeps an event loop awake between quick requests. ``_polling`` is true while a call of ``_poll`` is scheduled."""
+    """Keeps an event loop awake while requests arrive quickly.
+
+    ``_polling`` is set while a call of ``_poll`` is scheduled.
+    """
 
     __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "look")
 
     def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
-        """limit_us: microseconds of polling after bytes arrive; 0 disables polling."""
+        """Create the poller.
+
+        ``limit_us`` is how long to poll after bytes arrive, in microseconds; 0 disables polling.
+        """
         self._loop = loop
         self._clock = clock
         self._limit_s = limit_us / 1e6
         self._pause_s = 2 * QUICK * self._limit_s
-        """Average interval between arrivals of bytes."""
+        """Average interval between arrivals of bytes, in seconds."""
         self._last = 0.0
         self._end = 0.0
         self._polling = False
         self.look: Callable[[], object] = nothing
-        """Handles sockets that are ready, if the driver can find them sooner than the loop."""
+        """Handles sockets that are ready. Set by a driver that can find them sooner than the loop."""
 
     def came(self) -> None:
         """Record that bytes arrived and were processed."""
@@ -50,7 +56,7 @@ class IdlePoll:
                 self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
-        """Poll once. A scheduled call keeps the loop from sleeping."""
+        """Poll once, and schedule the next call, which keeps the loop from sleeping."""
         self.look()
         if self._clock.monotonic() < self._end:
             self._loop.call_soon(self._poll)
@@ -59,4 +65,4 @@ class IdlePoll:
 
 
 def nothing() -> None:
-    """Do nothing: the loop itself finds sockets that are ready."""
+    """Do nothing, because the loop itself finds sockets that are ready."""

@@ -1,9 +1,9 @@
 """The life of one broker process: recover, listen, serve, drain, stop.
 
 * No listener opens before recovery is complete and synced.
-* The ready file appears once every listener accepts connections.
-* After SIGTERM or SIGINT the broker accepts no more requests, sends pending responses, and syncs. A second signal exits
-  at once.
+* The ready file is written when every listener accepts connections.
+* After SIGTERM or SIGINT the broker accepts no more requests, sends pending responses, and syncs. A second signal stops
+  it immediately.
 * If storage fails, the process exits with ``EXIT_STORAGE``.
 """
 
@@ -70,7 +70,7 @@ log = structlog.get_logger("polywire.server")
 
 
 class OtherBrokers(Protocol):
-    """The other brokers of the same bucket, as seen by the leader."""
+    """The leader's view of the other brokers of a bucket."""
 
     @property
     def watch(self) -> BucketWatch:
@@ -78,19 +78,19 @@ class OtherBrokers(Protocol):
 
     @property
     def signals(self) -> Signals:
-        """Signals of this process, which outlive one term as leader."""
+        """The process's signals. They outlive one term as leader."""
 
     @property
     def is_heard(self) -> bool:
-        """Whether the other brokers cannot consider this one dead."""
+        """Whether the other brokers still consider this one alive."""
 
     async def opened(self) -> None:
-        """The log is recovered: stop serving as a standby."""
+        """Stop serving as a standby. Called when the log is recovered."""
 
     def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[str], object]) -> None:
         """Set the addresses and the start number in this broker's heartbeats.
 
-        ``deposed`` is called, in any thread, when leadership is lost.
+        ``deposed`` is called when leadership is lost, in any thread.
         """
 
 
@@ -99,19 +99,22 @@ EXIT_START: Final = 1
 EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
 EXIT_DEPOSED: Final = 75  # internal: the process becomes a standby again instead of exiting
 EXIT_SECOND_SIGNAL: Final = 130
-HANDOVER_S: Final = 3.0  # for a process that is stopping to release the data directory, after its drain
+HANDOVER_S: Final = 3.0  # time for a stopping process to release the data directory, after its drain
 HANDOVER_POLL_S: Final = 0.05
 SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
-FLUSH_TIMEOUT_S: Final = 1.0  # to send the last responses
+FLUSH_TIMEOUT_S: Final = 1.0  # time to send the last responses
 
 
 def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: Mapping[str, str] | None = None) -> int:
-    """Set up logging, call ``serving``, and return its exit code; errors at the start are logged. facts: added to every log line."""
+    """Set up logging, call ``serving``, and return its exit code.
+
+    If it raises an error, the error is logged. ``facts`` are added to every log line.
+    """
     lines = LineLimit(SystemClock())
     set_up_log(lines, form=config.log_format, facts=facts)
     make_private()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are files to reload
     try:
         return serving(lines)
     except BrokerError as error:
@@ -123,7 +126,7 @@ def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: 
 
 
 def run_once(serving: Callable[[], Coroutine[None, None, int]]) -> int:
-    """Serve on a new event loop until a signal stops the process, or until another broker of the bucket leads."""
+    """Serve on a new event loop until a signal stops the process or leadership is lost."""
     with asyncio.Runner(loop_factory=_new_loop()) as runner:
         return runner.run(serving())
 
@@ -194,9 +197,9 @@ async def _open_wires(
     shard: Shard | None,
     links: LinkTls | None,
 ) -> list[Listener]:
-    """Open the listeners of all protocols; for a shard also those for other processes and machines (``links``: their TLS).
+    """Open the listeners of all protocols. Raises Busy(BUSY).
 
-    Raises Busy(BUSY).
+    A shard also gets listeners for other processes and machines; ``links`` is their TLS.
     """
     factories, inside = (factories_of(broker, config), []) if shard is None else shard_factories(broker, config, shard)
     opening = partial(
@@ -215,7 +218,7 @@ async def _open_wires(
     alone = HttpFactory(broker, overview, names=_http_names(config), shards=shard, is_linked=True)
     inside.append(HttpLinkFactory(alone, shard.key))
     listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
-    is_reserved = INSIDE not in shard.reached  # on a data directory the parent has reserved the addresses
+    is_reserved = INSIDE not in shard.reached  # on a data directory, the parent process has reserved the addresses
     own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_reserved)
     shard.opened(listeners, own, host=config.advertise, is_advertised=is_reserved and config.shard_port > 0)
     if not is_reserved:
@@ -232,7 +235,10 @@ async def _open_http(
     tls: ServerTls | None,
     shard: Shard | None,
 ) -> list[Listener]:
-    """Open the HTTP listeners. Without ``--http``, HTTP is off if its default port is in use. Raises Busy(BUSY)."""
+    """Open the HTTP listeners. Raises Busy(BUSY).
+
+    If ``--http`` is not set and the default port is in use, HTTP is off.
+    """
     own = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) == HTTP}
     factory = HttpFactory(broker, overview, names=_http_names(config), shards=shard)
     opened: list[Listener] = []
@@ -267,7 +273,8 @@ def _http_names(config: ServeConfig) -> Sequence[str]:
 class Server:
     """One run of the broker.
 
-    ``_stopping`` is set by the first signal (then ``_is_signalled`` as well), by failed storage, or by a loss of leadership.
+    ``_stopping`` is set by the first signal, by a storage failure, or by a loss of leadership. The signal also sets
+    ``_is_signalled``.
     """
 
     __slots__ = (
@@ -291,7 +298,7 @@ class Server:
     def __init__(
         self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog, watch: BucketWatch | None
     ) -> None:
-        """watch: statistics of the bucket, if there is one."""
+        """Create the run. ``watch`` is the statistics of the bucket, or None."""
         self._audit = audit
         self._config = config
         self._lines = lines
@@ -309,7 +316,7 @@ class Server:
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
     async def open_broker(self) -> Broker:
-        """Recover the data directory, waiting for a process that is stopping to release it. Raises BrokerError."""
+        """Recover the data directory. If a stopping process still uses it, wait for that first. Raises BrokerError."""
         limit_s = HANDOVER_S + self._config.drain_timeout_s
         end = self._loop.time() + limit_s
         is_logged = False
@@ -351,7 +358,10 @@ class Server:
         )
 
     def drive(self, hub: Hub) -> None:
-        """Create the epoll driver for plain connections if it is configured and available. Raises Invalid(INVALID_REQUEST)."""
+        """Create the epoll driver for connections without TLS, if it is configured and available.
+
+        Raises Invalid(INVALID_REQUEST).
+        """
         if self._config.driver in (AUTO, EPOLL) and is_available():
             self.driver = ReadinessDriver(hub, self._loop)
         elif self._config.driver == EPOLL:
@@ -360,10 +370,10 @@ class Server:
     def storage_failed(self, error: BrokerError) -> None:
         """Stop the broker because the log has failed or leadership is lost.
 
-        Nothing is retried (concepts: durability#what-a-crash-may-take).
+        The broker does not retry (concepts: durability#what-a-crash-may-take).
         """
         if self._config.bucket and self._stopping.is_set():
-            return  # the last uploads of a stopping broker failed, but none of their records was acknowledged
+            return  # the broker is stopping, and no record of the uploads that failed was acknowledged
         if error.code in (ErrorCode.NOT_OWNER, ErrorCode.REPLICATION_TIMEOUT):
             log.warning("lost leadership: this broker acknowledges no more requests", reason=error.message)
             self._exit_code = EXIT_DEPOSED
@@ -375,9 +385,9 @@ class Server:
         self._stopping.set()
 
     def watch_signals(self, reload: Callable[[], None], signals: Signals | None) -> None:
-        """Stop cleanly on the first signal and at once on the second, and reload on SIGHUP.
+        """Stop cleanly on the first signal and immediately on the second, and reload files on SIGHUP.
 
-        signals: those of a process that can lead again.
+        ``signals`` is set for a process that can become the leader again.
         """
         self._signals = signals or Signals()
         self._signals.listen(self._signalled, reload)
@@ -401,7 +411,7 @@ class Server:
         if self.registration is not None:
             await asyncio.to_thread(self.registration.stop)
         close_listeners(listeners)
-        # Before the data directory is released: afterwards the file can belong to the next process.
+        # Remove the ready file before the data directory is released; later the file may belong to the next process.
         withdraw_ready(self._config.ready_file)
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
@@ -419,7 +429,7 @@ class Server:
         if self._lines is not None:
             self._lines.sweep(stopping=True)
         if self._signals is not None and self._exit_code == EXIT_DEPOSED:
-            self._signals.keep()  # later signals are for the standby
+            self._signals.keep()  # signals that arrive from now on are for the standby
         elif self._signals is not None and self.others is None:
             self._signals.end()
         log.info("stopped", exit_code=self._exit_code)
@@ -452,7 +462,7 @@ def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id:
 
 
 def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
-    """Start the export of FLUX groups to files, or remove the files of an earlier start if it is off."""
+    """Start the export of FLUX groups to files. If it is off, remove the files of an earlier start."""
     store = FileStore(config.data_dir)
     if not config.flux_exports or not config.speaks("flux", has_users=not broker.access.is_open):
         exports.remove(store)
@@ -463,7 +473,7 @@ def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
 
 
 def _registered(broker: Broker) -> list[Topic]:
-    """Return the topics to register in ZooKeeper: those that a client without a login can see."""
+    """Return the topics to register in ZooKeeper: those that a client without a login may see."""
     try:
         client = broker.access.nameless(None)
     except Denied:  # clients need certificates
@@ -472,7 +482,7 @@ def _registered(broker: Broker) -> list[Topic]:
 
 
 async def drain(hub: Hub, timeout_s: float) -> None:
-    """Accept no more requests, and wait up to a limit for pending responses."""
+    """Accept no more requests, and wait at most ``timeout_s`` for pending responses."""
     hub.draining = True
     for connection in list(hub.connections):
         connection.stop_reading()
@@ -487,7 +497,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
 
 
 async def _close_connections(hub: Hub) -> None:
-    """Close every connection once its responses are sent, up to a limit."""
+    """Close every connection when its responses are sent, and wait for that at most ``FLUSH_TIMEOUT_S``."""
     for connection in list(hub.connections):
         connection.close()
     loop = asyncio.get_running_loop()
@@ -499,7 +509,7 @@ async def _close_connections(hub: Hub) -> None:
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:
-    """Log the listeners and the settings that weaken durability or security, and write the ready file last."""
+    """Log the listeners and settings that weaken durability or security, then write the ready file."""
     for listener in listeners:
         log.info("listening", listener=listener.name, address=str(listener.address))
     if config.durability is Level.WRITTEN and not config.bucket:
@@ -526,7 +536,7 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
 
 
 def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the event loop factory: uvloop's if it is installed."""
+    """Return the event loop factory: that of uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:

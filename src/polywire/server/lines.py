@@ -1,7 +1,7 @@
 """The format of log lines, and a limit on their rate.
 
 * Every event is one line on standard error.
-* The rate of lines of one event is limited, whatever clients do. A later line counts the dropped ones.
+* The rate of lines of each event is limited. When it drops again, a line reports how many were dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from polywire.clock import Clock
 from polywire.escaping import escaped
 
 LINES_MAX: Final = 20  # per event and window: enough to see what happens, and at most some 2,000 bytes per second
-FACT_CHARS_MAX: Final = 4_000  # of one fact; fits a path or several names, but the key of a record can have megabytes
+# limit for the length of one value; enough for a path or several names, while a record key can have megabytes
+FACT_CHARS_MAX: Final = 4_000
 WINDOW_S: Final = 10.0
 NEVER_DROPPED: Final = "critical"
 
@@ -24,7 +25,7 @@ log = structlog.get_logger("polywire.server")
 
 
 class _Window:
-    """Counts the lines of one event since the first of them."""
+    """Counts the lines of one event in a window that began with the first of them."""
 
     __slots__ = ("begun", "dropped", "level", "written")
 
@@ -36,7 +37,10 @@ class _Window:
 
 
 def escape(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor of structlog that escapes facts, because they can come from clients, and logs are read on terminals."""
+    """Escape the values of a log line (a structlog processor).
+
+    They can come from clients and contain control sequences for the terminal on which the log is read.
+    """
     for name, value in line.items():
         if isinstance(value, str):
             line[name] = "\n".join(map(_shown, value.split("\n"))) if name == "exception" else _shown(value)
@@ -44,15 +48,15 @@ def escape(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMa
 
 
 def _shown(text: str) -> str:
-    """Return a text on one line, shortened, and without control sequences."""
+    """Return a text as one line, shortened, and without control sequences."""
     cut = escaped(text[:FACT_CHARS_MAX])
     return cut if len(text) <= FACT_CHARS_MAX else f"{cut}… characters={len(text)}"
 
 
 class LineLimit:
-    """A processor of structlog that writes at most ``LINES_MAX`` lines of one event per ``WINDOW_S``.
+    """Write at most ``LINES_MAX`` lines of one event per ``WINDOW_S`` (a structlog processor).
 
-    Events are constants in the code, so there are few of them; data from clients is in the facts.
+    Events are constants in the code, so there are few of them. Data from clients is in the values.
     """
 
     __slots__ = ("_clock", "_windows")
@@ -76,7 +80,10 @@ class LineLimit:
         return line
 
     def sweep(self, *, stopping: bool = False) -> None:
-        """Write how many lines were dropped in windows that have ended, or in all when the process stops; call it once a second."""
+        """Write how many lines were dropped in windows that have ended. Call it once a second.
+
+        If the process is ``stopping``, all windows end.
+        """
         now = self._clock.monotonic()
         for event, window in list(self._windows.items()):
             if not stopping and now - window.begun < WINDOW_S:
@@ -87,7 +94,7 @@ class LineLimit:
 
 
 def set_up_log(limit: LineLimit, *, form: str = "logfmt", facts: Mapping[str, str] | None = None) -> None:
-    """Write log lines to standard error, as ``logfmt`` or ``json``. facts: added to every line."""
+    """Write log lines to standard error, as ``logfmt`` or ``json``. ``facts`` are added to every line."""
 
     def add_facts(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         line.update(facts or {})

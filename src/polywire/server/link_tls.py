@@ -1,8 +1,8 @@
 """Mutual TLS of the links between machines that serve one bucket (decision 0126).
 
-* No byte is sent to a machine unless its certificate names the host and is signed by the CA.
-* No byte is accepted from a machine unless the CA has signed its certificate.
-* A rejected certificate is logged with advice, and the link is retried after a pause.
+* No data is sent to a machine unless its certificate is signed by the CA and has the machine's host name.
+* No data is accepted from a machine unless its certificate is signed by the CA.
+* If a certificate is rejected, advice is logged, and the link is retried after a pause.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from polywire.server.connection import Connection
 from polywire.server.hub import Hub
 from polywire.server.tls import RECORD_BYTES, ServerTls, TlsConnection, TlsTransport, TlsUser, server_context
 
-REFUSED_S: Final = 10.0  # pause before an address is tried again after either end rejected a certificate
-STEPS_MAX: Final = 4  # of a handshake with this machine itself
+REFUSED_S: Final = 10.0  # pause before another attempt after either end rejected the other's certificate
+STEPS_MAX: Final = 4  # steps of the test handshake between this machine's own two ends
 ALERT: Final = "ALERT"  # part of the name of an OpenSSL error that the other end reported
 HOST_MISMATCH: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 OUT_OF_TIME: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
@@ -32,7 +32,7 @@ NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 log = structlog.get_logger("polywire.server")
 
 _room: Final = memoryview(bytearray(RECORD_BYTES))
-"""Decrypted bytes. One buffer serves all links, because the user gets a copy at once."""
+"""Memory for decrypted bytes. One buffer serves all links, because the link's user copies the bytes at once."""
 
 
 class LinkUser(TlsUser, Protocol):
@@ -45,26 +45,29 @@ class LinkUser(TlsUser, Protocol):
 class LinkTls(ServerTls):
     """This machine's certificate and the CA of all machines. New links use the files of the latest ``reload``.
 
-    A certificate that other machines would reject is not loaded.
+    If other machines would reject the certificate, it is not loaded.
     """
 
     __slots__ = ("_client_context", "_host", "_refused_until")
 
     def __init__(self, config: ServeConfig, host: str) -> None:
-        """host: the host at which other machines reach this one. Raises Invalid(INVALID_REQUEST)."""
+        """Load the files. Raises Invalid(INVALID_REQUEST).
+
+        ``host`` is the host name or address at which other machines reach this one.
+        """
         self._host: Final = host
         self._refused_until: dict[tuple[str, int], float] = {}
         super().__init__(config)
 
     def over(self, hub: Hub, connection: Connection, *, plain_too: bool) -> TlsConnection:
-        """See ``ServerTls``; links without TLS are not accepted."""
+        """Return the protocol for an accepted link; see ``ServerTls.over``. Links without TLS are not accepted."""
         return _AcceptedLink(hub, connection, self.context, plain_too=False)
 
     async def connect(self, user: LinkUser, address: tuple[str, int]) -> None:
-        """Connect to another machine, and return after the handshake.
+        """Connect to another machine, and return after the handshake. Raises OSError.
 
-        With TLS 1.3 the other machine can still reject this machine's certificate later. Raises OSError; at once if a certificate was
-        rejected at this address less than ``REFUSED_S`` ago.
+        With TLS 1.3, the other machine can reject this machine's certificate even after that. For ``REFUSED_S`` after a
+        rejection, calls for the same address fail immediately.
         """
         loop = asyncio.get_running_loop()
         if self._refused_until.get(address, 0.0) > loop.time():
@@ -81,7 +84,10 @@ class LinkTls(ServerTls):
             raise error
 
     def _load(self) -> ssl.SSLContext:
-        """Load the contexts of both ends. Raises Invalid(INVALID_REQUEST), also if this machine would reject its own certificate."""
+        """Load the contexts of both ends.
+
+        Raises Invalid(INVALID_REQUEST), also if the two contexts would reject each other.
+        """
         config = self._config
         assert config.tls_certificate is not None, "there is a certificate"
         assert config.tls_machine_authority is not None, "links use TLS"
@@ -117,14 +123,21 @@ class LinkTls(ServerTls):
 
 
 class LinkEnd(TlsTransport):
-    """The connecting end of a link with TLS. ``opened`` gets a result after the handshake: None, or the error."""
+    """The connecting end of a link with TLS. After the handshake, ``opened`` gets None or the error as its result."""
 
     __slots__ = ("_link_user", "_refused", "opened")
 
     def __init__(
         self, user: LinkUser, context: ssl.SSLContext, host: str, refused: Callable[[ssl.SSLError], object]
     ) -> None:
-        """host: the name that the other certificate must contain. refused: called if either end rejects the other's certificate."""
+        """Create the end.
+
+        Args:
+            user: the protocol that uses the link.
+            context: the certificates.
+            host: the name that the certificate of the other machine must have.
+            refused: called if either end rejects the other's certificate.
+        """
         super().__init__(user)
         self._link_user: Final = user
         self._refused: Final = refused
@@ -152,7 +165,7 @@ class LinkEnd(TlsTransport):
         return True
 
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
-        """Record a rejection. With TLS 1.3 the other end can reject this certificate after the handshake."""
+        """Report a rejected certificate. With TLS 1.3, the other end can reject ours after the handshake."""
         if error is not None and (not self._open or is_reported(error)):
             self._refused(error)
         self._over(error or TimeoutError(reason))
@@ -166,7 +179,10 @@ class LinkEnd(TlsTransport):
 
 
 class _AcceptedLink(TlsConnection):
-    """A link from another machine. The users of its requests are in its bytes, so its certificate does not set a user."""
+    """A link from another machine.
+
+    Requests on the link name their users, so the certificate of the link does not log in a user.
+    """
 
     __slots__ = ()
 
@@ -188,19 +204,19 @@ class _AcceptedLink(TlsConnection):
 
 
 def is_reported(error: ssl.SSLError) -> bool:
-    """Return whether the other end reported the error."""
+    """Return whether the other end detected the error and reported it."""
     return ALERT in (error.reason or "")
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Return the error in the words of OpenSSL."""
+    """Return OpenSSL's text for the error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
 def remedy_of(error: ssl.SSLError) -> str:
-    """Return advice on a TLS error."""
+    """Return advice on how to fix a TLS error."""
     if is_reported(error):
         return "see the log of the other machine"
     if not isinstance(error, ssl.SSLCertVerificationError):
@@ -222,7 +238,7 @@ def link_tls(config: ServeConfig, host: str) -> LinkTls | None:
 
 
 def _shake_hands(server_end: ssl.SSLContext, client_end: ssl.SSLContext, host: str) -> None:
-    """Make a handshake in memory between both ends of a link. Raises SSLError."""
+    """Make a handshake in memory between a server's and a client's context. Raises SSLError."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client_end.wrap_bio(back, there, server_hostname=host), server_end.wrap_bio(there, back, server_side=True)
     for _ in range(STEPS_MAX):

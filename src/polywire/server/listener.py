@@ -1,6 +1,6 @@
 """Listeners: sockets that accept connections of one protocol, or of every protocol.
 
-``open_listeners`` opens all listeners or none.
+If one listener cannot be opened, ``open_listeners`` opens none.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from polywire.server.tls import ServerTls
 
 INSIDE: Final = "inside"  # the listener for other processes of this broker
 INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the listener for other machines, if they connect with TLS
-OWN: Final = "own-"  # prefix of listeners that belong to one process, beside those that several share
+# prefix for listeners that belong to one process, in contrast to those that several processes share
+OWN: Final = "own-"
 EVERYWHERE_V6: Final = "::"
 ACCEPT_BACKLOG: Final = 1024  # connections that the kernel can queue before they are accepted
-ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor or memory for another connection
+ACCEPT_PAUSE_S: Final = 1.0  # pause if the system has no descriptor or memory for another connection
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 KEEP_ALIVE: Final = {
     "TCP_KEEPIDLE": 60,
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 6,
-}  # seconds, seconds, probes: a vanished client is detected after two minutes
+}  # idle time and interval in seconds, number of probes: a vanished client is detected after two minutes
 
 log = structlog.get_logger("polywire.server")
 
@@ -51,7 +52,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """An open listener, with its real address."""
+    """An open listener, with its address after binding."""
 
     name: str
     address: Address
@@ -59,7 +60,7 @@ class Listener:
 
 
 class LoopServer:
-    """Accepts connections that the event loop drives, on several sockets."""
+    """Accepts connections on several sockets. The event loop serves the connections."""
 
     def __init__(self, servers: Sequence[asyncio.Server]) -> None:
         self._servers = servers
@@ -74,13 +75,16 @@ class LoopServer:
 class ReadinessServer:
     """Accepts connections for the readiness driver.
 
-    The loop watches all ``sockets``, except in a pause while the system has no descriptors.
+    The loop watches all ``sockets``, except during a pause because the system has no free descriptors.
     """
 
     def __init__(
         self, driver: ReadinessDriver, sockets: Sequence[socket.socket], connect: Callable[[], Any], loop: Any
     ) -> None:
-        """connect: creates the protocol of a connection. loop: an event loop that can watch descriptors."""
+        """Create the server.
+
+        ``connect`` creates the protocol of a connection; ``loop`` is an event loop that can watch descriptors.
+        """
         self._driver = driver
         self._loop = loop
         self._connect = connect
@@ -94,7 +98,7 @@ class ReadinessServer:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection only, so that existing connections are served during a storm of new ones."""
+        """Accept only one connection, so that existing connections are served even if many new ones arrive."""
         try:
             peer, name = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -131,9 +135,15 @@ async def open_listeners(
 ) -> list[Listener]:
     """Listen on every address.
 
-    any_wires: protocols that the listener for all protocols detects; None for all. any_plain: whether it accepts connections without TLS.
-    tls: its certificate, if any. driver: drives plain connections; without one the event loop does, as it does for TLS. shared: other
-    processes listen on the same addresses, and the system distributes connections among them.
+    Args:
+        hub: state that all connections share.
+        addresses: the address of each listener by name.
+        factories: the protocols.
+        any_wires: protocols that the detecting listener accepts; None for all.
+        any_plain: whether the detecting listener accepts connections without TLS.
+        tls: the certificate, if any.
+        driver: serves connections without TLS; without it, the event loop does.
+        shared: other processes listen on the same addresses, and the system distributes connections among them.
 
     Raises Busy(BUSY) with the address that is not available.
     """
@@ -230,7 +240,10 @@ async def open_inside(
 
 
 async def bound(address: Address, *, shared: bool = False) -> list[socket.socket]:
-    """Return a bound socket for every address of a host; a single one for both families if the host is ``::``. Raises OSError."""
+    """Return a bound socket for every address of a host. Raises OSError.
+
+    If the host is ``::``, a single socket accepts connections of both families.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -260,9 +273,9 @@ def close_listeners(listeners: Sequence[Listener]) -> None:
 
 
 def _keep_alive(listening: Any) -> None:
-    """Make the kernel detect clients that vanished; accepted sockets inherit these options."""
+    """Make the kernel detect vanished clients. Accepted sockets inherit these options."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
-        option = getattr(socket, name, None)  # not every system has all of them
+        option = getattr(socket, name, None)  # some systems lack some of these options
         if option is not None:
             listening.setsockopt(socket.IPPROTO_TCP, option, value)

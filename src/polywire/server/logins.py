@@ -1,12 +1,13 @@
 """The logins of a server's connections: time limits, reserved connection slots, and ended logins.
 
-A *stranger* is a connection that has neither logged in nor been served as the user ``anonymous``.
+A *stranger* is a connection that has not logged in and is not served as the user ``anonymous``.
 
-* Strangers never take the last slots of users, and users never take the last slots of administrators.
+* Some slots are reserved for users, so strangers cannot take all of them. Of these, some are reserved for
+  administrators.
 * When slots are short, a new connection takes the slot of the oldest stranger. Strangers on protocols that have a login
   are closed first.
-* A connection that is served as ``anonymous`` loses its slot to a new connection only when no stranger is left.
-* A logged-in connection never loses its slot, and is closed when its login ends.
+* A connection that is served as ``anonymous`` is closed in favour of a new one only if there is no stranger.
+* A connection that has logged in is never closed in favour of another. It is closed when its login ends.
 
 A broker without users has no logins, so these rules do not apply to it.
 """
@@ -29,22 +30,25 @@ if TYPE_CHECKING:
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "kafka", "polywire"})  # protocols with a login
 NAMELESS_WIRES: Final = frozenset(
     {"flux", "kafka07"}
-)  # protocols without one: their clients are served as ``anonymous``
+)  # protocols without a login; their clients are served as ``anonymous``
 LOGIN_SECONDS_MAX: Final = (
-    10  # for a client to log in; a password hash takes some 40 ms, a slow network a second or two
+    10  # seconds for a client to log in; checking a password takes 40 ms, and a slow network a second or two
 )
-USERS_RESERVED: Final = 1_024  # slots for authenticated users; with few slots, a quarter of them
+USERS_RESERVED: Final = 1_024  # slots for users who have logged in; with few slots, a quarter of them
 ADMINISTRATORS_RESERVED: Final = 16  # slots for users who can manage the server; with few slots, an eighth of them
-STRANGERS_RESERVED: Final = (
-    256  # slots that connections of ``anonymous`` leave free for logins; with few slots, half of them
-)
-QUIET_TICKS: Final = 10  # seconds without a byte after which a connection of ``anonymous`` can become a stranger again
-GRACE_TICKS: Final = 2  # seconds that a new connection has to begin its login before it can be evicted
-CANDIDATES_MAX: Final = 512  # strangers to check for one to evict; twice as many as logins that can wait to be verified
+STRANGERS_RESERVED: Final = 256  # slots for logins that ``anonymous`` cannot take; with few slots, half of them
+# seconds without a byte after which an ``anonymous`` connection can lose its permanent slot and become a stranger
+QUIET_TICKS: Final = 10
+GRACE_TICKS: Final = 2  # seconds for a new connection to begin its login, during which it is not closed
+# strangers to check when one must be closed; twice as many as logins that can wait to be verified
+CANDIDATES_MAX: Final = 512
 
 
 class Standing(IntEnum):
-    """How far a client is identified. When slots or memory are short, connections with a lower standing are closed first."""
+    """How far a client is identified.
+
+    When slots or memory are short, connections with a lower standing are closed first.
+    """
 
     SILENT = 0
     UNKNOWN = 1
@@ -54,7 +58,7 @@ class Standing(IntEnum):
 
 
 class Identities(Protocol):
-    """The users of the broker."""
+    """The users of the broker, as this module needs them."""
 
     @property
     def is_open(self) -> bool:
@@ -67,10 +71,10 @@ class Identities(Protocol):
         """Return whether the user can manage the server."""
 
     def is_verifying(self, peer: str, /) -> bool:
-        """Return whether a login of the connection with this address is being verified, or waits to be."""
+        """Return whether a login of the connection with this address is being verified, or is queued for that."""
 
     def certified(self, name: str, /) -> Principal | None:
-        """Return the user of a TLS certificate with this common name, or None."""
+        """Return the user that the common name of a TLS certificate names, or None."""
 
 
 class Guest(Protocol):
@@ -101,9 +105,15 @@ class Guest(Protocol):
 class Logins:
     """The connections of a server by user.
 
-    Every registered connection is in exactly one of ``_strangers`` (with the tick at which it became one, oldest first), ``_anonymous`` and
-    ``_known``. ``_by_user`` has those of ``_known`` by user id, and ``_administrators`` is the number of administrators among them.
-    ``_quiet`` is ``_anonymous`` at the tick ``_sorted_at``, quiet longest first.
+    Every registered connection is in exactly one of these:
+
+    * ``_strangers``, with the tick at which it became a stranger, oldest first
+    * ``_anonymous``
+    * ``_known``: it has logged in. ``_by_user`` has the same connections by user id, and ``_administrators`` counts
+      those of administrators.
+
+    ``_quiet`` is ``_anonymous`` sorted at the tick ``_sorted_at``, beginning with the connection that was quiet
+    longest.
     """
 
     __slots__ = (
@@ -121,7 +131,7 @@ class Logins:
     )
 
     def __init__(self, identities: Identities | None, slots_max: int) -> None:
-        """identities: the users; None if there is no authentication."""
+        """Create an empty register. ``identities`` is None if there is no authentication."""
         self._identities: Final = identities
         self._strangers: dict[Guest, int] = {}
         self._anonymous: dict[Guest, None] = {}
@@ -148,12 +158,15 @@ class Logins:
 
     @property
     def strangers_max(self) -> int:
-        """Maximum number of strangers and connections of ``anonymous`` together."""
+        """Maximum number of strangers and ``anonymous`` connections together."""
         return self.slots_max - self.administrators_reserved - min(USERS_RESERVED, self.slots_max // 4)
 
     @property
     def anonymous_max(self) -> int:
-        """How many of ``strangers_max`` can have a permanent slot as ``anonymous``; more are served, but remain strangers."""
+        """Maximum number of connections with a permanent slot as ``anonymous``.
+
+        Further ones are served, but remain strangers.
+        """
         return self.strangers_max - min(STRANGERS_RESERVED, self.strangers_max // 2)
 
     def enter(self, guest: Guest) -> bool:
@@ -163,7 +176,7 @@ class Logins:
         others = len(self._strangers) + len(self._anonymous)
         if others >= self.strangers_max or others + len(self._known) >= self.slots_max:
             evicted = self._stranger_to_evict()
-            if evicted is None and not self._strangers:  # users and anonymous connections have all slots
+            if evicted is None and not self._strangers:  # users and anonymous connections occupy all slots
                 evicted = self._quietest_anonymous(quiet_ticks=0)
             if evicted is None:
                 return False
@@ -174,9 +187,10 @@ class Logins:
         return True
 
     def _stranger_to_evict(self) -> Guest | None:
-        """Return the oldest stranger that had time to log in, else the oldest one of a protocol without a login, else the oldest one.
+        """Return the stranger to close, or None.
 
-        Strangers whose login is being verified are not evicted.
+        Candidates, in this order: the oldest stranger that had time to log in, the oldest on a protocol without a
+        login, and the oldest. A stranger whose login is being verified is not closed.
         """
         nameless = oldest = None
         for guest, since in islice(self._strangers.items(), CANDIDATES_MAX):
@@ -184,7 +198,7 @@ class Logins:
                 continue
             is_new = self.tick - since < GRACE_TICKS
             if is_new and oldest is not None:
-                break  # the rest are new, too
+                break  # all later strangers are new, too
             if guest.wire in NAMELESS_WIRES:
                 nameless = nameless or guest
             elif not is_new:
@@ -196,7 +210,10 @@ class Logins:
         return self._identities is not None and self._identities.is_verifying(guest.peer)
 
     def _quietest_anonymous(self, *, quiet_ticks: int) -> Guest | None:
-        """Return the connection of ``anonymous`` that has been quiet longest, for at least ``quiet_ticks``. They are sorted once a second."""
+        """Return the ``anonymous`` connection that has been quiet longest, or None.
+
+        It must have been quiet for at least ``quiet_ticks``. Connections are sorted only once a second.
+        """
         if self._sorted_at != self.tick:
             self._sorted_at = self.tick
             self._quiet = deque(sorted(self._anonymous, key=lambda guest: guest.seen_tick))
@@ -210,7 +227,7 @@ class Logins:
         return None
 
     def standing(self, guest: Guest) -> Standing:
-        """Return how far a client that has sent something is identified."""
+        """Return how far a client is identified that has sent something."""
         known = self._known.get(guest)
         if known is None:
             return Standing.ANONYMOUS if guest in self._anonymous else Standing.UNKNOWN
@@ -232,14 +249,17 @@ class Logins:
     # Logins and logouts
 
     def identify(self, guest: Guest, principal: Principal | None) -> None:
-        """Record a login (also as another user) or a logout (None). Raises Busy(BUSY) if all slots of users are taken."""
+        """Record a login, or a logout (None). Raises Busy(BUSY) if all slots of users are taken.
+
+        A client that is logged in can log in as another user.
+        """
         if self._identities is None or self._identities.is_open:
             return
         known = self._known.get(guest)
         if known is not None and known[0] is principal:
             return
         if known is None and guest not in self._strangers:
-            return  # it has closed meanwhile, or is already served as anonymous
+            return  # the connection has closed in the meantime, or is already served as anonymous
         if principal is None:
             self._forget_login(guest)
             self._strangers.setdefault(guest, self.tick)
@@ -261,7 +281,10 @@ class Logins:
         self._administrators += administrator
 
     def _serve(self, guest: Guest) -> None:
-        """Serve a stranger as ``anonymous``. If all slots of ``anonymous`` are taken, a quiet connection becomes a stranger again."""
+        """Serve a stranger as ``anonymous``.
+
+        If all its slots are taken, a quiet connection becomes a stranger again.
+        """
         if len(self._anonymous) >= self.anonymous_max:
             quiet = self._quietest_anonymous(quiet_ticks=QUIET_TICKS)
             if quiet is None:
@@ -272,7 +295,10 @@ class Logins:
         self._anonymous[guest] = None
 
     def certify(self, guest: Guest, name: str) -> Principal | None:
-        """Log in the user of a TLS certificate, and return it; None if there is no such user. Raises Busy(BUSY) as ``identify``."""
+        """Log in the user that a TLS certificate names. Return the user, or None if there is no such user.
+
+        Raises Busy(BUSY) if all slots of users are taken.
+        """
         principal = None if self._identities is None else self._identities.certified(name)
         if principal is not None:
             principal = replace(principal, peer=guest.peer)
@@ -293,7 +319,7 @@ class Logins:
     # Logins that end
 
     def end(self, user_id: int) -> None:
-        """Close the connections of a user whose logins are no longer valid."""
+        """Close the connections of a user whose login is no longer valid."""
         for guest in list(self._by_user.get(user_id, ())):
             self._end_if_over(guest)
 
@@ -303,13 +329,13 @@ class Logins:
             guest.end("the login is no longer valid: its user, password or token was changed or deleted")
 
     def sweep(self) -> None:
-        """Close connections that did not log in in time, and those whose token has expired; call it once a second."""
+        """Close connections that did not log in in time, and those whose token has expired. Call it once a second."""
         self.tick += 1
         if self.is_open:
             return
         for guest, since in list(self._strangers.items()):
             if self.tick - since <= LOGIN_SECONDS_MAX:
-                break  # the others are newer
+                break  # all later strangers are newer
             if guest.wire in LOGIN_WIRES and not self._is_verifying(guest):
                 guest.abort("the client did not log in in time")
         expiring = [guest for guest, (principal, _) in self._known.items() if principal.expires_at_us is not None]

@@ -15,9 +15,10 @@ _UNKNOWN_BYTES: Final = 1024 * 1024 * 1024  # used if the system does not report
 
 
 def memory_bytes(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
-    """Return how many bytes of memory this process can use: the machine's, or the limit of its control groups.
+    """Return how many bytes of memory this process can use: that of the machine, or less if a control group limits it.
 
-    groups: mount point of control groups, version 2. membership: file that names the group of this process.
+    ``groups`` is the mount point of control groups, version 2. ``membership`` is the file that names this process's
+    group.
     """
     try:
         limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -30,12 +31,12 @@ def memory_bytes(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
 
 
 def reached_at(host: str) -> str:
-    """Return the host at which other machines reach a listener on ``host``."""
+    """Return the host name or address at which other machines reach a listener on ``host``."""
     return socket.gethostname() if host in WILDCARDS else host
 
 
 def _group_directories(groups: Path, membership: Path) -> list[Path]:
-    """Return the directory of this process's control group and of its parents, because each can set a limit."""
+    """Return the directories of this process's control group and its parents. Each of them can set a limit."""
     with suppress(OSError):
         for line in membership.read_text().splitlines():
             number, _, path = line.partition("::")

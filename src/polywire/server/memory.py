@@ -1,10 +1,12 @@
-"""Memory for unfinished requests: which connections get memory, wait for it, or are closed to free it. Compiled.
+"""Memory for unfinished requests: which connections get memory, wait for it, or are closed to free it.
+
+This module is compiled.
 
 * An unfinished request takes memory in proportion to the bytes received.
-* All unfinished requests together stay within a limit. One request at a time may exceed the limit, so that at least one
-  can complete. Other requests that still receive bytes are delayed, not closed.
-* When memory is short, stalled requests are closed, first those of unauthenticated clients. Then those of the address
-  that uses most memory are closed, the slowest first. Unread bytes in the socket count as received.
+* All unfinished requests together stay within a limit. One request at a time may exceed it, so that at least one
+  request can be completed. Meanwhile, other requests that make progress wait and are not closed.
+* When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address
+  that uses most memory, the slowest first. Unread bytes in the socket count as received.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Receiver(Protocol):
         """Memory that it uses."""
 
     def go_on_receiving(self) -> None:
-        """Try again to get memory."""
+        """Ask for memory again."""
 
     def give_back_idle(self) -> None:
         """Free a buffer that contains no request."""
@@ -62,10 +64,11 @@ class Receiver(Protocol):
 
 @cython.cclass
 class ReceiveMemory:
-    """The receive memory of a server.
+    """The memory for unfinished requests of a server.
 
-    _waiting: connections that are paused until they get memory, longest first. _beyond: the one connection that may exceed the limit.
-    write_batch: number of the current write batch; no committed batch refers to receive memory.
+    * ``_waiting``: connections that are paused until they get memory; the one that has waited longest is first.
+    * ``_beyond``: the one connection that may exceed the limit.
+    * ``write_batch``: number of the current write batch. Only this batch can still refer to receive memory.
     """
 
     __slots__ = (
@@ -84,7 +87,7 @@ class ReceiveMemory:
     def __init__(
         self, bytes_max: int, connections: Collection[Receiver], soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """soon: calls back in the loop's next pass."""
+        """Create the memory. ``soon`` calls back in the loop's next pass."""
         self.arena: Final = Arena(bytes_max)
         self.shared_chunk: Final = SharedChunk(self.arena)
         self._connections: Final = connections
@@ -102,14 +105,14 @@ class ReceiveMemory:
         return bool(self._waiting) or not self.arena.fits(0)
 
     def settle(self) -> None:
-        """Reuse all memory that was consumed or freed: the write batch that referred to it is committed."""
+        """Allow reuse of all memory that was consumed or freed. Call it when the write batch is committed."""
         self.write_batch += 1
         self.shared_chunk.position = 0
         if self.arena.viewed:
             self.arena.settle()
 
     def grant(self, grown: int, asking: Receiver) -> bool:
-        """Return whether a connection may use ``grown`` more bytes. If not, it is called back when it may try again."""
+        """Return whether a connection may use ``grown`` more bytes. If not, it is called back when it may ask again."""
         if self._beyond is not None and not self._beyond.is_receiving:
             self._beyond = None
         if self._beyond is asking or self._fits(grown):
@@ -124,27 +127,27 @@ class ReceiveMemory:
         return False
 
     def _fits(self, grown: int) -> bool:
-        """Return whether ``grown`` more bytes fit.
+        """Return whether ``grown`` more bytes are within the limit.
 
-        The connection that may exceed the limit does not count, so that others are served meanwhile.
+        The connection that may exceed the limit is not counted, so that others can continue meanwhile.
         """
         return self.arena.fits(grown if self._beyond is None else grown - self._beyond.held_bytes)
 
     def given_back(self) -> None:
-        """Let waiting connections try again, because a request or a connection has ended."""
+        """Let waiting connections ask again, because a request or a connection has ended."""
         if self._waiting and not self._feeding:
             self._feeding = True
             self._soon(self._feed)
 
     def leave(self, connection: Receiver) -> None:
-        """Forget a closed connection."""
+        """Remove a closed connection."""
         self._waiting.pop(connection, None)
         if self._beyond is connection:
             self._beyond = None
         self.given_back()
 
     def _feed(self) -> None:
-        """Let waiting connections try again, longest first, until one has to wait again."""
+        """Let waiting connections ask again, the longest waiting first, until one of them gets no memory."""
         self._feeding = False
         while self._waiting:
             connection = next(iter(self._waiting))
@@ -156,7 +159,10 @@ class ReceiveMemory:
                 return
 
     def _reclaim(self, grown: int, asking: Receiver) -> None:
-        """Free buffers without a request, then close stalled connections. Once a second is enough: stalls are measured in seconds."""
+        """Free buffers that contain no request, then close stalled connections.
+
+        Does nothing if it ran less than a second ago, because stalls are measured in seconds.
+        """
         if self._looked == self.tick:
             return
         for connection in self._connections:

@@ -54,7 +54,7 @@ class TimedWorker(ThreadWorker):
 
 
 class Overview:
-    """Implements ``http.process.Process``. ``addresses`` are those of the open listeners."""
+    """Implements ``http.process.Process``. ``addresses`` are the addresses of the open listeners."""
 
     def __init__(
         self, hub: Hub, config: ServeConfig, work: Mapping[str, Durations], watch: BucketWatch | None = None
@@ -116,11 +116,14 @@ class Overview:
         return self._work
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
-        """Return latencies of a sample of requests."""
+        """Return the latencies of a sample of requests, by protocol and kind."""
         return self.hub.request_times.by_kind
 
     def bucket(self) -> BucketView | None:
-        """Return statistics about the bucket; None without a bucket, or while this process does not lead."""
+        """Return statistics about the bucket.
+
+        The result is None without a bucket, or while this process does not lead.
+        """
         return None if self._watch is None else self._watch.view()
 
     def listeners(self) -> Mapping[str, str]:

@@ -1,9 +1,10 @@
 """Look up and claim the shard that owns a topic (decision 0126).
 
-On a data directory a symbolic link for each topic name stores its shard. With a bucket the hash of the name decides.
+On a data directory, each topic name has a symbolic link that stores its shard. With a bucket, the hash of the name
+determines the shard.
 
-If several processes claim a name at the same time, exactly one gets it, because creating a symbolic link is atomic. The
-links are a cache: a shard's log determines which topics it has, and every start creates the links again.
+If several processes claim a name at the same time, exactly one succeeds, because creating a symbolic link is atomic.
+The links are only a cache. Each shard's log says which topics it has, and the links are created again at every start.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.types import shard_name
 
 NAME_HASH_BYTES: Final = 16
-INTERNAL: Final = "__"  # prefix of topics that every shard has for itself
+INTERNAL: Final = "__"  # prefix of internal topics; every shard has its own
 
 
 class Names(Protocol):
@@ -29,20 +30,26 @@ class Names(Protocol):
         """Whether clients must wait until all shards have started."""
 
     def shard_of(self, full_name: str) -> int | None:
-        """Return the shard that has the topic, or would have it; None if that is open until the topic is created."""
+        """Return the shard that has the topic.
+
+        If the topic does not exist, return the shard that will get it, or None if that is open.
+        """
 
     def claim(self, full_name: str) -> None:
-        """Reserve the name for a new topic in this shard. Raises Busy(BUSY) if another shard has it, Unavailable(STORAGE_FAILED)."""
+        """Reserve the name for a new topic in this shard. Raises Busy(BUSY), Unavailable(STORAGE_FAILED).
+
+        Busy means that another shard has a topic with this name.
+        """
 
     def release(self, full_name: str) -> None:
         """Release the name of a deleted topic of this shard."""
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Register the recovered topics of this shard. Return those that another shard has as well. Raises Unavailable."""
+        """Register the recovered topics of this shard. Return those that another shard has, too. Raises Unavailable."""
 
 
 class HashedNames:
-    """The hash of a name says which shard owns the topic, and never changes (decision 0126)."""
+    """Names whose hash says which shard owns the topic. The owner never changes (decision 0126)."""
 
     __slots__ = ("_count", "_own")
 
@@ -65,12 +72,12 @@ class HashedNames:
         """Do nothing."""
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Return the names whose hash belongs to another shard; a correct broker never creates such topics."""
+        """Return the names whose hash belongs to another shard. Without a software error, there are none."""
         return [name for name in names if home_of(name, self._count) != self._own]
 
 
 class Placement:
-    """The symbolic links of one data directory. A link names the shard that created it."""
+    """Names in the symbolic links of one data directory. Each link names the shard that created it."""
 
     __slots__ = ("_directory", "_own")
 
@@ -104,7 +111,7 @@ class Placement:
         self._remove(_link_name(full_name))
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """See ``Names``. Links of this shard without a topic are removed."""
+        """See ``Names``. Links of this shard whose topic does not exist are removed."""
         conflicts = []
         current = {_link_name(name) for name in names}
         for link in os.listdir(self._directory):
@@ -129,7 +136,7 @@ class Placement:
 
 
 def home_of(full_name: str, count: int) -> int:
-    """Return the shard of a name by its hash, which is the same in every process and after every start."""
+    """Return the shard that the hash of a name determines. It is the same in every process and after every start."""
     return int.from_bytes(_hash(full_name)[:8], "little") % count
 
 

@@ -15,7 +15,10 @@ _KINDS: Final = {charge.value: charge for charge in Charge}
 
 
 def parse_prices(text: str) -> Mapping[Charge, float]:
-    """Parse ``put=0.005,get=0.0004`` into prices by kind of request; kinds that are not named are free. Raises Invalid(INVALID_REQUEST)."""
+    """Parse ``put=0.005,get=0.0004`` into prices by kind of request. Raises Invalid(INVALID_REQUEST).
+
+    Kinds that are not named are free.
+    """
     prices: dict[Charge, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")

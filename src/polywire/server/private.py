@@ -1,8 +1,8 @@
 """File permissions: no other user of the machine can read the broker's data.
 
 * New files are accessible to their owner only.
-* If others can access the data directory, their access is removed, with a warning.
-* A users file that others can access is rejected.
+* If other users can access the data directory, the broker removes their permissions and logs a warning.
+* If other users can access the users file, it is rejected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 from polywire.errors import ErrorCode, Invalid
 
 OTHERS: Final = 0o077
-FOUND_ON_DISKS: Final = "lost+found"  # in the root directory of a new file system
+FOUND_ON_DISKS: Final = "lost+found"  # exists in the root directory of a new file system
 PRIVATE_DIRECTORY: Final = 0o700
 PRIVATE_FILE: Final = 0o600
 ROOT_UID: Final = 0
@@ -27,15 +27,18 @@ log = structlog.get_logger("polywire.server")
 
 
 def make_private() -> None:
-    """Create files and directories for their owner only from now on, unless a mode is set explicitly."""
+    """From now on, create files and directories for their owner only, unless a mode is passed explicitly."""
     os.umask(OTHERS)
 
 
 def close_to_others(directory: Path, *, marks: Collection[str]) -> None:
-    """Create a directory for its owner only, or remove the permissions of other users. Logs a warning if another user owns it.
+    """Create a directory for its owner only, or remove the permissions of other users. Raises OSError.
 
-    marks: patterns of file names that identify the directory. Without a match the directory belongs to something else (/tmp, say), and
-    closing it would lock others out. Raises Invalid(INVALID_REQUEST) in that case and for a file; OSError.
+    Logs a warning if another user owns the directory.
+
+    ``marks`` are patterns of file names that identify the broker's directory. If no name matches, the directory may
+    belong to something else, such as /tmp, and removing permissions would lock other users out. This raises
+    Invalid(INVALID_REQUEST), as does a path that is a file.
     """
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -77,9 +80,9 @@ def _restrict(path: Path) -> None:
 
 
 def check_secret(path: Path) -> None:
-    """Raise Invalid(INVALID_REQUEST) if other users can read or write a file of password hashes. Raises OSError.
+    """Raise Invalid(INVALID_REQUEST) if other users can read or write a file with password hashes. Raises OSError.
 
-    The group may read a file that root owns: container platforms mount secrets like that.
+    If root owns the file, its group may read it, because container platforms mount secrets like that.
     """
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)

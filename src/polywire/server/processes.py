@@ -1,8 +1,8 @@
 """The parent process of several broker processes, for a data directory or the shards of a bucket (decision 0126).
 
-* The ready file appears once all processes are ready.
+* The ready file is written when all processes are ready.
 * A process that exits is restarted.
-* Signals to the parent reach all processes, and no process outlives the parent.
+* Signals to the parent reach all processes. If the parent ends in any way, so do the processes.
 
 The parent has no event loop and no threads, because it forks.
 """
@@ -44,24 +44,25 @@ from polywire.types import PORT_MAX, SHARDS_MAX, shard_name
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
 
-LED_WIRES: Final = ("kafka", ANY)  # listeners whose clients connect to the leader of a partition themselves
+LED_WIRES: Final = ("kafka", ANY)  # listeners whose clients find the leader of a partition themselves and connect to it
 ADVERTISED_WIRES: Final = (
     "cursus",
-)  # with --shard-port, clients of these protocols are sent to the owner of a topic as well
+)  # with --shard-port, clients of these protocols are also sent to the owner of a topic
 FORWARDED_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 STARTING_POLL_S: Final = 0.02
 LOOK_S: Final = 1.0
 LASTING_S: Final = 10.0  # a process that ran at least this long is restarted without a pause
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
-PORTS_EACH: Final = 20  # ports of each process with --shard-port
-OWN_PORTS_STEP: Final = 100  # between the shared port and those of the processes, without --shard-port
-KILL_AFTER_S: Final = 10.0  # after the drain timeout
+PORTS_EACH: Final = 20  # number of ports reserved for each process with --shard-port
+# without --shard-port: distance between the shared port and the port of the first process, and between processes
+OWN_PORTS_STEP: Final = 100
+KILL_AFTER_S: Final = 10.0  # seconds after the drain timeout until a process is killed
 HANDOVER_POLL_S: Final = 0.05
 PR_SET_PDEATHSIG: Final = 1
 
 Mask = set[int | signal.Signals]
-"""Blocked signals."""
+"""A set of blocked signals."""
 
 log = structlog.get_logger("polywire.server")
 
@@ -72,7 +73,7 @@ def run_processes(config: ServeConfig) -> int:
 
 
 def _run(config: ServeConfig, lines: LineLimit) -> int:
-    """Raises BrokerError, OSError if the processes cannot be started."""
+    """Serve; see ``run_processes``. Raises BrokerError or OSError if the processes cannot be started."""
     if not 0 <= config.processes <= SHARDS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
@@ -101,7 +102,7 @@ def _run(config: ServeConfig, lines: LineLimit) -> int:
 
 
 def _check(config: ServeConfig) -> None:
-    """Raise Invalid for settings that several processes do not support."""
+    """Raise Invalid for a setting that does not work with several processes."""
     reason = ""
     if sys.platform != "linux":
         reason = "several processes are supported on Linux only (remove --processes)"
@@ -112,7 +113,10 @@ def _check(config: ServeConfig) -> None:
 
 
 def _lock(config: ServeConfig) -> Callable[[], None]:
-    """Lock the data directory, waiting for a parent that is stopping. Raises Busy(BUSY)."""
+    """Lock the data directory, and return the function that unlocks it. Raises Busy(BUSY).
+
+    If another parent is stopping, wait for it.
+    """
     end = time.monotonic() + lifecycle.HANDOVER_S + config.drain_timeout_s
     while True:
         try:
@@ -125,7 +129,7 @@ def _lock(config: ServeConfig) -> Callable[[], None]:
 
 @dataclass(slots=True)
 class Child:
-    """The process of a shard. pause_s: pause before the next restart."""
+    """The process of a shard. ``pause_s`` is the pause before its next restart."""
 
     shard: int
     pid: int = 0
@@ -135,13 +139,16 @@ class Child:
 
 
 class Parent:
-    """Starts and watches the processes, at most one for each shard.
+    """Starts and watches the processes, one for each shard.
 
-    ``_sockets`` reserve the addresses, and queue connections to a process that is being restarted.
+    ``_sockets`` reserve the addresses. They also queue connections to a process that is being restarted.
     """
 
     def __init__(self, config: ServeConfig, key: bytes) -> None:
-        """key: shared secret of the processes. Raises Busy(BUSY) with the address that is not available, Invalid."""
+        """Reserve the addresses. ``key`` is the shared secret of the processes.
+
+        Raises Busy(BUSY) with the address that is not available, and Invalid.
+        """
         self._config: Final = config
         self._sockets: Final[list[socket.socket]] = []
         self._addresses: Final = self._reserve()
@@ -189,7 +196,7 @@ class Parent:
             self._kill_at = time.monotonic() + self._config.drain_timeout_s + KILL_AFTER_S
 
     def _look(self, mask: Mask) -> None:
-        """Handle processes that exited, start those whose pause is over, and write the ready file once all serve."""
+        """Restart processes that exited, each after its pause, and write the ready file when all are ready."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -243,7 +250,7 @@ class Parent:
         """Run the broker of a shard in this forked process, and exit."""
         code = lifecycle.EXIT_START
         try:
-            os.setpgid(0, 0)  # so that Ctrl-C in a terminal reaches the parent only, which forwards it
+            os.setpgid(0, 0)  # Ctrl-C in a terminal then reaches only the parent, which forwards it
             _end_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             names = self._config.data_dir / SHARDS / NAMES
@@ -267,7 +274,7 @@ class Parent:
         served: dict[str, Address] = {}
         for name, address in self._config.listeners().items():
             if name in USUAL and getattr(self._config, name) is None and self._config.users is not None:
-                continue  # a protocol without a login, whose address is not set
+                continue  # the protocol has no login, and its address is not set
             if name == HTTP and self._config.http is None:
                 self._reserve_http(served, address)
             else:
@@ -281,10 +288,10 @@ class Parent:
         return served
 
     def _reserve_own(self, shard: int) -> dict[str, Address]:
-        """Return the addresses of one process alone, by listener.
+        """Return the addresses at which one process alone is reached, by listener. Raises Busy(BUSY).
 
-        With a bucket they are for other machines, and the process opens them itself. On a data directory they are for clients that connect
-        to the owner of a topic, and the parent reserves them. Raises Busy(BUSY).
+        With a bucket, these listeners are for other machines, and the process opens them itself. On a data directory,
+        they are for clients that connect to the owner of a topic, and the parent reserves them.
         """
         if self._config.bucket:
             return _reached(self._config, shard, self._addresses)
@@ -305,9 +312,9 @@ class Parent:
         return own
 
     def _reserved_near(self, name: str, shared: Address, step: int) -> Address:
-        """Reserve the port at this distance from the shared one, or any free port.
+        """Reserve the port that is ``step`` above the shared port, or any free port if it is taken. Raises Busy(BUSY).
 
-        The distance is the same at every start, because some clients reconnect to the last known address. Raises Busy(BUSY).
+        The distance is the same at every start, because some clients reconnect to the last address they know.
         """
         port = shared.port + step if step and shared.port + step <= PORT_MAX else 0
         try:
@@ -319,7 +326,7 @@ class Parent:
             return self._reserved(name, Address(shared.host, 0))
 
     def _reserve_http(self, served: dict[str, Address], address: Address) -> None:
-        """Reserve the default port of HTTP; turn HTTP off if it is in use."""
+        """Reserve the default port of HTTP. If it is in use, turn HTTP off."""
         try:
             served[HTTP] = self._reserved(HTTP, address)
         except Busy as error:
@@ -328,14 +335,13 @@ class Parent:
             )
 
     def _reserved(self, name: str, address: Address) -> Address:
-        """Bind an address without listening, and return it with its real port."""
+        """Bind an address without listening, and return it with the actual port."""
         try:
-            bound = _bound(
-                address
-            )  # first without SO_REUSEPORT, so that binding fails if another program listens there
+            bound = _bound(address)  # without SO_REUSEPORT, binding fails if another program listens there
         except OSError as error:
             raise cannot_listen(name, address, error) from error
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # from now on shared with the child processes
+        # allow the child processes to listen on the same address
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._sockets.append(bound)
         return Address(address.host, bound.getsockname()[1])
 
@@ -356,7 +362,10 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _inside() -> socket.socket:
-    """Return the internal listening socket of a process, on loopback. The shared key protects it."""
+    """Return the socket on which a process accepts connections of the other processes.
+
+    It is on loopback; clients of it must know the shared key.
+    """
     made = _bound(Address("127.0.0.1", 0))
     made.setblocking(False)
     made.listen(ACCEPT_BACKLOG)
@@ -364,7 +373,7 @@ def _inside() -> socket.socket:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Make the system send SIGTERM to this process when the parent exits in any way."""
+    """Make the system send SIGTERM to this process when the parent ends in any way."""
     control = find_call("prctl", c_int, c_ulong, c_ulong, c_ulong, c_ulong)
     if control is not None:
         control(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -373,7 +382,11 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
-    """Raise Invalid if machines would send passwords to each other in clear text, or would reject each other's certificates."""
+    """Raise Invalid if the links between machines would not be secure or would not work.
+
+    Without TLS, machines would send passwords to each other in clear text. With unsuitable certificates, they would
+    reject each other.
+    """
     place = inside_of(config, served)
     if link_tls(config, config.reached_at(place)) is not None or place.is_loopback or config.insecure:
         return
@@ -386,7 +399,10 @@ def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
 
 
 def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
-    """Return the listener whose host other machines can reach. With TLS, plain listeners are often on loopback only."""
+    """Return a listener whose host other machines can reach.
+
+    With TLS, listeners without TLS are often only on loopback.
+    """
     usual = served.get("polywire") or next(iter(served.values()))
     if config.tls_machine_authority is None or not usual.is_loopback:
         return usual
@@ -395,14 +411,17 @@ def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
 
 
 def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> dict[str, Address]:
-    """Return the addresses at which other machines reach one process, by listener: the shared hosts with its own ports."""
+    """Return the addresses at which other machines reach one process, by listener.
+
+    They have the shared hosts and the ports of the process.
+    """
     hosts = {name: address.host for name, address in served.items()} | {INSIDE: inside_of(config, served).host}
     first = config.shard_port + PORTS_EACH * shard if config.shard_port else 0
     return {name: Address(host, first + number if first else 0) for number, (name, host) in enumerate(hosts.items())}
 
 
 def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
-    """Return the statistics of the bucket for a process. Raises Invalid."""
+    """Create the bucket statistics of a process. Raises Invalid."""
     from polywire.server.bucket_watch import BucketWatch
     from polywire.server.candidates import candidate_of
 

@@ -1,13 +1,15 @@
-"""The readiness driver: serves all ready plain sockets in one callback of the event loop. Compiled.
+"""The readiness driver: serves all ready sockets without TLS in one callback of the event loop.
 
-An epoll descriptor contains the sockets, and the event loop watches only that descriptor. Timers, threads and TLS stay
-with the loop. A pass reads each ready socket once, so no connection can block the others. The next pass reads the
-remaining bytes.
+This module is compiled.
 
-* For a connection it behaves like a transport of asyncio with a write limit of 0.
-* A connection that fails is closed, without effect on others.
-* No other code runs between asking for memory and reading into it.
-* Batches that a pass appends are committed at its end, as one journal group.
+All sockets are registered with one epoll descriptor, and the event loop watches only that. The loop still runs timers,
+threads and TLS. A pass reads each ready socket once, so no connection can block the others; what is left is read in the
+next pass.
+
+* For a connection, it behaves like an asyncio transport with a write limit of 0.
+* An error of one connection closes it and does not affect others.
+* No other code runs between asking a connection for memory and reading into it.
+* Batches that are appended during a pass are committed at its end, as one journal group.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ else:
     from polywire.records.memory import Lent, lend, lend_writable
     from polywire.server.hub import Hub
 
-PASSES_MAX: Final = 8  # before the event loop runs again
-READY_MAX: Final = 256  # sockets read in one pass; the others follow in the next one
-PARTS_MAX: Final = 1024  # buffers of one sendmsg
+PASSES_MAX: Final = 8  # passes in a row before the event loop runs again
+READY_MAX: Final = 256  # sockets read in one pass; more are read in the next pass
+PARTS_MAX: Final = 1024  # limit of buffers in one sendmsg call
 
 _IN = cython.declare(cython.uint, 0x001)
 _OUT = cython.declare(cython.uint, 0x004)
@@ -45,12 +47,12 @@ _READY_MAX = cython.declare(cython.int, 256)
 _LOOKS = cython.declare(
     cython.int, 32
 )  # polls of epoll before the event loop runs again; each takes a quarter of a microsecond
-_EVENT_BYTES = cython.declare(cython.Py_ssize_t, 16)  # at most, of one event
+_EVENT_BYTES = cython.declare(cython.Py_ssize_t, 16)  # maximum size of a struct epoll_event
 _AGAIN = cython.declare(cython.int, errno.EAGAIN)
 _INTERRUPTED = cython.declare(cython.int, errno.EINTR)
 _NOGIL_BYTES_MIN = cython.declare(
     cython.Py_ssize_t, 65_536
-)  # copying this much takes long enough to let other threads run
+)  # copying this many bytes takes long enough to let other threads run
 
 
 @cython.cfunc
@@ -73,11 +75,13 @@ def is_available() -> bool:
 
 @cython.cclass
 class SocketTransport:
-    """One accepted socket, with the interface of asyncio's transports.
+    """One accepted socket, with the interface of an asyncio transport.
 
-    _events: what epoll watches the socket for; nothing once ``_is_ended``. _waiting: parts that the kernel has not accepted, of
-    ``_waiting_bytes``; the connection is paused while there are any. Pausing reading does not change epoll until bytes arrive, because most
-    pauses end before that.
+    * ``_events``: the events that epoll reports for the socket; none after ``_is_ended``.
+    * ``_waiting``: parts that the kernel has not accepted, ``_waiting_bytes`` in total. The connection is paused while
+      there are any.
+
+    Pausing does not change epoll until bytes arrive, because most pauses end before that.
     """
 
     _driver: ReadinessDriver
@@ -116,7 +120,7 @@ class SocketTransport:
         return self._socket if name == "socket" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Accept only a limit of 0: the connection is paused as soon as the kernel does not accept all bytes."""
+        """Accept only the limit 0: the connection is paused when the kernel does not accept all bytes."""
         assert not high, "only a write limit of 0 is supported"
 
     def get_write_buffer_size(self) -> int:
@@ -138,7 +142,7 @@ class SocketTransport:
             self._watch()
 
     def write(self, data: Buffer) -> None:
-        """Send bytes; those that the kernel does not accept wait."""
+        """Send bytes. If the kernel does not accept all of them, the rest is sent later."""
         if self._is_closing:
             return
         if self._waiting_bytes:
@@ -164,7 +168,7 @@ class SocketTransport:
                 self._clog()
 
     def close(self) -> None:
-        """Close once all bytes are sent."""
+        """Close the socket when all bytes are sent."""
         if not self._is_closing:
             self._is_closing = True
             self._is_reading = False
@@ -218,7 +222,7 @@ class SocketTransport:
 
     @cython.cfunc
     def _send_waiting(self) -> cython.void:
-        """Send waiting parts, as many as the kernel accepts."""
+        """Send waiting parts until the kernel accepts no more."""
         waiting = self._waiting
         try:
             while waiting:
@@ -243,7 +247,7 @@ class SocketTransport:
 
     @cython.cfunc
     def serve(self, events: cython.uint) -> cython.void:
-        """Write and read once, as far as the socket is ready."""
+        """Write and read once, according to ``events``."""
         if self._waiting_bytes and events & (_OUT | _BROKEN):
             self._send_waiting()
             if not self._waiting_bytes and not self._is_ended:
@@ -272,7 +276,10 @@ class SocketTransport:
 
     @cython.cfunc
     def _receive(self, memory: memoryview) -> cython.Py_ssize_t:
-        """Read into memory, and return the number of bytes; 0 at the end of the stream, -1 if there are none or the connection is lost."""
+        """Read into memory, and return the number of bytes.
+
+        The result is 0 at the end of the stream, and -1 if no bytes are available or the connection is lost.
+        """
         count: cython.Py_ssize_t
         if cython.compiled and self._fd >= 0:
             lent: Lent = lend_writable(memory)
@@ -294,7 +301,7 @@ class SocketTransport:
 
     @cython.cfunc
     def _watch(self) -> cython.void:
-        """Tell epoll which events matter now."""
+        """Set the events that epoll reports from now on."""
         events: cython.uint = 0
         if not self._is_ended:
             events = (_IN if self._is_reading else 0) | (_OUT if self._waiting_bytes else 0)
@@ -311,7 +318,7 @@ class SocketTransport:
 
     @cython.cfunc
     def end(self, error: Exception | None) -> cython.void:
-        """Stop reading and sending. ``connection_lost`` is called later, from the event loop."""
+        """Stop reading and sending. The event loop calls ``connection_lost`` later."""
         if self._is_ended:
             return
         self._is_closing = self._is_ended = True
@@ -334,7 +341,8 @@ class SocketTransport:
 class ReadinessDriver:
     """The sockets of one server.
 
-    _transports: every open socket by its descriptor. _found: result of the last poll; ``_listed`` if epoll is called through Python.
+    ``_transports`` has every open socket by its descriptor. ``_found`` is the result of the last poll. ``_listed`` is
+    set if epoll is called through Python.
     """
 
     epoll: Any
@@ -348,8 +356,8 @@ class ReadinessDriver:
     def __init__(self, hub: Hub, loop: Any, epoll: Any = None) -> None:
         """Watch the sockets with epoll.
 
-        loop: an event loop that can watch descriptors. epoll: the system's by default. A simulated one has a negative descriptor, as have its
-        sockets, and is called through its Python methods.
+        ``loop`` is an event loop that can watch descriptors. ``epoll`` is None to use the system's. A simulated epoll
+        has a negative descriptor, as do its sockets, and is called through its Python methods.
         """
         self.loop = loop
         self.epoll = select.epoll() if epoll is None else epoll
@@ -363,7 +371,7 @@ class ReadinessDriver:
             hub.idle.look = self.look
 
     def accepted(self, peer: socket.socket, peer_name: Any, protocol: Any) -> None:
-        """Start driving an accepted connection."""
+        """Start serving an accepted connection."""
         peer.setblocking(False)
         transport = SocketTransport(self, peer, peer_name, protocol)
         self._transports[peer.fileno()] = transport
@@ -373,11 +381,11 @@ class ReadinessDriver:
             self._broken(transport, error)
 
     def forget(self, fd: int) -> None:
-        """Forget a socket that is about to be closed."""
+        """Remove a socket that is about to be closed."""
         del self._transports[fd]
 
     def close(self) -> None:
-        """Stop driving connections."""
+        """Stop serving connections."""
         if self._hub.idle is not None:
             self._hub.idle.look = nothing
         self.loop.remove_reader(self._fd)
@@ -388,9 +396,10 @@ class ReadinessDriver:
         self._make_pass(1)
 
     def look(self) -> None:
-        """Make several passes in a row while requests arrive every few microseconds, faster than the event loop would report them.
+        """Make several passes in a row while requests arrive faster than the event loop would report them.
 
-        After a pass that served a socket it polls only once more, because its callbacks (such as waiting consumers) should run first.
+        After a pass that served a socket, poll only once more: the callbacks of that pass (waiting consumers, for
+        example) should run soon.
         """
         looks: cython.int = _LOOKS
         for _ in range(PASSES_MAX):
@@ -416,7 +425,7 @@ class ReadinessDriver:
                     fd, events = self._listed[i]
                     self._serve(fd, events)
         finally:
-            hub.commit()  # in any case: while the log is held, no other code commits
+            hub.commit()  # always: while commits are on hold, no other code commits
         if hub.idle is not None:
             hub.idle.came()
         return True
@@ -443,7 +452,7 @@ class ReadinessDriver:
 
     @cython.cfunc
     def _broken(self, transport: SocketTransport, error: Exception) -> cython.void:
-        """Close a connection whose code raised an exception, and report the exception through the event loop."""
+        """Close a connection whose code raised an exception. The event loop reports the exception."""
         transport.end(error)
         self.loop.call_exception_handler(
             {"message": "a connection failed", "exception": error, "protocol": transport.protocol}

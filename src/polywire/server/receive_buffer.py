@@ -1,7 +1,7 @@
 """The receive buffer of one connection: an unfinished request, or memory for a stream of large reads.
 
 * Unconsumed bytes stay in order when the buffer grows.
-* Bytes that a write batch may refer to, or that are pinned, are not overwritten.
+* Bytes are not overwritten while a write batch may refer to them, or while they are pinned.
 * Finding memory for the next read calls no other code, so it is allowed while the event loop asks for a buffer.
 """
 
@@ -16,17 +16,21 @@ from polywire.server.shared_chunk import READ_BYTES
 from polywire.server.unread import unread_bytes
 
 FREE_BYTES_MIN: Final = 4 * 1024  # with less free memory, a new buffer is better than a short read
-GROWTH: Final = 4  # a buffer grows to at most this many times the bytes received, whatever length a request claims
-STALLED_TICKS: Final = 2  # one to two seconds after which a slow request can be closed when memory is short
-SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # a slower request is stalled while memory is short
-BYTES_PER_S_MIN: Final = 64  # a slower request is stalled in any case
+# factor: a buffer grows to at most this many times the bytes received, even if a request claims to be longer
+GROWTH: Final = 4
+STALLED_TICKS: Final = 2  # ticks (one to two seconds) after which a slow request can be closed when memory is short
+SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # while memory is short, a slower request counts as stalled
+BYTES_PER_S_MIN: Final = 64  # a slower request always counts as stalled
 
 
 class ReceiveBuffer:
-    """One piece of memory. For another size, or to leave this memory unchanged, continue with the buffer that ``replaced`` returns.
+    """A block of memory.
 
-    view[start:end]: unconsumed bytes. viewed_by: number of the write batch that may refer to the bytes before them. flow_bytes: buffer size
-    that suits the client's stream of reads; 0 if unknown.
+    To change its size or to preserve its content, continue with the buffer that ``replaced`` returns.
+
+    * ``view[start:end]``: unconsumed bytes.
+    * ``viewed_by``: number of the write batch that may refer to the bytes before ``start``.
+    * ``flow_bytes``: buffer size that suits the client's stream of reads; 0 if unknown.
     """
 
     __slots__ = (
@@ -66,7 +70,10 @@ class ReceiveBuffer:
 
     @classmethod
     def of_landed(cls, memory: ReceiveMemory, left: memoryview, *, read: int, flow_bytes_max: int) -> Self | None:
-        """Return a buffer for the unconsumed rest of a read into the shared chunk, or for a stream of large reads, or None for neither."""
+        """Return a buffer for what a read into the shared chunk left unconsumed, or for a stream of large reads.
+
+        Return None if neither is needed.
+        """
         flow = GROWTH * read if READ_BYTES <= read < flow_bytes_max else 0
         if left:
             buffer = cls.holding(memory, left, len(left) + 1, flow_bytes=flow)
@@ -79,7 +86,7 @@ class ReceiveBuffer:
 
     @classmethod
     def of_chunk(cls, memory: ReceiveMemory) -> Self:
-        """Return the shared chunk as a buffer, to pin the bytes of the last read."""
+        """Return the shared chunk as a buffer, so that the bytes of the last read can be pinned."""
         chunk = memory.shared_chunk
         start, end = chunk.lent_at, chunk.lent_at + len(chunk.lent)
         buffer = cls(memory, chunk.hand_over())
@@ -98,13 +105,13 @@ class ReceiveBuffer:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether received bytes are in use elsewhere."""
+        """Whether other code, such as a thread, still uses the received bytes."""
         return self._pins > 0
 
     # Reading
 
     def with_free(self) -> ReceiveBuffer:
-        """Return this buffer or its replacement, with free memory after the unconsumed bytes, without allocating more than it has."""
+        """Return this buffer or a replacement of the same size, with free memory after the unconsumed bytes."""
         left, size = self.end - self.start, len(self.view)
         if not left and self.viewed_by < self._memory.write_batch and not self._pins:
             self.start = self.end = 0
@@ -119,12 +126,15 @@ class ReceiveBuffer:
             self.flow_bytes = GROWTH * end
 
     def consumed(self, count: int) -> None:
-        """Record that the session consumed ``count`` bytes; the write batch may refer to them."""
+        """Record that the session consumed ``count`` bytes. The write batch may refer to them."""
         self.start += count
         self.viewed_by = self._memory.write_batch
 
     def replaced(self, size: int) -> ReceiveBuffer:
-        """Return a buffer of at least ``size`` bytes that begins with the unconsumed bytes; this one if possible."""
+        """Return a buffer of at least ``size`` bytes that begins with the unconsumed bytes.
+
+        This is the same buffer if possible.
+        """
         left = self.view[self.start : self.end]
         if rounded(size) == len(self.view) and self.viewed_by < self._memory.write_batch and not self._pins:
             self.view[: len(left)] = left
@@ -146,7 +156,10 @@ class ReceiveBuffer:
         return self
 
     def wanted_size(self, *, needed: int, request_bytes_max: int, flow_bytes_max: int) -> int:
-        """Return the best size for the request that is arriving: what its header claims, but at most ``GROWTH`` times the bytes received."""
+        """Return the size that suits the request that is arriving.
+
+        This is the length in its header, but at most ``GROWTH`` times the bytes received.
+        """
         left, size = self.end - self.start, len(self.view)
         wanted = 2 * size if left == size else needed
         most = min(max(request_bytes_max, flow_bytes_max), GROWTH * left)
@@ -155,7 +168,7 @@ class ReceiveBuffer:
     # Pinning and freeing
 
     def pin(self) -> Callable[[], None]:
-        """Keep the received bytes unchanged, even if the connection closes, until the returned function is called."""
+        """Preserve the received bytes until the returned function is called, even if the connection closes."""
         self._pins += 1
         return self._unpin
 
@@ -176,7 +189,7 @@ class ReceiveBuffer:
         self._memory.given_back()
 
     def given_back(self) -> ReceiveBuffer | None:
-        """Free the memory and return None, or return this buffer if it contains unconsumed or pinned bytes."""
+        """Free the memory and return None. If the buffer has unconsumed or pinned bytes, return it instead."""
         if self.start != self.end or self._pins:
             return self
         self.give_back()
@@ -185,12 +198,12 @@ class ReceiveBuffer:
     # Arrival rate
 
     def begin(self) -> None:
-        """Start measuring the arrival rate: the unconsumed bytes begin a request, or reading was resumed."""
+        """Start measuring the arrival rate, because a request begins or reading was resumed."""
         self._began_tick = self._memory.tick
         self._began_bytes = self.end - self.start
 
     def rate(self, unread: int = 0) -> float:
-        """Return bytes per second since ``begin``, including ``unread`` bytes in the socket."""
+        """Return the bytes per second since ``begin``. Count ``unread`` bytes in the socket as received."""
         return (self.left + unread - self._began_bytes) / max(self._memory.tick - self._began_tick, 1)
 
     def is_slow(self, ticks: int, bytes_per_s: int) -> bool:
@@ -198,6 +211,9 @@ class ReceiveBuffer:
         return self._memory.tick - self._began_tick >= ticks and self.rate() < bytes_per_s
 
     def goes_on(self, transport: object) -> bool:
-        """Return whether the request arrives fast enough while memory is short, counting unread bytes in the socket."""
+        """Return whether the request arrives fast enough for a time when memory is short.
+
+        Unread bytes in the socket count.
+        """
         unread = unread_bytes(transport)
         return unread > 0 and self.rate(unread) >= SHORT_BYTES_PER_S_MIN

@@ -1,7 +1,7 @@
 """Forward connections of a standby to the leader, byte for byte, for every protocol.
 
 * Bytes stay in order. Only bytes that one socket has sent and the other has not accepted yet are buffered.
-* Without a leader, a new connection waits for ``HOLD_S`` and is then closed.
+* If there is no leader, a new connection waits for ``HOLD_S`` and is then closed.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from polywire.errors import ErrorCode, Unavailable
 from polywire.server.config import Address
 from polywire.server.listener import bound
 
-RELAYED_MAX: Final = 10_000  # connections; each takes two descriptors
+RELAYED_MAX: Final = 10_000  # maximum number of forwarded connections; each needs two descriptors
 CONNECT_TIMEOUT_S: Final = 5.0
-# A killed leader is replaced within this time. Closing the connection at once would look to clients like the wrong port.
+# A killed leader is replaced within this time. If connections were closed at once, clients would suspect the wrong
+# port.
 HOLD_S: Final = 3.0
-LOOK_S: Final = 0.1  # between two attempts of one connection to reach a leader
-# Attempts of all waiting connections: thousands can arrive at once from a killed leader, and the new leader is busy with recovery.
+LOOK_S: Final = 0.1  # pause between two attempts of one connection to reach a leader
+# Attempts of all waiting connections together: a killed leader may have had thousands, and the new one is busy
+# recovering.
 LOOKS_PER_S_MAX: Final = 500
-FIRST_BYTES_S: Final = 5.0  # for the first bytes of a connection that may be answered here
-BUFFERED_BYTES: Final = 256 * 1024  # unread by one side, before reading from the other side pauses
+FIRST_BYTES_S: Final = 5.0  # time limit for the first bytes of a connection that the standby may answer itself
+BUFFERED_BYTES: Final = 256 * 1024  # unread bytes of one side at which reading from the other side pauses
 
 log = structlog.get_logger("polywire.server")
 
 Find = Callable[[str], tuple[str, int] | None]
-"""Returns the leader's address for connections of a listener, or None without a leader."""
+"""Returns the leader's address for connections of a listener, or None if there is no leader."""
 
 Connect = Callable[["_End", tuple[str, int]], Awaitable[object]]
 """Connects an end to the leader. Raises OSError."""
 
 Answer = Callable[[str, bytes], bytes | None]
-"""Returns a local response to the first bytes of a connection of a listener, or None to forward the connection."""
+"""Returns the standby's own response to the first bytes of a connection, or None to forward the connection."""
 
 
 def _forward_all(_: str, __: bytes) -> None:
@@ -46,7 +48,7 @@ def _forward_all(_: str, __: bytes) -> None:
 
 
 class Relay:
-    """Forwards at most ``RELAYED_MAX`` connections, until ``stop``."""
+    """Forwards at most ``RELAYED_MAX`` connections, until ``stop`` is called."""
 
     def __init__(
         self,
@@ -56,8 +58,14 @@ class Relay:
         answered: Container[str] = (),
         connects: Mapping[str, Connect] | None = None,
     ) -> None:
-        """answered: listeners whose connections ``answer`` can answer itself. connects: how to connect to the leader, by listener, if not
-        with plain TCP."""
+        """Create a relay.
+
+        Args:
+            find: returns the leader's address.
+            answer: returns the standby's own response.
+            answered: listeners for which ``answer`` is called.
+            connects: how to connect to the leader, by listener. Listeners that are missing use plain TCP.
+        """
         self._find = find
         self._answer = answer
         self._answered = answered
@@ -67,7 +75,10 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, addresses: Mapping[str, Address], *, shared: bool = False) -> dict[str, Address]:
-        """Listen on these addresses, and return them with their real ports. shared: other processes also listen there. Raises Unavailable."""
+        """Listen on these addresses, and return them with their actual ports. Raises Unavailable.
+
+        ``shared`` is set if other processes listen there, too.
+        """
         loop, found = asyncio.get_running_loop(), {}
         for name, address in addresses.items():
             try:
@@ -88,7 +99,7 @@ class Relay:
         self._servers.append(await loop.create_server(lambda: _End(self, name), sock=listening))
 
     async def stop(self) -> None:
-        """Close all listeners and connections; clients reconnect to the leader."""
+        """Close all listeners and connections. Clients then reconnect to the leader."""
         for server in self._servers:
             server.close()
         for task in list(self._tasks):
@@ -109,7 +120,7 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
     def went(self, end: _End) -> None:
-        """Forget a closed end."""
+        """Remove a closed end."""
         self._ends.discard(end)
 
     async def _connect(self, end: _End, listener: str) -> None:
@@ -129,7 +140,7 @@ class Relay:
         end.meet(other)
 
     async def _reach(self, listener: str) -> _End | None:
-        """Connect to the leader. Return None if there is none, or if it does not respond."""
+        """Connect to the leader. Return None if there is no leader, or if it does not respond."""
         address = self._find(listener)
         if address is None:
             return None
@@ -160,7 +171,7 @@ class _End(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the socket is closed. A close is not noticed while reading is paused."""
+        """Whether the socket is closed. While reading is paused, a close is not noticed."""
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -182,7 +193,10 @@ class _End(asyncio.Protocol):
         self._transport.resume_reading()
 
     async def is_answered(self, answer: Callable[[bytes], bytes | None]) -> bool:
-        """Answer the first bytes here if ``answer`` does, and close. Return whether the connection is answered or closed."""
+        """Pass the first bytes to ``answer``; if it returns a response, send it and close.
+
+        Return whether the connection was answered or is closed.
+        """
         if not self._early and self._transport is not None:
             self._first_bytes = asyncio.get_running_loop().create_future()
             try:
@@ -199,13 +213,13 @@ class _End(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._other is not None and self._other._transport is not None:
             self._other._transport.write(data)
-        elif self._transport is not None:  # the connection to the leader is not made yet
+        elif self._transport is not None:  # the connection to the leader does not exist yet
             self._early += data
             self._transport.pause_reading()
             self._wake()
 
     def eof_received(self) -> bool:
-        """Close one direction; the other can still have bytes."""
+        """Close one direction. The other direction can still carry bytes."""
         other = None if self._other is None else self._other._transport
         if other is not None and not other.is_closing() and other.can_write_eof():
             with suppress(OSError, RuntimeError):

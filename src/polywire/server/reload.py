@@ -2,7 +2,7 @@
 
 * If a file cannot be loaded, the error is logged and the previous content remains in use.
 * Reloading never turns authentication off.
-* Only connections of changed or removed users are closed.
+* Only the connections of users who were changed or removed are closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = structlog.get_logger("polywire.server")
 
 
 Load = Callable[[], object]
-"""Loads a file. Raises BrokerError, OSError, and then leaves the previous state in use."""
+"""Loads a file. If it raises BrokerError or OSError, the previous content remains in use."""
 
 
 class Reload:
@@ -30,7 +30,10 @@ class Reload:
     __slots__ = ("_files",)
 
     def __init__(self, files: Mapping[str, Load | None]) -> None:
-        """files: how to load each file, by what it is, in this order; None for a file that is not configured."""
+        """Store how to load each file, by its description.
+
+        They are loaded in this order; None stands for a file that is not configured.
+        """
         self._files: Final = files
 
     def __call__(self) -> None:
@@ -55,5 +58,5 @@ class Reload:
 
 
 def users_loader(access: Access, users: Path | None) -> Load | None:
-    """Return how to load the users file, or None if none is configured."""
+    """Return a function that loads the users file, or None if none is configured."""
     return None if users is None else lambda: access.configure(load_users(users))

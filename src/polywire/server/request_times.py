@@ -1,7 +1,7 @@
-"""Request latencies by protocol, measured on a weighted sample of requests. Compiled.
+"""Request latencies by protocol, measured on a weighted sample of requests. This module is compiled.
 
 A latency is the time from receiving a request to writing its response. A busy server measures about a hundred requests
-a second, an idle one all of them. A request that is not measured costs one comparison.
+a second, an idle one all of them. For a request that is not measured, the cost is one comparison.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ OTHER: Final = "other"
 class RequestTimes:
     """A sample of request latencies.
 
-    skip: number of reads to skip before the next is timed. weight: number of reads that a timed one represents. _taken: reads timed in this
-    second. appended: the broker's count of batches before the current read, to detect produce requests; -1 outside a timed read.
+    * ``skip``: number of reads to skip before the next one is timed.
+    * ``weight``: number of reads that a timed read represents.
+    * ``_taken``: reads timed in this second.
+    * ``appended``: the broker's count of batches before the current read, to detect produce requests; -1 if the read is
+      not timed.
     """
 
     __slots__ = ("_taken", "appended", "by_kind", "skip", "weight")
@@ -40,7 +43,7 @@ class RequestTimes:
         """Latencies by protocol and by kind of request: ``PRODUCE`` or ``OTHER``."""
 
     def begin(self) -> None:
-        """Time a read, and skip the next ones. If too many were timed in this second, skip twice as many."""
+        """Time this read. If too many reads were timed in this second, double the number of reads to skip."""
         self._taken += 1
         if self._taken % SAMPLES_PER_S == 0:
             self.weight *= 2

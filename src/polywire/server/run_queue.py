@@ -1,13 +1,15 @@
-"""Decide which connections are served in this pass of the event loop, and which in a later one. Compiled.
+"""Decide which connections are served in this pass of the event loop, and which in a later one.
+
+This module is compiled.
 
 The loop reads every ready socket before it does anything else. One request can take milliseconds, so many of them in
 one pass would block timers and other clients for seconds.
 
-Once heavy requests have taken ``PASS_S`` in a pass, connections whose last request was heavy wait for a later pass.
+When heavy requests have taken ``PASS_S`` in a pass, connections whose last request was heavy wait for a later pass.
 They are served in order, before the loop reads again.
 
-A connection with light requests is delayed only by heavy requests that were read earlier in the same pass and could not
-be predicted, because the last request of their connection was light.
+A connection with light requests is delayed only by unexpected heavy requests: those of a connection whose last request
+was light, read earlier in the same pass.
 """
 
 from __future__ import annotations
@@ -20,29 +22,33 @@ import cython
 
 from polywire.clock import Clock
 
-HEAVY_S: Final = 0.0005  # a read that takes longer to process is heavy; some hundred small requests fit
-PASS_S: Final = 0.005  # of heavy reads per pass before heavy connections wait; of unexpectedly heavy ones before all connections wait
+# a read that takes longer to process is heavy; a light one can contain some hundred small requests
+HEAVY_S: Final = 0.0005
+# limit for heavy reads in one pass, after which heavy connections wait; for unexpected heavy reads, after which all
+# connections wait
+PASS_S: Final = 0.005
 
 
 class Waiting(Protocol):
     """A connection that can wait for a later pass."""
 
     def take_turn(self) -> None:
-        """Continue in this pass."""
+        """Process the bytes that waited, in this pass."""
 
 
 @cython.cclass
 class RunQueue:
     """The connections that wait for a later pass.
 
-    spent_s: time of heavy reads since ``_run`` was last called. _unexpected_s: the part of connections that had been light. ``_run`` is
-    called in the next pass while one of them is not 0 or a connection waits. current: the connection that ``_run`` is serving.
+    ``spent_s`` is the time of heavy reads since ``_run`` was last called; ``_unexpected_s`` is the part of it that was
+    not expected. ``_run`` is called in the next pass if one of them is not 0 or a connection waits. ``current`` is the
+    connection that ``_run`` is serving.
     """
 
     __slots__ = ("_is_due", "_soon", "_unexpected_s", "_waiting", "current", "now", "spent_s")
 
     def __init__(self, clock: Clock, soon: Callable[[Callable[[], None]], object]) -> None:
-        """soon: calls back in the loop's next pass."""
+        """Create the queue. ``soon`` calls back in the loop's next pass."""
         self._soon: Final = soon
         self._waiting: Final[deque[Waiting]] = deque()
         self._is_due = False
@@ -52,11 +58,11 @@ class RunQueue:
         self.current: Waiting | None = None
 
     def has_time(self, *, heavy: bool) -> bool:
-        """Return whether a connection may be served in this pass. heavy: whether its last read was heavy."""
+        """Return whether a connection may be served in this pass. ``heavy`` says whether its last read was heavy."""
         return (self.spent_s if heavy else self._unexpected_s) < PASS_S
 
     def spend(self, seconds: float, *, heavy: bool) -> None:
-        """Record a heavy read. heavy: whether the connection's previous read was heavy, too."""
+        """Record a heavy read. ``heavy`` says whether the connection's previous read was heavy, too."""
         self.spent_s += seconds
         if not heavy:
             self._unexpected_s += seconds
@@ -84,6 +90,6 @@ class RunQueue:
                 self.current.take_turn()
         finally:
             self.current = None
-            self._unexpected_s = 0.0  # connections that waited do not count as unexpected
+            self._unexpected_s = 0.0  # reads of the connections that waited were expected to be heavy
             if waiting:
                 self._call()

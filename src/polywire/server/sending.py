@@ -1,8 +1,10 @@
-"""The sending half of a connection: writes responses, and tracks the bytes that the client has not read. Compiled.
+"""The sending half of a connection: writes responses, and counts the bytes that the client has not read.
+
+This module is compiled.
 
 * Parts are sent in order.
-* A part's memory is released once the kernel has accepted its bytes, or the connection is closed.
-* The number of unsent bytes is always known. Those of all connections together have a limit.
+* The memory of a part is released when the kernel has accepted its bytes, or the connection is closed.
+* The number of unsent bytes is always known. It has a limit for all connections together.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from polywire.types import Buffer
 class SendingHalf:
     """The writing methods of ``Output``.
 
-    _clogged: whether the kernel has not accepted all written bytes, since ``clogged_tick``. _released: called once it has. _asked_at:
-    arrival time of the request that is being timed, until its response is written; 0 without one. If a protocol answers out of order, the
-    first response counts.
+    * ``_clogged``: whether the kernel has not accepted all written bytes yet; ``clogged_tick`` is the second when that
+      began.
+    * ``_released``: functions to call when it has.
+    * ``_asked_at``: arrival time of the request that is being timed, until a response is written; 0 if none is timed.
+      If a protocol responds out of order, the first response ends the measurement.
     """
 
     __slots__ = (
@@ -58,7 +62,7 @@ class SendingHalf:
         self.clogged_tick = self._hub.tick
 
     def _unclog(self) -> None:
-        """Release lent memory: the kernel has accepted everything, or the connection is closed."""
+        """Release the memory of sent parts, because the kernel has accepted everything or the connection is closed."""
         self._clogged = False
         released, self._released = self._released, []
         for release in released:
@@ -96,7 +100,7 @@ class SendingHalf:
                 self._check_backlog()
 
     def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Send parts in order, and call ``released`` once the kernel has accepted them."""
+        """Send parts in order, and call ``released`` when the kernel has accepted them."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
             self.sent_bytes += sum(map(len, parts))
@@ -112,7 +116,10 @@ class SendingHalf:
             released()
 
     def _receive_timed(self, session: Session, data: memoryview, begun: float) -> int:
-        """Give bytes to the session and time the response, unless an earlier response is pending, which would be the next one written."""
+        """Pass bytes to the session, and time its response.
+
+        If an earlier response is pending, nothing is timed, because that response would be written next.
+        """
         ingest, times = self._hub.ingest, self._hub.request_times
         if not times.skip:
             times.begin()
@@ -127,7 +134,7 @@ class SendingHalf:
                 self._asked_at = 0.0
 
     def _note_answer(self) -> None:
-        """Record the time of a response."""
+        """Record the latency of the response that is being written."""
         hub, times = self._hub, self._hub.request_times
         seconds, self._asked_at = hub.run_queue.now() - self._asked_at, 0.0
         produced = self._produces if times.appended < 0 else hub.ingest.appended != times.appended

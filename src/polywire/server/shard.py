@@ -1,9 +1,9 @@
-"""One shard of a data directory or a bucket in its process.
+"""One shard of a data directory or a bucket, in its process.
 
-It has the topic names that the shard owns, and connections to the other shards.
+It has the topics that it owns, and connections to the other shards.
 
-* The name of a deleted topic is released only once the deletion is synced, so no recovery brings the topic back.
-* All processes know the owners of all topics before any client is served.
+* The name of a deleted topic is released only when the deletion is synced, so that recovery never restores the topic.
+* No client is served before each process knows the owners of all topics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from polywire.server.listener import Listener
 
 BEGIN_POLL_S: Final = 0.02
-BACKLOG_BYTES_MAX: Final = 1024 * 1024  # unsent bytes of one link above which its connection accepts no more requests
+BACKLOG_BYTES_MAX: Final = 1024 * 1024  # unsent bytes of a link at which its connection accepts no more requests
 
 log = structlog.get_logger("polywire.server")
 
@@ -47,8 +47,18 @@ class Shard:
         key: bytes,
         reached: Mapping[str, Address] | None = None,
     ) -> None:
-        """addresses: internal address of each shard's process. inside: listening socket of this one's. key: shared secret of the processes.
-        reached: addresses of this process alone, by listener; with a bucket also ``INSIDE``, for other machines."""
+        """Create the shard.
+
+        Args:
+            own: number of this shard.
+            board: memory that the processes share.
+            names: owners of topics.
+            addresses: internal address of each shard's process.
+            inside: listening socket of this process, at its internal address.
+            key: shared secret of the processes.
+            reached: addresses of this process alone, by listener; with a bucket, ``INSIDE`` is the one for other
+                machines.
+        """
         self.own: Final = own
         self.key: Final = key
         self.reached: Final[Mapping[str, Address]] = reached or {}
@@ -67,7 +77,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Its number as in messages and file names."""
+        """Number of the shard as text, for messages and file names."""
         return shard_name(self.own)
 
     def link_tls(self, config: ServeConfig) -> LinkTls | None:
@@ -82,7 +92,10 @@ class Shard:
         return made
 
     async def begin(self, broker: Broker) -> None:
-        """Register the recovered topics, and wait until all processes whose topics matter have done so. Raises Unavailable."""
+        """Register the recovered topics, and wait until all other processes on which this depends have done so.
+
+        Raises Unavailable.
+        """
         self._broker = broker
         names = [topic.name.full for topic in broker.topics()]
         for name in self._names.begin(names):
@@ -94,14 +107,15 @@ class Shard:
             await asyncio.sleep(BEGIN_POLL_S)
 
     def serving(self) -> None:
-        """Record that this process accepts clients, and serves or forwards them."""
+        """Record that this process accepts clients: as leader, or as standby that forwards them."""
         self._board.reach(self.own, Stage.SERVING)
 
     def opened(self, shared: Iterable[Listener], own: Iterable[Listener], *, host: str, is_advertised: bool) -> None:
         """Record the listeners that all processes share, and those of this process alone.
 
-        host: the host of this machine for clients; empty for the one they connected to. is_advertised: whether clients can be sent to the
-        ports of this process, because they do not change while the machine serves.
+        ``host`` is the host of this machine for clients; if it is empty, clients use the host that they connected to.
+        ``is_advertised`` says whether clients may be sent to the ports of this process, which requires that the ports
+        do not change.
         """
         shared, own = list(shared), list(own)
         self._host, self._is_advertised = host, is_advertised
@@ -114,7 +128,8 @@ class Shard:
     def claim(self, full_name: str) -> None:
         """See ``Claims``."""
         self._names.claim(full_name)
-        self._count(1)  # a topic that is not created after all counts until the next start, which only affects balance
+        # a topic that is not created after all stays in the count until the next start, which only affects balance
+        self._count(1)
 
     def release(self, full_name: str) -> None:
         """See ``Claims``."""
@@ -153,11 +168,14 @@ class Shard:
         return self._listeners.get(port, "")
 
     def port_of(self, listener: str) -> int:
-        """See ``ReachedShards``. Return the port of the first listener if there is none with this name."""
+        """See ``ReachedShards``. If there is no listener with this name, return the port of the first one."""
         return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
 
     def lasting(self, at: tuple[str, int]) -> tuple[str, int]:
-        """See ``Places``. Return the address that all processes of this machine share, which stays valid if another process takes over."""
+        """See ``Places``.
+
+        Return the address that all processes of this machine share. It stays valid if another process takes over.
+        """
         name = self._listeners.get(at[1], "")
         if at[1] not in self._own_ports.values() or name not in self._shared_ports:
             return at
@@ -174,7 +192,10 @@ class Shard:
 
 
 class SocketLink(asyncio.Protocol):
-    """Implements ``Link``. ``_unsent``: bytes written before the connection was made. A closed peer gets no callbacks."""
+    """Implements ``Link``.
+
+    ``_unsent`` has bytes written before the connection was made. A peer that has closed its link gets no callbacks.
+    """
 
     def __init__(self, address: Address, peer: LinkPeer) -> None:
         self._peer: LinkPeer | None = peer

@@ -15,7 +15,7 @@ from polywire.types import SHARDS_MAX, shard_name
 
 SHARDS: Final = "shards"
 DATA_MARKS: Final = (MARK_FILE, JOURNAL, SHARDS)
-"""Entries that identify a data directory. A copied or restored one can lack the mark file."""
+"""Names of entries that identify a data directory. A copied or restored directory may lack the mark file."""
 
 NAMES: Final = "names"  # subdirectory with a symbolic link for each topic name (``server.placement``)
 
@@ -36,7 +36,10 @@ def check_alone(data_dir: Path) -> None:
 
 
 def check_count(data_dir: Path, count: int) -> None:
-    """Raise Invalid(INVALID_REQUEST) if the data directory has more shards than ``count``: some topics would not be served."""
+    """Raise Invalid(INVALID_REQUEST) if the data directory has more shards than ``count``.
+
+    Otherwise some topics would not be served.
+    """
     found = count_shards(data_dir)
     if found > count:
         raise Invalid(

@@ -1,7 +1,7 @@
-"""The chunk of memory that all connections read into, one after the other. Compiled.
+"""The chunk of memory that all connections read into, one after the other. This module is compiled.
 
-A connection without an unfinished request therefore uses no receive memory. Bytes that a write batch may refer to are
-not overwritten.
+A connection without an unfinished request therefore needs no receive memory. Bytes are not overwritten while a write
+batch may refer to them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import cython
 
 from polywire.server.arena import Arena, Memory
 
-READ_BYTES: Final = 16 * 1024  # of one read; a connection that fills it gets its own buffer
+READ_BYTES: Final = 16 * 1024  # size of one read; a connection that fills it gets its own buffer
 CHUNK_BYTES: Final = 8 * READ_BYTES
-LAST_READ_AT: Final = CHUNK_BYTES - READ_BYTES  # after it, the next read needs another chunk, or a commit
+LAST_READ_AT: Final = CHUNK_BYTES - READ_BYTES  # beyond this position, the next read needs another chunk, or a commit
 
 
 @cython.cclass
 class SharedChunk:
     """The shared chunk.
 
-    position: the bytes after it are free. lent: memory of the last read, cut to the bytes received once that is known; it begins at
-    ``lent_at``. reader: the connection that is processing those bytes.
+    * ``position``: the memory after it is free.
+    * ``lent``: memory of the last read, which begins at ``lent_at``. It is shortened when the number of received bytes
+      is known.
+    * ``reader``: the connection that is processing those bytes.
     """
 
     __slots__ = ("_arena", "_chunk", "_view", "lent", "lent_at", "position", "reader")
@@ -47,14 +49,17 @@ class SharedChunk:
         return lent
 
     def used(self) -> None:
-        """Keep the bytes of the last read until the commit, because the session may have appended them to the write batch."""
+        """Preserve the bytes of the last read until the commit.
+
+        The session may have appended them to the write batch.
+        """
         self.reader = None
         end = self.lent_at + len(self.lent)
         if end > self.position:
             self.position = end
 
     def hand_over(self) -> Memory:
-        """Return the chunk to a caller that pins a part of it, and frees it later."""
+        """Return the chunk to a caller that pins a part of it. The caller frees it later."""
         chunk, self._chunk = self._chunk, None
         assert chunk is not None, "there was a read"
         self._view = memoryview(b"")

@@ -1,7 +1,8 @@
 """Signals that stop a process or make it reload its files, across several event loops.
 
-A broker of a bucket runs one event loop after another, and must not lose a signal that arrives between two of them. A
-loop's own signal handlers would: when a loop ends, it restores the default action, which kills the process.
+A broker of a bucket runs one event loop after another, and must not lose a signal that arrives between two of them. The
+signal handlers of an event loop are not enough: when the loop ends, they are removed, and a signal would kill the
+process.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Final
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 OnStop = Callable[[signal.Signals], object]
-"""Called on the event loop."""
+"""Called on the event loop with the signal."""
 
 
 class Signals:
-    """Must be created in the main thread. ``_pending`` is a stop signal that arrived while no handler was set."""
+    """The signals of a process. Create it in the main thread.
+
+    ``_pending`` is a stop signal that arrived while no handler was set.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -36,7 +40,7 @@ class Signals:
             stop(pending)
 
     def keep(self) -> None:
-        """Remove the handlers; a stop signal is pending until ``listen`` is called again."""
+        """Remove the handlers. A stop signal then stays pending until ``listen`` is called again."""
         self._loop = self._stop = self._reload = None
 
     def end(self) -> None:
@@ -46,7 +50,10 @@ class Signals:
             signal.signal(number, before)
 
     def _received(self, number: int, _: FrameType | None) -> None:
-        """Python calls it between two instructions of any code, so the handler runs later, on the loop."""
+        """Receive a signal.
+
+        Python may call this during any code, so the handler itself is called later, on the loop.
+        """
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._handle, signal.Signals(number))
         elif number in STOPPING:

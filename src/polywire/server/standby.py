@@ -1,7 +1,7 @@
 """A standby: waits until it can become the leader of the log in a bucket, and forwards clients to the current leader.
 
-Timeouts and connections only decide when a standby tries to take over. A conditional write to the bucket decides
-whether it becomes the leader.
+Timeouts and lost connections only determine when a standby tries to take over. Whether it becomes the leader is decided
+by a conditional write to the bucket.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ from polywire.server.standby_health import StandbyHealth, own_answer
 from polywire.server.tls import server_tls
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 
-LOOK_S: Final = 0.5  # between two checks of the leader
-RANK_S: Final = 0.5  # head start of each standby with a better rank, so that not all of them try at once
-REFUSED_MAX: Final = 2  # checks with a closed port before the leader counts as dead
-HANDING_OVER_S: Final = 10.0  # after a handover was requested, in which the leader checks often whether it happened
+LOOK_S: Final = 0.5  # pause between two checks of the leader
+RANK_S: Final = 0.5  # delay per better-ranked standby, so that not all standbys try to take over at once
+REFUSED_MAX: Final = 2  # checks that find the port closed before the leader counts as dead
+HANDING_OVER_S: Final = 10.0  # after a handover was requested, how long the leader checks often whether it has happened
 KNOCK_TIMEOUT_S: Final = 2.0
-SILENT_S: Final = 0.75 * NODE_TIMEOUT_S  # without a heartbeat, a leader steps down before standbys consider it dead
+# a leader that could not write a heartbeat for this long steps down, before standbys consider it dead
+SILENT_S: Final = 0.75 * NODE_TIMEOUT_S
 UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
 
 log = structlog.get_logger("polywire.server")
 
 OnDeposed = Callable[[str], object]
-"""Called with the reason when this broker must not lead any longer."""
+"""Called with the reason when this broker must stop leading."""
 
 
 def _ignore(_: str) -> None:
-    """Do nothing: this broker does not lead."""
+    """Do nothing, because this broker does not lead."""
 
 
 class Presence:
-    """Writes this broker's heartbeats to the bucket, in a thread, so that standbys also wait for a leader that is recovering.
+    """Writes this broker's heartbeats to the bucket, in a thread.
 
-    A counter in the object grows with every heartbeat.
+    Each heartbeat increments a counter in an object. Because the thread also runs during recovery, standbys wait for a
+    leader that is recovering.
     """
 
     def __init__(self, config: ServeConfig, watch: BucketWatch) -> None:
         self._seen = watch.sees
         self._candidate = watch.candidate
         self._balance = watch.balance
-        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)  # a request that hangs is repeated
+        # short timeout: a request that hangs is repeated
+        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)
         self._config = config
         self._name = watch.candidate.name
         self._id = secrets.token_hex(16)
@@ -74,10 +77,11 @@ class Presence:
         self._thread: threading.Thread | None = None
 
     def say(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
-        """Set the addresses and the start number of this broker's heartbeats; see ``Node``.
+        """Set the addresses and the start number in this broker's heartbeats; see ``Node``.
 
-        Calls ``deposed`` in the thread, perhaps several times, when another broker leads under a later start, or heartbeats have failed for
-        ``SILENT_S``. A leader without writes would not notice either by itself.
+        ``deposed`` is called in the thread, perhaps several times, if another broker leads with a higher start number,
+        or if heartbeats have failed for ``SILENT_S``. A leader that writes nothing else to the bucket would not notice
+        this.
         """
         self._deposed = deposed
         self._written_at = self._clock.monotonic()
@@ -92,7 +96,10 @@ class Presence:
             self._thread.start()
 
     def end(self) -> None:
-        """Stop the heartbeats and delete the object, so that standbys need not wait. Takes as long as a request to the bucket."""
+        """Stop the heartbeats and delete the object, so that standbys need not wait.
+
+        This sends a request to the bucket.
+        """
         self._over = True
         self._changed.set()
         if self._thread is not None:
@@ -111,11 +118,19 @@ class Presence:
 
     @property
     def is_heard(self) -> bool:
-        """Whether standbys cannot consider this broker dead. A broker that was suspended for longer must not serve from its memory."""
+        """Whether standbys still consider this broker alive.
+
+        A broker that was suspended for longer must not answer reads from its memory, because another one may be
+        leading.
+        """
         return self._clock.monotonic() - self._written_at < SILENT_S
 
     def _look(self) -> None:
-        """As the leader, check for a later leader, remove objects of dead brokers, and hand the shard over if the balance requires it."""
+        """Do the leader's regular checks.
+
+        Step down if there is a later leader, remove objects of dead brokers, and hand the shard over if rebalancing
+        requires it.
+        """
         start = self._state[1]
         if start <= 0:
             return
@@ -141,7 +156,10 @@ class Presence:
                 self._nodes.wish(Wish(other.name, start))
 
     def _put(self) -> None:
-        """Write a heartbeat; a failed one is repeated later. A leader that could not write one for ``SILENT_S`` steps down."""
+        """Write a heartbeat.
+
+        If it fails, it is repeated later; after ``SILENT_S`` without success, a leader steps down.
+        """
         self._counter += 1
         (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
         if start > 0 and not self.is_heard:
@@ -153,13 +171,20 @@ class Presence:
 
 
 class Standby:
-    """Waits until there is no leader. Clients are forwarded to the last known leader meanwhile."""
+    """Waits until there is no leader. Meanwhile, clients are forwarded to the last known leader."""
 
     def __init__(
         self, config: ServeConfig, watch: BucketWatch, signals: Signals, *, deposed: bool, shard: Shard | None = None
     ) -> None:
-        """deposed: this broker has just lost leadership, and the new leader may not have written a heartbeat yet. shard: the shard of this
-        process if there are several."""
+        """Create the standby.
+
+        Args:
+            config: settings of the process.
+            watch: statistics of the bucket.
+            signals: signals of the process.
+            deposed: whether this broker has just lost leadership. The new leader may not have written a heartbeat yet.
+            shard: the shard of this process, if there are several.
+        """
         self._config = config
         self._shard = shard
         self._signals = signals
@@ -169,12 +194,12 @@ class Standby:
         self._balance = watch.balance
         self._leader: Node | None = None
         self._warned_start = 0
-        """Start of the leader for which a TLS mismatch was logged."""
+        """Start number of the leader about which a TLS mismatch was logged."""
         self._read_at = -NODE_INTERVAL_S
         self._refused = 0
         self._rank = 0
         self._is_tried = False
-        """Whether another standby is taking over already; a second attempt would only depose it."""
+        """Whether another standby is already taking over. A second attempt would only depose it."""
         self._waited = 0.0
         self._clock = SystemClock()
         self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
@@ -183,14 +208,17 @@ class Standby:
         self._is_listening = False
         self._health: StandbyHealth | None = None
         self._to_stop: asyncio.Task[int] | None = None
-        """The task that a signal cancels while this broker takes over."""
+        """The task that a signal cancels during a takeover."""
         self.has_waited = deposed
-        """Whether this broker has been a standby or leader. Then it survives an unreachable bucket."""
+        """Whether this broker has already been a standby or leader.
+
+        If so, it does not exit when the bucket is unreachable.
+        """
 
     async def wait(self, presence: Presence) -> bool:
-        """Wait until this broker should take over. Return False if a signal stopped it before.
+        """Wait until this broker should take over. Return False if a signal stopped it first.
 
-        HTTP and signals are handled until ``stop``. Raises BrokerError.
+        HTTP and signals are handled until ``stop`` is called. Raises BrokerError.
         """
         links = None if self._shard is None else self._shard.link_tls(self._config)
         connects = {} if links is None else {INSIDE: links.connect}
@@ -227,7 +255,7 @@ class Standby:
             self._to_stop.cancel()
 
     async def stop(self) -> None:
-        """Stop serving HTTP and handling signals; the broker that leads does that itself."""
+        """Stop serving HTTP and handling signals, because a leading broker does both itself."""
         self._to_stop = None
         health, self._health = self._health, None
         if health is not None:
@@ -245,7 +273,7 @@ class Standby:
         self._is_listening = True
         if self._shard is None:
             self._addresses |= await relay.listen(self._forwarded_listeners())
-        else:  # without addresses of its own, so that no other standby forwards connections to this one
+        else:  # without a heartbeat with addresses, so that no other standby forwards connections to this one
             await relay.listen(self._forwarded_listeners(), shared=True)
             await relay.listen_on(INSIDE, self._shard.inside())
             self._shard.serving()
@@ -254,7 +282,7 @@ class Standby:
         log.info("standby: forwarding connections to the leader", leader=self._leader.name)
 
     async def _answer_health(self) -> None:
-        """Serve HTTP on the same addresses as a leader; log a warning if a port is in use."""
+        """Serve HTTP on the addresses that this broker uses as leader. Log a warning if a port is in use."""
         if self._health is not None or self._shard is not None:
             return
         self._health = health = StandbyHealth(lambda: self._is_listening and self._can_forward())
@@ -269,7 +297,10 @@ class Standby:
                 log.warning("HTTP is off while this broker is a standby", address=str(address), reason=error.strerror)
 
     def _forwarded_listeners(self) -> dict[str, Address]:
-        """Return the addresses whose connections are forwarded: all but HTTP, and HTTP, too, if this process is one of several."""
+        """Return the addresses whose connections are forwarded.
+
+        They include HTTP only if this process is one of several.
+        """
         listeners = self._config.listeners()
         if self._shard is not None:
             return dict(listeners)
@@ -301,7 +332,7 @@ class Standby:
                 leader, wish = await asyncio.to_thread(self._look, now)
             except BrokerError as error:
                 log.warning("cannot read the state of the leader from the bucket", reason=error.message)
-                return self.has_waited  # a leader would have the same problem, so this is no reason to take over
+                return self.has_waited  # a leader could not reach the bucket either, so this is no reason to take over
             self._leader = leader
             self._balance.wished(wish, now)
             if leader is not None and wish == Wish(self._name, leader.start):
@@ -335,7 +366,10 @@ class Standby:
             )
 
     async def _answers(self, leader: Node) -> bool:
-        """Return whether the leader's port is open. If that is unknown, return True: then missing heartbeats decide."""
+        """Return whether the leader's port is open.
+
+        If that is unknown, return True, so that missing heartbeats decide.
+        """
         address = next(iter(leader.addresses.values()), None)
         if address is None:
             return True
@@ -352,7 +386,7 @@ class Standby:
 
 
 class Turn:
-    """Implements ``lifecycle.OtherBrokers`` for a broker that leads, or recovers the log in order to lead."""
+    """Implements ``lifecycle.OtherBrokers`` for a broker that leads, or that recovers the log in order to lead."""
 
     def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch, signals: Signals) -> None:
         self.watch: Final = watch

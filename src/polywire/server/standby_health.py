@@ -1,7 +1,6 @@
 """The HTTP listener of a standby: liveness, readiness and two metrics.
 
-Requests have limits in bytes, in time and in number. A standby does not authenticate clients, so it serves nothing
-else.
+Requests are limited in size, time and number. A standby does not authenticate clients, so it serves nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from polywire.server.config import Address
 from polywire.server.listener import bound
 from polywire.types import shard_name
 
-CONNECTIONS_MAX: Final = 64  # each gets one response
+CONNECTIONS_MAX: Final = 64  # concurrent connections; each gets one response
 REQUEST_S: Final = 5.0
 FORWARDING: Final = "standby: forwarding connections to the leader\n"
 ALIVE: Final = "alive\n"
@@ -43,16 +42,16 @@ log = structlog.get_logger("polywire.server")
 
 
 class StandbyHealth:
-    """Serves at most ``CONNECTIONS_MAX`` connections, until ``stop``."""
+    """Serves at most ``CONNECTIONS_MAX`` connections, until ``stop`` is called."""
 
     def __init__(self, is_forwarding: Callable[[], bool]) -> None:
-        """is_forwarding: whether connections are forwarded to a leader."""
+        """Create the listener. ``is_forwarding`` returns whether connections are forwarded to a leader."""
         self._is_forwarding = is_forwarding
         self._servers: list[asyncio.Server] = []
         self._requests: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: Address, context: ssl.SSLContext | None) -> Address:
-        """Accept connections, and return the address with its real port. Raises OSError."""
+        """Accept connections, and return the address with its actual port. Raises OSError."""
         sockets = await bound(address)
         for listening in sockets:
             self._servers.append(
@@ -80,7 +79,7 @@ class StandbyHealth:
         task.add_done_callback(partial(self._ended, writer))
 
     def _ended(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
-        """Close the connection here as well, because a task that is cancelled before it starts runs none of its code."""
+        """Close the connection after its task, because a task that is cancelled before it starts does not close it."""
         self._requests.discard(task)
         with suppress(OSError, RuntimeError):
             writer.transport.abort()
@@ -115,7 +114,10 @@ class StandbyHealth:
 
 
 def own_answer(_: str, first_bytes: bytes) -> bytes | None:
-    """Return the response to ``/livez``, which a standby process of several answers itself although it forwards everything else."""
+    """Return the response to ``/livez``; None for any other request.
+
+    If a standby has several processes, each answers ``/livez`` itself and forwards everything else.
+    """
     line = first_bytes.partition(b"\r\n")[0].split(b" ")
     if len(line) != 3 or line[0] not in (b"GET", b"HEAD") or line[1].partition(b"?")[0] != b"/livez":
         return None

@@ -1,6 +1,6 @@
 """Start what one process serves: a data directory, a bucket, or one of several shards of either.
 
-The modules for buckets are imported only if there is a bucket, because they need optional packages.
+The modules for buckets need optional packages, so they are imported only if there is a bucket.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def run_alone(config: ServeConfig, lines: LineLimit) -> int:
 
 
 def run_shard(config: ServeConfig, shard: Shard, make_watch: Callable[[], BucketWatch] | None = None) -> int:
-    """Serve one of several shards until a signal stops the process, and return the exit code. make_watch: for a shard of a bucket."""
+    """Serve one of several shards until a signal stops the process, and return the exit code.
+
+    ``make_watch`` creates the bucket statistics; it is set for a shard of a bucket.
+    """
 
     def serving(lines: LineLimit) -> int:
         if make_watch is None:

@@ -1,9 +1,9 @@
 """TLS between a socket and a connection, as server and as client.
 
-This module also detects TLS on a port that accepts plain connections too.
+This module also detects TLS on a port that accepts connections without TLS, too.
 
-* A connection sees a transport with the same back-pressure as a plain one. Written bytes count until the kernel has
-  accepted them, and nothing is read from the socket while the connection is paused.
+* A connection sees the same back-pressure as without TLS. Written bytes count as unsent until the kernel has accepted
+  them, and nothing is read from the socket while the connection is paused.
 * Bytes of a client that fails the handshake never reach a session.
 """
 
@@ -28,23 +28,24 @@ from polywire.server.private import warn_of_readable
 from polywire.types import Buffer
 
 RECORD_BYTES: Final = 16 * 1024  # the maximum of a TLS record
-RECORDS_BYTES: Final = 256 * 1024  # read from the socket, or encrypted, at once
+RECORDS_BYTES: Final = 256 * 1024  # limit for the bytes that are read from the socket, or encrypted, at once
 HANDSHAKE_SECONDS_MAX: Final = 10.0
-HELLO_BYTES: Final = 6  # a record's header, and the first byte of a ClientHello
+HELLO_BYTES: Final = 6  # header of a TLS record, and the first byte of a ClientHello
 
 log = structlog.get_logger("polywire.server")
 
 _scratch: Final = memoryview(bytearray(RECORDS_BYTES))
-"""Encrypted bytes between the socket and OpenSSL.
+"""Memory for encrypted bytes between the socket and OpenSSL.
 
-One buffer serves all connections, because both steps happen in one callback of the loop.
+One buffer serves all connections, because it is filled and emptied in the same callback of the loop.
 """
 
 
 def server_context(certificate: Path, key: Path | None, client_authority: Path | None) -> ssl.SSLContext:
     """Return a context for TLS 1.2 and newer with this certificate (PEM with its chain).
 
-    client_authority: if set, clients must present a certificate signed by it. Raises Invalid(INVALID_REQUEST) for a missing or invalid file.
+    If ``client_authority`` is set, clients must present a certificate signed by it. Raises Invalid(INVALID_REQUEST) for
+    a missing or invalid file.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -73,11 +74,14 @@ class ServerTls:
         self.context = self._load()
 
     def reload(self) -> None:
-        """Load the files again. Raises Invalid(INVALID_REQUEST), and then keeps the previous certificate."""
+        """Load the files again.
+
+        If that fails, raise Invalid(INVALID_REQUEST) and continue to use the previous certificate.
+        """
         self.context = self._load()
 
     def over(self, hub: Hub, connection: Connection, *, plain_too: bool) -> TlsConnection:
-        """Return the asyncio protocol for a socket of a connection. plain_too: see ``TlsConnection``."""
+        """Return the asyncio protocol for the socket of a connection. For ``plain_too``, see ``TlsConnection``."""
         return TlsConnection(hub, connection, self.context, plain_too=plain_too)
 
     def _load(self) -> ssl.SSLContext:
@@ -89,15 +93,18 @@ class ServerTls:
 
 
 def server_tls(config: ServeConfig) -> ServerTls | None:
-    """Return the TLS of the broker's listeners, or None without a certificate. Raises Invalid(INVALID_REQUEST)."""
+    """Return the TLS of the broker's listeners, or None if no certificate is configured.
+
+    Raises Invalid(INVALID_REQUEST).
+    """
     return None if config.tls_certificate is None else ServerTls(config)
 
 
 def is_hello(prefix: bytes) -> bool | None:
     """Return whether these bytes begin a TLS handshake; None if more are needed.
 
-    No supported protocol begins like that: as the length of a frame the bytes would exceed every limit, or precede a command that no client
-    sends first.
+    No request of a supported protocol begins like that. Read as the length of a frame, the bytes exceed every limit, or
+    a command follows that no client sends first.
     """
     known = b"\x16\x03"
     if not known.startswith(prefix[:2]) and not prefix.startswith(known):
@@ -106,7 +113,7 @@ def is_hello(prefix: bytes) -> bool | None:
 
 
 def common_name(certificate: Mapping[str, Any]) -> str:
-    """Return the common name of a verified certificate; empty if it has none, or several."""
+    """Return the common name of a verified certificate, or an empty string unless it has exactly one."""
     names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
     return names[0] if len(names) == 1 else ""
 
@@ -118,7 +125,7 @@ class TlsUser(Protocol):
         """The socket is connected; bytes written now wait for the handshake."""
 
     def eof_received(self) -> bool | None:
-        """The other end sends nothing more. Return True to keep the connection open for writing."""
+        """Handle the end of the other side's stream. Return True to keep the connection open for writing."""
 
     def pause_writing(self) -> None:
         """Stop writing."""
@@ -131,10 +138,10 @@ class TlsUser(Protocol):
 
 
 class TlsTransport(asyncio.BufferedProtocol, ABC):
-    """One end of a socket with TLS, and the transport of its user.
+    """One end of a socket with TLS, and the transport of its user (the protocol above TLS).
 
-    _engine: set once the socket is known to use TLS. _open: whether the handshake is complete; the user gets no bytes before. While the
-    user pauses, at most ``RECORDS_BYTES`` of decrypted bytes wait in the engine.
+    ``_engine`` is set when the socket is known to use TLS. ``_open`` is set when the handshake is complete; before, the
+    user gets no bytes. While the user pauses, at most ``RECORDS_BYTES`` of decrypted bytes wait in the engine.
     """
 
     __slots__ = (
@@ -172,11 +179,11 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
-        """Close the connection after a TLS failure. error: None after a timeout."""
+        """Close the connection after a TLS failure. After a timeout, ``error`` is None."""
 
     @abstractmethod
     def _room(self) -> memoryview:
-        """Return memory for decrypted bytes; ``_came`` is called at once."""
+        """Return memory for decrypted bytes. ``_came`` is called immediately after they are written."""
 
     @abstractmethod
     def _came(self, count: int) -> None:
@@ -233,7 +240,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
     # Between socket and user
 
     def _pump(self) -> None:
-        """Continue the handshake, then give decrypted bytes to the user until it pauses."""
+        """Continue the handshake, then pass decrypted bytes to the user until it pauses."""
         if self._pumping or self._transport.is_closing():
             return
         self._pumping = True
@@ -272,7 +279,8 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
                 return
             room = self._room()
             try:
-                count = cast(int, engine.read(len(room), cast(bytearray, room)))  # a memoryview is as good
+                # the type stub wants a bytearray, but a memoryview works
+                count = cast(int, engine.read(len(room), cast(bytearray, room)))
             except ssl.SSLZeroReturnError:
                 count = 0
             if count:
@@ -288,7 +296,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
     def write(self, data: Buffer) -> None:
         if self._transport.is_closing():
-            return  # like every transport; the engine may have failed
+            return  # as in every transport; the engine may have failed
         if not self._open:
             self._early.append(bytes(data))
             return
@@ -299,7 +307,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
             self._send()
 
     def writelines(self, parts: Sequence[Buffer]) -> None:
-        """Write parts in order; small ones share a TLS record."""
+        """Write parts in order. Small parts share a TLS record."""
         if sum(map(len, parts)) <= RECORDS_BYTES:
             self.write(b"".join(parts))
             return
@@ -311,9 +319,9 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         return self._open
 
     def write_eof(self) -> None:
-        """Send the end of the stream; bytes from the other end are still read."""
+        """Send the end of the stream. Bytes from the other end are still read."""
         if self._open and self._engine is not None and not self._transport.is_closing():
-            with suppress(ssl.SSLError):  # unwrap also reports that the other end has not closed its direction yet
+            with suppress(ssl.SSLError):  # unwrap raises an error if the other end has not closed its direction yet
                 self._engine.unwrap()
             self._send()
 
@@ -328,7 +336,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
             asyncio.get_running_loop().call_soon(self._pump)
 
     def close(self) -> None:
-        """Send the end of the stream, and close once everything is sent."""
+        """Send the end of the stream, and close when everything is sent."""
         self.write_eof()
         self._transport.close()
 
@@ -349,12 +357,12 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
 
 class TlsConnection(TlsTransport):
-    """An accepted socket with TLS, or possibly without. The client's certificate, if it presents one, sets the user."""
+    """An accepted socket with TLS, or possibly without. If the client presents a certificate, that logs in its user."""
 
     __slots__ = ("_connection", "_context", "_hub", "_prefix")
 
     def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
-        """plain_too: also accept connections without TLS."""
+        """Create the connection. With ``plain_too``, also accept clients without TLS."""
         super().__init__(connection)
         self._hub: Final = hub
         self._connection: Final = connection
@@ -367,7 +375,10 @@ class TlsConnection(TlsTransport):
         return self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Limit the read, because decrypted bytes can wait in the engine, and all connections together have a receive limit."""
+        """Return memory for a limited number of bytes.
+
+        Decrypted bytes can wait in the engine, and all connections together have a receive limit.
+        """
         share = self._hub.limits.receive_total_bytes_max // max(len(self._hub.connections), 1)
         return _scratch[: max(share, RECORD_BYTES)]
 
@@ -380,7 +391,7 @@ class TlsConnection(TlsTransport):
         self._pump()
 
     def _decide(self, content: bytes) -> bool:
-        """Return whether the client uses TLS. With plain bytes, the connection continues on the socket itself."""
+        """Return whether the client uses TLS. If not, continue with the socket itself."""
         self._prefix += content
         found = is_hello(self._prefix)
         if found:

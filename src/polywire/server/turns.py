@@ -1,8 +1,8 @@
 """The life of a broker with a bucket, which alternates between standby and leader.
 
-A broker is a standby while another one leads. Then it leads, and is a standby again once it is deposed.
+While another broker leads, it is a standby. Then it leads until it is deposed, and becomes a standby again.
 
-An unreachable bucket ends the process only at its first start. A broker that has been a standby waits until the bucket
+An unreachable bucket ends the process only when it starts. A broker that has been a standby waits until the bucket
 responds again.
 """
 
@@ -31,18 +31,18 @@ log = structlog.get_logger("polywire.server")
 def serve_in_turns(config: ServeConfig, lines: LineLimit, watch: BucketWatch, shard: Shard | None = None) -> int:
     """Serve until a signal stops the process, as leader or standby, and return the exit code.
 
-    shard: the shard of this process if there are several. Raises BrokerError if the process cannot start.
+    ``shard`` is the shard of this process if there are several. Raises BrokerError if the process cannot start.
     """
     signals, code, deposed = Signals(), lifecycle.EXIT_DEPOSED, False
     if shard is None:
-        watch.undrain()  # with several processes, their parent has done this
+        watch.undrain()  # if there are several processes, their parent has done this
     while code == lifecycle.EXIT_DEPOSED:
         if deposed:
             watch.deposed()
         serving = partial(serve_in_turn, config, lines, watch, signals, deposed=deposed, shard=shard)
         code, deposed = lifecycle.run_once(serving), True
     if watch.candidate.shard == FIRST:
-        watch.undrain()  # a drain ends with the broker
+        watch.undrain()  # a drain ends with the broker that it stopped
     return code
 
 
@@ -55,9 +55,9 @@ async def serve_in_turn(
     deposed: bool,
     shard: Shard | None = None,
 ) -> int:
-    """Wait as a standby while another broker leads the log in the bucket, then lead it, and return the exit code.
+    """Wait as a standby while another broker leads the log, then lead it, and return the exit code.
 
-    deposed: whether this process has just lost leadership. Raises BrokerError if it cannot start.
+    ``deposed`` says whether this process has just lost leadership. Raises BrokerError if it cannot start.
     """
     presence, standby = Presence(config, watch), Standby(config, watch, signals, deposed=deposed, shard=shard)
     try:
@@ -81,14 +81,18 @@ async def serve_in_turn(
         await standby.stop()
         await asyncio.to_thread(presence.end)
         if standby.is_stopping and await asyncio.to_thread(is_left_opening):
-            # A normal exit would wait for threads that are blocked in requests to the bucket. Nothing they do is needed any more.
+            # A normal exit would wait for threads that are blocked in requests to the bucket. Their results are not
+            # needed any more.
             os._exit(lifecycle.EXIT_OK)
 
 
 async def _serve(
     config: ServeConfig, lines: LineLimit, others: lifecycle.OtherBrokers, shard: Shard | None, *, has_waited: bool
 ) -> int:
-    """Serve as the leader. An unreachable bucket makes a former standby a standby again (NotOwner). Raises BrokerError."""
+    """Serve as the leader. Raises BrokerError.
+
+    If the bucket is unreachable and this broker has been a standby, raises NotOwner, which makes it a standby again.
+    """
     try:
         return await lifecycle.serve(config, lines, others, shard)
     except Unavailable as error:

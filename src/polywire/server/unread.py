@@ -9,7 +9,7 @@ from typing import Any
 
 
 def unread_bytes(transport: Any) -> int:
-    """Return how many bytes have arrived that the event loop has not read yet; 0 if the socket is closed."""
+    """Return how many bytes the socket has received that the event loop has not read yet; 0 if it is closed."""
     try:
         return int.from_bytes(ioctl(transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4)), byteorder)
     except (AttributeError, OSError, ValueError):

@@ -1,8 +1,8 @@
 """The users file: a line ``name:hash:permissions`` for each user.
 
-The hash is Argon2id, followed by SCRAM verifiers after spaces if they were requested. Permissions are comma-separated.
-A suffix ``@stream`` or ``@stream/topic`` limits a permission to a stream or a topic. A user without any permissions in
-the file may do everything.
+The hash is Argon2id. If they were requested, SCRAM verifiers follow it after spaces. Permissions are separated by
+commas; a suffix ``@stream`` or ``@stream/topic`` limits a permission to a stream or a topic. A user whose permissions
+are empty may do everything.
 
 Comments and empty lines are retained. The file is replaced by renaming, so a reader never sees a partial file.
 """
@@ -29,7 +29,7 @@ _PRIVATE: Final = 0o600
 
 
 def read_users(path: Path) -> list[ConfiguredUser]:
-    """Return the users of a file. Raises Invalid(INVALID_REQUEST) with the number of an invalid line, OSError."""
+    """Return the users in a file. Raises OSError, and Invalid(INVALID_REQUEST) with the number of an invalid line."""
     users = [_parse(path, number, line) for number, line in enumerate(_lines(path), 1) if _is_entry(line)]
     names = [user.name for user in users]
     for name in names:
@@ -41,10 +41,10 @@ def read_users(path: Path) -> list[ConfiguredUser]:
 
 
 def load_users(path: Path) -> list[ConfiguredUser]:
-    """Return the users a broker starts with.
+    """Return the users that a broker starts with.
 
-    Raises as ``read_users``, and Invalid(INVALID_REQUEST) for a missing file, one that other users can access, or one without users: an
-    operator who asks for logins must not get a broker without authentication.
+    Raises the errors of ``read_users``, and Invalid(INVALID_REQUEST) if the file is missing, accessible to other users,
+    or empty. An operator who configures a users file must not get a broker without authentication.
     """
     try:
         check_secret(path)
@@ -66,9 +66,9 @@ def load_users(path: Path) -> list[ConfiguredUser]:
 def add_user(
     path: Path, name: str, password: str, permissions: str, *, replace: bool = False, scram: bool = False
 ) -> None:
-    """Add a user to a file, which is created if missing. scram: also allow logins with SCRAM.
+    """Add a user to a file, which is created if it is missing. With ``scram``, the user can also log in with SCRAM.
 
-    Raises Conflict(USER_EXISTS) unless ``replace``, Invalid(INVALID_NAME, INVALID_REQUEST), OSError.
+    Raises Conflict(USER_EXISTS) unless ``replace`` is set, Invalid(INVALID_NAME, INVALID_REQUEST), and OSError.
     """
     if _NAME.fullmatch(name) is None:
         raise Invalid(

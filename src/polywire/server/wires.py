@@ -84,7 +84,7 @@ def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
 def shard_factories(
     broker: Broker, config: ServeConfig, shard: Shard
 ) -> tuple[list[SessionFactory], list[SessionFactory]]:
-    """Return the factories of a shard: for clients, and for the other processes of the broker."""
+    """Return the factories of a shard: those for clients, and those for the other processes of the broker."""
     flux = FluxFactory(broker, flux_settings(config))
     cursus = CursusFactory(broker, cursus_settings(config), places=shard)
     iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
@@ -108,14 +108,14 @@ def shard_factories(
         PolywireFactory(broker, shard),
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
-    # Decided transactions must be completed even if Kafka has been turned off since.
+    # Transactions that are already decided must be completed even if Kafka has been turned off in the meantime.
     return outside, spoken if transactions in spoken else [*spoken, transactions]
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:
-    """Return the settings of Kafka for a shard, whose clients connect to the port of its leader.
+    """Return the settings of Kafka for a shard. Clients connect to the port of the shard that leads a partition.
 
-    On a data directory the host is the one that the client connected to; with a bucket, each machine has its own.
+    On a data directory, they use the host that they connected to. With a bucket, each machine has its own host.
     """
     settings = kafka_settings(config)
     if settings.host or not config.bucket:

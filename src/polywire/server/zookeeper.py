@@ -1,7 +1,7 @@
 """Register the broker, its topics and partitions in ZooKeeper for Kafka 0.7 clients (protocols: kafka07#zookeeper).
 
-A thread does everything that waits for ZooKeeper; the broker serves without it. All nodes are ephemeral, so they
-disappear with the broker.
+All requests to ZooKeeper are made in a thread, so the broker serves even if ZooKeeper does not respond. All nodes are
+ephemeral, so they disappear with the broker.
 
     /brokers/ids/<id>              <host>-<epoch ms>:<host>:<port>
     /brokers/topics/<topic>/<id>   number of partitions
@@ -25,23 +25,25 @@ from polywire.server.config import Address
 
 log = structlog.get_logger("polywire.server")
 
-SESSION_S: Final = 6.0  # after which ZooKeeper removes the nodes of a dead broker; the default of Kafka 0.7
-ROUND_S: Final = 1.0  # between two updates
-STOP_S: Final = 3.0  # for removing the nodes at shutdown
+SESSION_S: Final = 6.0  # ZooKeeper removes the nodes of a dead broker after this time; the default of Kafka 0.7
+ROUND_S: Final = 1.0  # pause between two updates
+STOP_S: Final = 3.0  # time limit for removing the nodes at shutdown
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})
 
 
 class Registration:
-    """The nodes of one broker. Nodes of another session are never overwritten: they expire.
+    """The nodes of one broker. Nodes of another session are never overwritten; they expire.
 
-    ``_topics`` is replaced, never changed, so that the thread sees a consistent state without a lock.
+    ``_topics`` is replaced and never changed, so that the thread sees a consistent state without a lock.
     """
 
     def __init__(self, hosts: str, address: Address, broker_id: int = 0) -> None:
-        """hosts: ``HOST:PORT[,HOST:PORT…][/chroot]``. broker_id: the shard of this process; it must not change, because offsets of consumers
-        contain it.
+        """Check the arguments. ``hosts`` is ``HOST:PORT[,HOST:PORT…][/chroot]``.
 
-        Raises Invalid(INVALID_REQUEST) without the package kazoo, or for an IPv6 address, which Kafka 0.7 clients cannot parse.
+        ``broker_id`` is the shard of this process. It must not change, because consumers' offsets contain it.
+
+        Raises Invalid(INVALID_REQUEST) if the package kazoo is missing, or for an IPv6 address, which Kafka 0.7 clients
+        cannot parse.
         """
         host = socket.gethostname() if address.host in EVERYWHERE else address.host
         if ":" in host:
@@ -118,7 +120,10 @@ class Registration:
                 self._registered[path] = data
 
     def _register(self, client: Any, path: str, data: bytes) -> None:
-        """Create one node, or update it if it belongs to this session. Raises KazooException, NodeExistsError for another session's node."""
+        """Create one node, or update it if it belongs to this session.
+
+        Raises KazooException; NodeExistsError if the node belongs to another session.
+        """
         known = client.exists(path)
         if known is not None and known.ephemeralOwner == self._session:
             client.set(path, data)
