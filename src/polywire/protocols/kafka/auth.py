@@ -1,6 +1,7 @@
 """Logins: SaslHandshake and SaslAuthenticate with PLAIN and SCRAM (spec: kafka#sasl).
 
-A failed login gets an error response, then the connection closes. The response does not reveal whether the user exists.
+After a failed login, the client gets an error response and the connection is closed. The response does not show whether
+the user exists.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) ->
         session.end(answer)
         return response(error=refused.error, message=refused.message)
     except Busy as busy:
-        raise PeerError(busy.message, fatal=True) from None  # clients reconnect then, but not after an error response
+        # clients reconnect if the connection closes, but not after an error response
+        raise PeerError(busy.message, fatal=True) from None
     return None
 
 
@@ -73,10 +75,7 @@ def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
 
 
 def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal | BrokerError) -> None:
-    """Finish a login with the user or the error.
-
-    last: the last message of the mechanism.
-    """
+    """Finish a login with the user, or with the error. ``last`` is the last message of the mechanism."""
     if session.closed:
         return
     response = schema.response(Api.SASL_AUTHENTICATE)
@@ -85,7 +84,8 @@ def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal
         try:
             session.logged_in(who)
         except BrokerError as error:
-            who = error.with_traceback(None)  # its frames refer to this local variable: a reference cycle
+            # the traceback's frames refer to this local variable, which would be a reference cycle
+            who = error.with_traceback(None)
     if isinstance(who, Busy):
         session.fail(PeerError(who.message, fatal=True))
     elif isinstance(who, BrokerError):

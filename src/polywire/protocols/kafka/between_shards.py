@@ -1,10 +1,13 @@
 """Messages between a broker's processes: transactions across shards, topics of other shards (decisions 0129, 0128).
 
-Each message is one ``BETWEEN_SHARDS`` request of a link. The bodies of request and response are MessagePack: one of
-``Question``, and its answer.
+Each message is one ``BETWEEN_SHARDS`` request on a link between two processes. The bodies of request and response are
+MessagePack: one of ``Question``, and its answer.
 
-* A producer may stage in another shard only if it could stage in the coordinator shard of its transactional id. The
-  coordinator checks this, and stores which shards participate.
+In a transaction across shards, the *home* is the shard that coordinates the transactional id. The other shards have
+*branches* of the transaction.
+
+* A producer may stage records in another shard only if it could stage them in the home. The home checks this, and
+  stores which shards participate.
 * A request on behalf of a client is authorized as that client.
 """
 
@@ -39,15 +42,19 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level, TopicName
 
 LET_IN_S: Final = (
-    2.0  # that home waits for the last transaction to end everywhere, before who asks for the next one gives up
+    # how long the home waits until the previous transaction has ended in all shards, before it rejects the next one
+    2.0
 )
-LIMIT_S: Final = 5.0  # in which a shard answers; after that the question is repeated
+LIMIT_S: Final = 5.0  # how long to wait for a shard's response; then the request is repeated
 
 _Answer = TypeVar("_Answer", bound="Result | Permission | Outcome | Seen")
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """To home: may these shards stage for the producer that holds an id? begins: its transaction begins with them, unless one is open."""
+    """Request to the home: add these shards to the open transaction of the producer.
+
+    If ``begins`` is set and no transaction is open, it begins.
+    """
 
     id: str
     producer_id: int
@@ -57,7 +64,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """From home: why not, or what they stage under."""
+    """The home's response to ``Join``: an error, or what the shards need in order to stage."""
 
     error: int = 0
     message: str = ""
@@ -69,20 +76,20 @@ class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
     owner: int = 0
 
     def joined(self) -> Joined:
-        """Return what was permitted. Raises Refused."""
+        """Return the permission in the broker's terms. Raises Refused if it is an error."""
         if self.error or self.producer is None:
             raise Refused(WireError(self.error), self.message)
         return Joined(self.id, self.home, self.token, self.epoch, self.producer, self.owner)
 
 
 class Enter(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """To a shard: open a branch of what home has let in."""
+    """Request to a shard: open its branch of a transaction that the home has added it to."""
 
     permission: Permission
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """To a shard: end a branch as its home has decided."""
+    """Request to a shard: commit or abort its branch, as the home has decided."""
 
     id: str
     token: bytes
@@ -90,50 +97,56 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """To home: how has it ended?"""
+    """Request to the home: how has this transaction ended?"""
 
     id: str
     token: bytes
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """From the home.
+    """The home's response to ``Ask``.
 
-    commits: None while the transaction is open or its end is unknown.
+    ``commits`` is None while the transaction is open, or if its outcome is unknown.
     """
 
     commits: bool | None
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """To a shard: fence the holder of an id with an earlier epoch, over a protocol whose ids all shards have."""
+    """Request to a shard: fence producers of an id with an earlier epoch.
+
+    The id was registered over Cursus, whose ids all shards have.
+    """
 
     id: str
     epoch: int
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """The result of a request to a shard: an error, or none."""
+    """A shard's response: an error, or success."""
 
     error: int = 0
     message: str = ""
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """To a shard: which topics has it of these names and ids?"""
+    """Request to a shard: which topics with these names and ids does it have?"""
 
     names: tuple[str, ...] = ()
     ids: tuple[bytes, ...] = ()
 
 
 class Match(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """To a shard: which of its topics does a pattern name, of those that the client may read as a group?"""
+    """Request to a shard: which of its topics match a pattern?
+
+    The shard returns only topics that the client may read as a group.
+    """
 
     pattern: str
 
 
 class SeenTopic(msgspec.Struct, frozen=True, array_like=True):
-    """A topic of the shard that tells of it, as ``TopicElsewhere``."""
+    """A topic in a shard's response."""
 
     stream: str
     name: str
@@ -142,14 +155,14 @@ class SeenTopic(msgspec.Struct, frozen=True, array_like=True):
     access: AccessList | None
 
     def known(self) -> TopicElsewhere:
-        """Return the topic as groups of other shards see it."""
+        """Convert the topic to the form that groups of other shards use."""
         return TopicElsewhere(TopicName(self.stream, self.name), self.id, self.partition_count, self.access)
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """From a shard: its topics.
+    """A shard's response: some of its topics.
 
-    start: number of the broker's starts. version: of its list of topics, changed by creation and deletion.
+    ``start`` is the number of the broker's start. ``version`` increases when the shard creates or deletes a topic.
     """
 
     start: int = 0
@@ -166,13 +179,13 @@ _QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Q
 
 
 def asked(question: Question) -> Request:
-    """The request of a link that puts a question."""
+    """Return the request that sends a question over a link."""
     body = schema.request(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(question))
     return Request(Api.BETWEEN_SHARDS, 0, 0, None, body)
 
 
 def answered(kind: type[_Answer], body: Any) -> _Answer | None:
-    """Return a shard's answer, None if there was none."""
+    """Decode a shard's response; None if there was none."""
     return None if body is None else msgspec.msgpack.decode(body.body, type=kind)
 
 
@@ -180,11 +193,11 @@ def _answer(answer: Answer, made: Result | Permission | Outcome | Seen) -> None:
     answer.ok(schema.response(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(made)))
 
 
-# What a shard is asked
+# Requests of other processes
 
 
 def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Answer another process of this broker. Raises PeerError."""
+    """Execute a request of another process of this broker. Raises PeerError."""
     try:
         question = _QUESTIONS.decode(request.body)
     except msgspec.DecodeError as error:
@@ -232,9 +245,9 @@ def _outcome(answer: Answer, commits: bool | BrokerError | None) -> None:
 
 
 def let_in(session: KafkaSession, asked: Join, tell: Callable[[Permission], None], *, waits: bool = True) -> None:
-    """Let shards join a transaction, as the home of its id, and report the result.
+    """Add shards to a transaction, as the home of its id, and pass the result to ``tell``.
 
-    waits: whether to wait until the previous transaction has ended in all shards.
+    ``waits`` says whether to wait until the previous transaction has ended in all shards.
     """
     if waits and session.broker.branches.is_deciding(asked.id):
         once_settled(session, asked.id, partial(let_in, session, asked, tell, waits=False), LET_IN_S)
@@ -261,7 +274,7 @@ def _denied(error: BrokerError) -> Permission:
 
 
 def _store(session: KafkaSession, asked: Join, done: Callable[[Transaction, int | BrokerError], None]) -> None:
-    """Keep that these shards may have branches. Raises Refused, BrokerError."""
+    """Store that these shards participate. Raises Refused, BrokerError."""
     transaction = _current(session, asked)
     shards = [shard for shard in asked.shards if shard != _own(session)]
     if shards:
@@ -276,9 +289,9 @@ def _own(session: KafkaSession) -> int:
 
 
 def _current(session: KafkaSession, asked: Join) -> Transaction:
-    """The open transaction that shards are let into. Raises Refused, BrokerError."""
+    """Return the open transaction that the shards participate in. Raises Refused, BrokerError."""
     if not session.shared.is_home(asked.id):
-        raise Refused(WireError.NOT_COORDINATOR, "the id is at home elsewhere")
+        raise Refused(WireError.NOT_COORDINATOR, "another process coordinates the transactional id")
     transaction = held_by(
         session,
         asked.id,
@@ -309,7 +322,7 @@ def _permission(session: KafkaSession, transaction: Transaction) -> Permission:
 
 
 def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
-    """Raises BrokerError."""
+    """Open a branch. Raises BrokerError."""
     joined = asked.permission.joined()
     if joined.home != _own(session):
         session.broker.branches.enter(joined)
@@ -317,7 +330,7 @@ def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
 
 
 def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
-    """Raises BrokerError."""
+    """Begin a higher epoch if the current one is earlier than the request's. Raises BrokerError."""
     transactions = session.broker.transactions
     known = transactions.find(asked.id, by=session.caller)
     if known is None or known.producer is not None or known.epoch >= asked.epoch:
@@ -338,7 +351,7 @@ def _looked(broker: KafkaBroker, asked: Look) -> Iterator[Topic]:
 
 
 def _seen(broker: KafkaBroker, topics: Iterable[Topic]) -> Seen:
-    """Return these topics of this shard."""
+    """Return a response with these topics."""
     found = tuple(
         [
             SeenTopic(topic.name.stream, topic.name.topic, topic.id, len(topic.partitions), topic.settings.access)
@@ -349,7 +362,7 @@ def _seen(broker: KafkaBroker, topics: Iterable[Topic]) -> Seen:
 
 
 def _match(session: KafkaSession, answer: Answer, asked: Match) -> None:
-    """Topics of a pattern, with others' requests in between."""
+    """Respond with the topics that match a pattern. The search pauses for other requests."""
     broker = session.broker
 
     def done(found: list[Topic | PatternError] | BrokerError) -> None:
@@ -368,11 +381,11 @@ def _match(session: KafkaSession, answer: Answer, asked: Match) -> None:
     answer.cancel = Slices[Topic | PatternError](broker, matching(session, pattern), done).cancel
 
 
-# What the broker asks by itself
+# Requests of the broker itself
 
 
 class _Once:
-    """Calls back once: with an answer, or None when none has come in time."""
+    """Calls back once: with the response, or with None after the time limit."""
 
     def __init__(self, broker: KafkaBroker, then: Callable[[Any], None]) -> None:
         self._then: Callable[[Any], None] | None = then
@@ -386,9 +399,9 @@ class _Once:
 
 
 class ShardLinks:
-    """Links of the broker itself, without a client. Implements ``broker.branches.Shards``.
+    """Links for requests of the broker itself, without a client. Implements ``broker.branches.Shards``.
 
-    Guards: every caller gets an answer.
+    Every callback is called, with None if there is no response.
     """
 
     def __init__(self, broker: KafkaBroker, shards: Shards) -> None:
@@ -401,7 +414,7 @@ class ShardLinks:
 
     @property
     def context(self) -> Context:
-        """No client: the broker itself."""
+        """The broker's own identity, because there is no client."""
         return Context(None, "", "", "", self._shards.own, self._broker.epoch)
 
     def _ask(self, shard: int, question: Question, then: Callable[[Any], None]) -> None:
@@ -428,7 +441,7 @@ class ShardLinks:
         self._ask(branch.home, Ask(branch.id.removeprefix(BRANCH), branch.token), came)
 
     def look(self, shard: int, asked: Look, then: Callable[[Seen | None], None]) -> None:
-        """Ask a shard which topics it has; None where it does not answer."""
+        """Ask a shard which topics it has. Calls back with None if it does not respond."""
 
         def came(body: Any) -> None:
             then(answered(Seen, body))
@@ -436,8 +449,8 @@ class ShardLinks:
         self._ask(shard, asked, came)
 
     def link_lost(self, shard: int) -> None:
-        """Do nothing: callers get None for their outstanding questions afterwards."""
+        """Drop the link. Callers then get None for their pending requests."""
         self._links.forget(shard)
 
     def relieved(self) -> None:
-        """Nothing waits for that."""
+        """Do nothing, because no request waits for the link."""

@@ -1,6 +1,7 @@
-"""A client's connection to a broker of several processes: it forwards requests to the other processes (decision 0128).
+"""A client's session in a broker of several processes: it forwards requests to the other processes (decision 0128).
 
-* While the target process restarts, a request is retried if retrying it is harmless. A failure is reported once.
+* If the target process restarts meanwhile, a request is repeated if that is harmless. Otherwise the failure is
+  reported.
 * A request for a topic of another process gets the error that makes clients look up the topic's leader.
 """
 
@@ -22,17 +23,16 @@ from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
 
-LIMIT_S: Final = (
-    5.0  # in which a process answers, or is started again: clients have 30 s and more, and ask again themselves
-)
-AGAIN_S: Final = 0.1  # before a request is repeated to a process that has ended
+# time for a process to respond, or to be restarted; clients wait 30 s or more, and repeat their requests
+LIMIT_S: Final = 5.0
+AGAIN_S: Final = 0.1  # pause before a request to a restarting process is repeated
 
 Bodies = dict[int, Any]
-"""Bodies of answers by shard, None where there is none."""
+"""Bodies of responses by shard; None if a shard did not respond."""
 
 
 class CarryingKafkaSession(KafkaSession):
-    """One peer."""
+    """The session of one client, with links to the other processes."""
 
     __slots__ = ("_links", "elsewhere", "shards")
 
@@ -44,9 +44,9 @@ class CarryingKafkaSession(KafkaSession):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """elsewhere: the topics of other shards."""
+        """Create a session. ``elsewhere`` has the topics of other shards."""
         super().__init__(shared, table, output, resume)
-        assert shared.shards is not None, "there are others"
+        assert shared.shards is not None, "there are other processes"
         self.shards: Final[ReachedShards] = shared.shards
         self.elsewhere: Final = elsewhere
         self._links: Final = Links(partial(_link, shared.shards, self))
@@ -64,29 +64,29 @@ class CarryingKafkaSession(KafkaSession):
             raise NotOwner(ErrorCode.NOT_OWNER, f"another process owns the topic name={topic!r}")
 
     def logged_in(self, principal: Principal) -> None:
-        """This is who the peer is from now on, also for the others. Raises Busy."""
+        """Set the user, and close links that were opened for the previous one. Raises Busy."""
         super().logged_in(principal)
         self._links.close()
 
     def ask(self, shard: int, request: Request, then: Then) -> None:
-        """Have a request carried out by a shard, our own included."""
+        """Send a request to a shard, which may be this process itself."""
         self._links.to(shard).ask(request.api, request.version, request.body, then, client_id=request.client_id)
 
-    # What links tell
+    # Called by links
 
     def link_lost(self, shard: int) -> None:
-        """Note that a process has ended; callers get None for their outstanding requests afterwards."""
+        """Drop the link to a process that has ended. Callers then get None for their pending requests."""
         self._links.forget(shard)
 
     def relieved(self) -> None:
-        """A shard takes more again."""
+        """Continue, because a link can send again."""
         self._go_on()
 
     def _waits(self) -> bool:
         return super()._waits() or self._links.are_clogged
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Release everything, because the connection is closed."""
         super().close()
         self._links.close()
 
@@ -96,7 +96,7 @@ def _link(shards: ReachedShards, owner: CarryingKafkaSession, shard: int) -> Kaf
 
 
 class Question:
-    """One request to one shard. Guards: ``then`` is called once, and never after ``cancel``."""
+    """One request to one shard. ``then`` is called exactly once, but never after ``cancel``."""
 
     __slots__ = ("_again", "_request", "_session", "_shard", "_then", "_timer")
 
@@ -110,7 +110,10 @@ class Question:
         again: bool,
         limit_s: float = LIMIT_S,
     ) -> None:
-        """again: whether the request may be repeated when its response was lost, until ``limit_s`` are over."""
+        """Send the request.
+
+        ``again`` says whether it may be repeated if its response is lost. After ``limit_s``, ``then`` gets None.
+        """
         self._session: Final = session
         self._shard: Final = shard
         self._request: Final = request
@@ -136,7 +139,7 @@ class Question:
             then(body)
 
     def cancel(self) -> None:
-        """Drop the response."""
+        """Ignore the response."""
         self._then = None
         self._timer.cancel()
 
@@ -150,7 +153,10 @@ def ask_shards(
     version: int | None = None,
     again: bool = True,
 ) -> None:
-    """Put the peer's request to shards, to each with a body of its own, and answer as ``ask_each`` does. version: the peer's unless said."""
+    """Send the client's request to shards, each with its own body, and respond as ``ask_each`` does.
+
+    ``version`` is the version of the requests, by default that of the client's request.
+    """
     asked = answer.request if version is None else answer.request._replace(version=version)
     requests = {shard: asked._replace(body=body) for shard, body in bodies.items()}
     ask_each(session, answer, requests, then, again=again)
@@ -165,10 +171,10 @@ def ask_each(
     again: bool = True,
     limit_s: float = LIMIT_S,
 ) -> None:
-    """Send a request to each of these shards and answer with the result of ``then``, or later if that is None.
+    """Send a request to each of these shards, and respond with the result of ``then``.
 
-    again: whether a lost request may be repeated, until ``limit_s`` are over. A PeerError of ``then`` closes the
-    connection.
+    If the result is None, ``then`` has arranged for a later response. ``again`` says whether a lost request may be
+    repeated until ``limit_s`` have passed. If ``then`` raises PeerError, the connection is closed.
     """
     found: Bodies = {}
     questions: list[Question] = []
@@ -194,7 +200,7 @@ def ask_each(
 
 
 def go_on(session: CarryingKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:
-    """Answer with the result of ``then``, or later if that is None."""
+    """Respond with the result of ``then``, unless it is None: then the response follows later."""
     answer.cancel = None
     try:
         made = then()
@@ -211,14 +217,17 @@ def once(
     wait: Callable[[Callable[[], None]], Callable[[], None] | None],
     then: Callable[[], Any],
 ) -> None:
-    """Answer with what ``then`` makes once something has come. wait: calls back then, perhaps at once; else returns what cancels."""
+    """Respond with the result of ``then`` when ``wait`` has called back.
+
+    ``wait`` may call back immediately. Otherwise it returns a function that cancels the wait.
+    """
     cancel = wait(partial(go_on, session, answer, then))
     if cancel is not None:
         answer.cancel = cancel
 
 
 def with_ids(handler: Handler, ids: Callable[[Any], Iterable[bytes]]) -> Handler:
-    """Return a handler that first finds out which shards have the topics that a request names by id."""
+    """Return a handler that first finds the shards of the topics that a request names by id."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         assert isinstance(session, CarryingKafkaSession), "it has this table"
@@ -229,5 +238,5 @@ def with_ids(handler: Handler, ids: Callable[[Any], Iterable[bytes]]) -> Handler
 
 
 def changed(record: Any, **fields: Any) -> Any:
-    """A copy of a record with other values in these fields."""
+    """Return a copy of a record with other values in these fields."""
     return type(record)(**{name: getattr(record, name) for name in record.DEFAULTS} | fields)

@@ -17,7 +17,7 @@ from polywire.protocols.kafka.messages import Codec, Refused
 from polywire.records.columns import Header, Record
 from polywire.types import Buffer
 
-TIME_APPEND: Final = 8  # batch attributes
+TIME_APPEND: Final = 8  # bit in a batch's attributes: append times
 CONTROL: Final = 32
 
 _FRONT: Final = Struct(">qiibI")  # base offset, length, leader epoch, magic, CRC
@@ -38,7 +38,7 @@ def encode_batch(
     base_sequence: int = -1,
     attributes: int = 0,
 ) -> bytes:
-    """Return one batch of the records in order; their offsets are ignored."""
+    """Return one batch with these records, in order. The offsets of the records are ignored."""
     times = [_NO_TIME_MS if record.origin_time_us is None else record.origin_time_us // 1000 for record in records]
     body = b"".join(
         _encode_record(record, time - times[0], number)
@@ -58,7 +58,7 @@ def encode_batch(
 
 
 def decode_batches(data: Buffer, *, offset: int = 0) -> list[Record]:
-    """Return the records of fetched batches from ``offset`` on, without control batches and a truncated last batch.
+    """Return the records of fetched batches from ``offset`` on. Control batches and a truncated last batch are skipped.
 
     Raises PeerError for malformed batches.
     """
@@ -155,6 +155,6 @@ class _Reader:
                 raise PeerError("varint is too long", fatal=True)
 
     def sized(self) -> bytes | None:
-        """Return the next length-prefixed bytes, None for null."""
+        """Return the next length-prefixed bytes, or None for null."""
         size = self.varint()
         return None if size < 0 else self.take(size)

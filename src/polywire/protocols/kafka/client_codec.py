@@ -1,6 +1,6 @@
 """The client's side of the Kafka protocol: encode requests and decode responses.
 
-It uses the same table of messages as the server.
+It uses the server's table of messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _I32: Final = Struct(">i")
 
 
 def encode_request(api: Api, version: int, correlation_id: int, body: Any, *, client_id: str | None = None) -> bytes:
-    """Return a whole request with its length prefix."""
+    """Return a complete request with its length prefix."""
     name = b"" if client_id is None else client_id.encode()
     head = _HEAD.pack(api, version, correlation_id) + _I16.pack(-1 if client_id is None else len(name)) + name
     if schema.is_flexible(api, version):
@@ -32,7 +32,7 @@ def encode_request(api: Api, version: int, correlation_id: int, body: Any, *, cl
 
 
 def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
-    """Return the correlation id and the body of a response without its length prefix.
+    """Return the correlation id and the body of a response that has no length prefix.
 
     Raises PeerError if it is malformed.
     """

@@ -1,7 +1,7 @@
 """Requests about the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs and others.
 
-The broker appears as the only node, the leader of all partitions and the coordinator of all groups and transactions
-(spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
+To clients, the broker is the only node, the leader of all partitions, and the coordinator of all groups and
+transactions (spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, answer_in_slic
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
-SOFTWARE_CHARS_MAX: Final = 100  # of the client software's name that are stored
+SOFTWARE_CHARS_MAX: Final = 100  # characters of the client software's name that are stored
 NAMED_SINCE: Final = 3  # first version of ApiVersions with the client software's name
-KEYS_SINCE: Final = 4  # first version of FindCoordinator for several keys
-COORDINATED: Final = frozenset({0, 1})  # groups and transactions
-BROKERS: Final = 1  # type of endpoint
+KEYS_SINCE: Final = 4  # first version of FindCoordinator with several keys
+COORDINATED: Final = frozenset({0, 1})  # key types: groups and transactions
+BROKERS: Final = 1  # endpoint type of brokers
 FEATURES: Final = {"transaction.version": 2}  # the transaction protocol (spec: kafka#transaction-dialects)
 FEATURES_EPOCH: Final = 0  # features never change
-LOG_DIR: Final = "polywire-data"  # if no data directory is configured
+LOG_DIR: Final = "polywire-data"  # used if no data directory is configured
 _EDGES: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _WORDS: Final = _EDGES | {"-", "."}
 CLUSTER_OPERATIONS: Final = (
@@ -48,11 +48,11 @@ TOPIC_OPERATIONS: Final = (
     (10, Action.TOPIC_DESCRIBE),
     (11, Action.TOPIC_ALTER),
 )
-"""Kafka's operations on a topic and the actions they require here."""
+"""Kafka's operations on a topic, and the actions that Polywire requires for them."""
 
 
 def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ApiVersions: list the requests with a handler."""
+    """ApiVersions: list the requests that have a handler."""
     response = schema.response(Api.API_VERSIONS)
     names = (request.client_software_name, request.client_software_version)
     if answer.request.version >= NAMED_SINCE and not all(map(_is_software, names)):
@@ -97,7 +97,7 @@ def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def _may_know(session: KafkaSession) -> bool:
-    """Return whether the client has logged in, or need not."""
+    """Return whether the client has logged in, or authentication is off."""
     try:
         session.authorize(Action.CLUSTER_DESCRIBE)
     except BrokerError:
@@ -130,12 +130,12 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def topic_operations(session: KafkaSession, topic: Topic) -> int:
-    """Return what the client may do with a topic as a bit set of Kafka's operations."""
+    """Return what the client may do with a topic, as a bit set of Kafka's operations."""
     return sum({1 << bit for bit, action in TOPIC_OPERATIONS if session.permits(action, topic)})
 
 
 def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeLogDirs: one directory with the bytes of every partition."""
+    """DescribeLogDirs: return one directory with the size of every partition."""
     response = schema.response(Api.DESCRIBE_LOG_DIRS)
     try:
         session.authorize(Action.SERVER_DESCRIBE)
@@ -157,7 +157,7 @@ def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) ->
 
 
 def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
-    """Yield the sizes of the requested partitions, all if none are named, and None as a pause."""
+    """Yield the sizes of the requested partitions, or of all partitions; None is a pause for other requests."""
     if request.topics is None:
         asked = {topic: range(len(topic.partitions)) for topic in session.broker.topics()}
     else:
@@ -188,7 +188,7 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     made = response.ReplicaElectionResults
 
     def entries() -> Iterator[Any]:
-        # with no partitions named, only those that need an election are reported
+        # without partitions, only those that need an election are reported
         for asked in request.topic_partitions or ():
             topic = session.broker.find_topic(asked.topic)
             count = 0 if topic is None else len(topic.partitions)
@@ -213,7 +213,7 @@ def list_partition_reassignments(session: KafkaSession, answer: Answer, request:
 
 
 def describe_client_quotas(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeClientQuotas: none are defined."""
+    """DescribeClientQuotas: there are none."""
     del answer, request
     return _nothing(session, Api.DESCRIBE_CLIENT_QUOTAS, entries=[])
 

@@ -19,7 +19,8 @@ from polywire.types import Buffer
 
 HEAD_BYTES_MIN: Final = 10  # api key, version, correlation id, length of the client id
 
-BARE: Final = -1  # version of a SASL token without a header; its response has none, either (spec: kafka#sasl)
+# stands for the version of a SASL token without a header; its response has no header either (spec: kafka#sasl)
+BARE: Final = -1
 
 _HEAD: Final = Struct(">hhih")
 _I32: Final = Struct(">i")
@@ -29,7 +30,7 @@ _APIS: Final = {int(api): api for api in Api}
 def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[Request, int]:
     """Return a request without its body, and the position of the body.
 
-    The position is 0 for an unknown version of API_VERSIONS. Raises PeerError for malformed requests and unsupported
+    For an unknown version of API_VERSIONS, the position is 0. Raises PeerError for malformed requests and unsupported
     versions.
     """
     api, version, correlation_id, client_id, at = _head(frame, served)
@@ -59,10 +60,10 @@ def _head(frame: Buffer, served: Mapping[Api, Served]) -> tuple[Api, int, int, s
 
 
 def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Request:
-    """Decode the request in a frame without its length prefix.
+    """Decode the request in a frame that has no length prefix.
 
-    Raises PeerError for malformed requests and unsupported versions, and Wide if the request has too many elements to
-    decode without a pause.
+    Raises PeerError for malformed requests and unsupported versions. Raises Wide if the request has too many elements
+    to decode in one step.
     """
     api, version, correlation_id, client_id, at = _head(frame, served)
     body = decode(schema.request_program(api, version), frame, at, elements_max=AT_ONCE_MAX) if at else None
@@ -75,13 +76,13 @@ def decode_wide_body(frame: Buffer, head: Request, start: int) -> Iterator[Any]:
 
 
 def bare_token(frame: Buffer) -> Request:
-    """Return the request for a SASL token that has no header."""
+    """Return the request for a frame that is only a SASL token, without a header."""
     body = schema.request(Api.SASL_AUTHENTICATE)(auth_bytes=bytes(frame))
     return Request(Api.SASL_AUTHENTICATE, BARE, 0, None, body)
 
 
 def encode_response(request: Request, body: Any) -> list[Buffer]:
-    """Encode a response as buffers to send one after the other; the first begins with the length prefix."""
+    """Encode a response as consecutive buffers. The first one begins with the length prefix."""
     api, version = request.api, request.version
     if version == BARE:
         return [] if body.error else [_I32.pack(len(body.auth_bytes)) + body.auth_bytes]
@@ -94,7 +95,10 @@ def encode_response(request: Request, body: Any) -> list[Buffer]:
 
 
 def encode_response_entries(request: Request, body: Any) -> Iterator[None]:
-    """Encode the entries of a response without records in steps and replace them by bytes for ``encode_response``."""
+    """Encode the entries of a response in steps, and replace them by bytes for ``encode_response``.
+
+    The response must not contain records.
+    """
     return encode_entries(schema.response_program(request.api, request.version), body)
 
 
@@ -104,7 +108,10 @@ def encode_response_entry(request: Request, entry: Any) -> Iterator[bytes | None
 
 
 def unknown_version() -> Any:
-    """Return the response to an unknown version of API_VERSIONS: the supported versions, for a second attempt."""
+    """Return the response to an unknown version of API_VERSIONS.
+
+    It has the supported versions, so the client can try again.
+    """
     answer = schema.response(Api.API_VERSIONS)
     first, last, _ = SERVED[Api.API_VERSIONS]
     own = answer.ApiKeys(api_key=int(Api.API_VERSIONS), min_version=first, max_version=last)

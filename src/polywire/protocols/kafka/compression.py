@@ -1,6 +1,6 @@
 """Compress and decompress record batches.
 
-Decompression never produces more than its limit, whatever size the input claims, and releases the GIL.
+Decompression never produces more than its limit, even if the input claims a larger size. It releases the GIL.
 
 An lz4 frame is: magic 4 | flags 1 | block size 1 | content size 0-8 | dictionary 0-4 | header checksum 1 | blocks:
 (plain 1 bit, size 31), bytes, checksum 0-4 | 0 (4 bytes) | content checksum 0-4.
@@ -30,7 +30,8 @@ from polywire.records.inflate import (
 from polywire.records.unzstd import unzstd
 from polywire.types import Buffer
 
-EXPANDED_BYTES_MAX: Final = BATCH_BYTES_MAX  # of a batch's records: the maximum of a stored batch
+# limit for a batch's records after decompression; the maximum of a stored batch
+EXPANDED_BYTES_MAX: Final = BATCH_BYTES_MAX
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_BLOCK_BYTES: Final = {4: 64 * 1024, 5: 256 * 1024, 6: 1024 * 1024, 7: 4 * 1024 * 1024}
@@ -39,9 +40,9 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
 def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = True) -> tuple[BatchHead, Built]:
-    """Decode the batch of a partition of a PRODUCE request into a stored batch. Raises Refused.
+    """Decode the batch of a partition in a PRODUCE request into a stored batch. Raises Refused.
 
-    bytes_max: limit of the batch as it was sent.
+    ``bytes_max`` limits the size of the batch as it was sent.
     """
     head = check_batch(records, bytes_max=bytes_max)
     assert records is not None, "there is a batch"
@@ -52,9 +53,9 @@ def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = T
 
 
 def expand(packed: Buffer, codec: Codec, limit: int = EXPANDED_BYTES_MAX) -> Buffer:
-    """Decompress bytes.
+    """Decompress bytes. Raises Refused.
 
-    Raises Refused: INVALID_RECORD for damaged bytes, MESSAGE_TOO_LARGE above ``limit``.
+    The error is INVALID_RECORD for damaged bytes, and MESSAGE_TOO_LARGE if the result is larger than ``limit``.
     """
     try:
         match codec:
@@ -78,7 +79,7 @@ def expand(packed: Buffer, codec: Codec, limit: int = EXPANDED_BYTES_MAX) -> Buf
 
 
 def compress(plain: Buffer, codec: Codec) -> Buffer:
-    """Compress records as clients do."""
+    """Compress records as Kafka clients do."""
     match codec:
         case Codec.NONE:
             return plain
@@ -122,9 +123,9 @@ def _unlz4(packed: Buffer, limit: int) -> Buffer:
 
 
 def _lz4_frame(view: memoryview, start: int, parts: int) -> tuple[int, int, int]:
-    """Return the end of a frame, its maximal decompressed size and its number of blocks.
+    """Return the end of a frame, its maximum decompressed size and its number of blocks.
 
-    Raises Damaged, or TooFar for more blocks than ``parts``.
+    Raises Damaged, and TooFar for more blocks than ``parts``.
     """
     if len(view) - start < 7 or bytes(view[start : start + 4]) != _LZ4_MAGIC:
         raise Damaged("not an LZ4 frame")

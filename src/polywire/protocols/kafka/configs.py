@@ -1,8 +1,8 @@
 """Topic and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
 
-* A setting that the broker implements belongs to the topic, whichever protocol set it.
+* Some settings are implemented by the broker. They apply to the topic, whichever protocol set them.
 * Kafka's other settings are stored and returned, but have no effect.
-* Every request refuses unknown names and values out of range.
+* All requests reject unknown names and values that are out of range.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import spell_address
 
-TOPIC: Final = 2  # types of resources
+TOPIC: Final = 2  # resource types
 BROKER: Final = 4
 DELETE: Final = 1  # operations
 APPEND: Final = 2
 
-DESCRIBED_AT_ONCE_MAX: Final = 8  # resources without a pause, each with some thirty settings
+DESCRIBED_AT_ONCE_MAX: Final = 8  # resources in one step, each with about thirty settings
 
-TOPIC_CONFIG: Final = 1  # source of a value
+TOPIC_CONFIG: Final = 1  # source of a setting's value
 STATIC_CONFIG: Final = 4
 DEFAULT_CONFIG: Final = 5
-BOOLEAN: Final = 1  # type of a value
+BOOLEAN: Final = 1  # type of a setting's value
 STRING: Final = 2
 INT: Final = 3
 LONG: Final = 5
@@ -47,20 +47,20 @@ TIME_TYPE: Final = "message.timestamp.type"
 TIME_OF_APPEND: Final = "LogAppendTime"
 BEFORE: Final = "message.timestamp.before.max.ms"
 AFTER: Final = "message.timestamp.after.max.ms"
-AHEAD_MS_MAX: Final = 3_600_000  # default limit for timestamps ahead of the broker's clock
+AHEAD_MS_MAX: Final = 3_600_000  # default limit for timestamps that are ahead of the broker's clock
 _LONG_MAX: Final = 2**63 - 1
 _EVER: Final = str(_LONG_MAX)
 _NUMBERS: Final = {INT: range(2**31), LONG: range(2**63)}
 WITHOUT_EFFECT: Final = "no effect: the value is stored and returned"
-_DIGITS_MAX: Final = 20  # of a number; 64 bits never have more
-_PARSED_MAX: Final = 256  # settings of topics whose parsed form is cached; a stored one has up to 10 KiB
+_DIGITS_MAX: Final = 20  # digits of a number; a 64-bit number never has more
+_PARSED_MAX: Final = 256  # topic settings whose parsed form is cached; in stored form, they can have 10 KiB per topic
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """A topic setting: its type, its default, and its effect, which is empty if it has none.
 
-    words: allowed words, None for any. numbers: allowed numbers, None for all of the type.
+    ``words`` are the allowed words; None allows any. ``numbers`` are the allowed numbers; None allows all of the type.
     """
 
     kind: int
@@ -71,12 +71,12 @@ class Config:
 
     @property
     def allowed(self) -> range | None:
-        """Allowed numbers, None for a setting that is not numeric."""
+        """The allowed numbers, or None if the setting is not numeric."""
         return self.numbers or _NUMBERS.get(self.kind)
 
     @property
     def spelled(self) -> str:
-        """Allowed values, as messages and the reference page spell them."""
+        """The allowed values, as messages and the reference page describe them."""
         if self.kind == BOOLEAN:
             return "true or false"
         if self.kind == DOUBLE:
@@ -87,7 +87,7 @@ class Config:
 
 
 def _from(low: int, kind: int) -> range:
-    """Return the numbers of a type from ``low`` on."""
+    """Return the numbers of a type that are not below ``low``."""
     return range(low, _NUMBERS[kind].stop)
 
 
@@ -145,14 +145,18 @@ TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
     "segment.ms": Config(LONG, "604800000", numbers=_from(1, LONG)),
     "unclean.leader.election.enable": Config(BOOLEAN, "false"),
 }
-"""Every setting of a topic. All requests check and describe settings by this table; the reference page is generated from it."""
+"""All settings of a topic.
+
+Requests check and describe settings by this table. The reference page is generated from it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """Limits of a topic for produced batches: the largest batch, and how far timestamps may be from the broker's clock.
+    """A topic's limits for produced batches.
 
-    before_ms: None for no limit.
+    They are the maximum size, and how far timestamps may differ from the broker's clock. ``before_ms`` is None if
+    timestamps may be arbitrarily old.
     """
 
     bytes_max: int = BATCH_BYTES_MAX
@@ -183,20 +187,20 @@ def _parsed(kept: bytes) -> Produced:
 
 
 def _number(given: Mapping[str, str], name: str) -> int:
-    """Return the number in force; earlier versions stored values out of range, which have no effect."""
+    """Return the number that applies. Earlier versions stored numbers that are out of range; these have no effect."""
     config = TOPIC_CONFIGS[name]
     value = given.get(name, config.default)
     return int(value if _is_allowed(config, value) else config.default)
 
 
 def given_of(settings: TopicSettings) -> dict[str, str]:
-    """Return the values that clients set over this protocol, by name."""
+    """Return the values that clients have set over this protocol, by name."""
     kept = settings.wire_options.get(WIRE)
     return {} if kept is None else msgspec.json.decode(kept, type=dict[str, str])
 
 
 def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
-    """Return the values in a request by setting. Raises Invalid(INVALID_REQUEST) for a setting without a value."""
+    """Return the values in a request, by name of the setting. Raises Invalid(INVALID_REQUEST) if a value is missing."""
     for config in configs:
         if config.value is None:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic setting has no value name={config.name[:255]!r}")
@@ -204,7 +208,7 @@ def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
 
 
 def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = None) -> TopicSettings:
-    """Apply values to the settings of a topic; None restores a default. Raises Invalid(INVALID_REQUEST)."""
+    """Apply values to the settings of a topic; None restores the default. Raises Invalid(INVALID_REQUEST)."""
     settings = base or TopicSettings()
     kept = given_of(settings)
     for name, value in given.items():
@@ -220,7 +224,7 @@ def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = No
 
 
 def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSettings:
-    """Apply one setting; one without an effect changes nothing."""
+    """Apply one setting, if it has an effect."""
     match name:
         case "cleanup.policy":
             return replace(settings, compaction=value is not None and "compact" in value)
@@ -236,7 +240,7 @@ def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSetting
 
 
 def _limit(value: str | None, name: str, scale: int) -> int | None:
-    """Convert a limit: Kafka's -1 (unlimited) is 0 here, and Kafka's 0 becomes 1, the smallest limit."""
+    """Convert a limit from Kafka's convention: -1 (unlimited) becomes 0, and 0 becomes 1, the smallest limit."""
     if value is None:
         return None
     number = int(value)
@@ -244,7 +248,7 @@ def _limit(value: str | None, name: str, scale: int) -> int | None:
 
 
 def _checked(name: str, value: str) -> str:
-    """Return a valid value. Raises Invalid(INVALID_REQUEST)."""
+    """Return the value if it is valid. Raises Invalid(INVALID_REQUEST) otherwise."""
     config = TOPIC_CONFIGS.get(name)
     if config is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown topic setting name={name[:255]!r}")
@@ -270,7 +274,7 @@ def _is_allowed(config: Config, value: str) -> bool:
 
 
 def value_of(name: str, settings: TopicSettings, broker: BrokerSettings) -> tuple[str, bool]:
-    """Return the effective value of a topic setting, and whether it is set for the topic."""
+    """Return the value of a topic setting that applies, and whether it is set for the topic."""
     given = given_of(settings).get(name)
     match name:
         case "cleanup.policy":
@@ -292,7 +296,7 @@ def _limit_text(limit: int, scale: int) -> str:
 
 
 def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> list[Any]:
-    """Return every setting of a topic as records of this type."""
+    """Return all settings of a topic, as records of this type."""
     entries = []
     for name in TOPIC_CONFIGS:
         value, is_own = value_of(name, settings, broker)
@@ -304,7 +308,7 @@ def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> li
 
 
 def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeConfigs: settings of topics and of the broker."""
+    """DescribeConfigs: return settings of topics and of the broker."""
     response = schema.response(Api.DESCRIBE_CONFIGS)
     entries = (_described(session, response.Results, asked, request) for asked in request.resources)
     made = partial(_answered, response)
@@ -363,7 +367,7 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
 
 
 def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
-    """Yield the broker settings that tools ask for."""
+    """Yield those settings of the broker that tools ask for."""
     settings = session.broker.settings
     directory = session.shared.settings.data_dir
     listener = f"PLAINTEXT://{spell_address(*session.address)}"
@@ -404,7 +408,7 @@ def _config_entry(made: Any, one: _Described, request: Any) -> Any:
 
 
 def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AlterConfigs: settings that are not named return to their defaults."""
+    """AlterConfigs: set the named settings, and reset all others to their defaults."""
 
     def given(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
         del settings
@@ -414,7 +418,7 @@ def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def incremental_alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """IncrementalAlterConfigs: change single settings."""
+    """IncrementalAlterConfigs: change the named settings only."""
     _alter(session, answer, request, schema.response(Api.INCREMENTAL_ALTER_CONFIGS), _operated)
 
 
@@ -455,7 +459,7 @@ def _alter(
     response: Any,
     given: Callable[[Any, TopicSettings], dict[str, str | None]],
 ) -> None:
-    """Change topic settings; broker settings cannot be changed over this protocol."""
+    """Change topic settings. Settings of the broker cannot be changed over this protocol."""
     body = response(responses=[])
     gathering = Gathering(answer, body)
 

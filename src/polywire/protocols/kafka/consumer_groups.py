@@ -24,9 +24,10 @@ from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
 
-HEARTBEAT_MS: Final = 3_000  # heartbeat interval of a member with a settled assignment
-UNSEEN: Final = -1  # version of a list of topics that was not searched completely
-UNSETTLED_HEARTBEAT_MS: Final = 500  # of a member that must revoke partitions, or waits for others to do so
+HEARTBEAT_MS: Final = 3_000  # heartbeat interval of a member whose assignment is complete
+UNSEEN: Final = -1  # stands for the version of a topic list that was not searched completely
+# heartbeat interval of a member that must revoke partitions, or waits for others to do so
+UNSETTLED_HEARTBEAT_MS: Final = 500
 ASSIGNORS: Final = {None: None, "uniform": Assignor.ROUND_ROBIN, "range": Assignor.RANGE}
 _ERRORS: Final = {
     ErrorCode.GENERATION_STALE: WireError.FENCED_MEMBER_EPOCH,
@@ -35,21 +36,21 @@ _ERRORS: Final = {
 
 
 Found = Callable[[PatternError | None, bool], None]
-"""Called after a search for topics by pattern, with the pattern's error and whether all topics were searched."""
+"""Called after a search for topics that match a pattern.
+
+Arguments are the pattern's error (or None), and whether all topics were searched.
+"""
 Looking = Callable[[Pattern, set[str], Found], None]
-"""Searches the topics that a pattern matches and adds them to a set."""
+"""Searches topics that match a pattern, and adds them to a set."""
 
 
 def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat: a pattern is matched when it is new, and after topics were created or deleted."""
+    """ConsumerGroupHeartbeat. A pattern is matched when it is new, and after topics were created or deleted."""
     return heartbeat(peer, reply, request, partial(look_here, peer, reply))
 
 
 def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
-    """Process a ConsumerGroupHeartbeat.
-
-    look: searches for the topics of a pattern.
-    """
+    """Process a ConsumerGroupHeartbeat. ``look`` searches the topics that match a pattern."""
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     wrong = _wrong(request)
     if wrong:
@@ -70,7 +71,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
     def done(refused: PatternError | None, saw_all: bool) -> None:
         if refused is not None:
             reply.ok(response(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(refused)))
-        else:  # after an incomplete search the next heartbeat searches again
+        else:  # an incomplete search is repeated at the next heartbeat
             known = said if saw_all else replace(said, version=UNSEEN)
             reply.ok(_beat(peer, request, replace(beat, topics=frozenset(found), subscription=known)))
 
@@ -79,7 +80,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
 
 
 def _wrong(request: Any) -> str:
-    """Return why a heartbeat is invalid for any member, or an empty string."""
+    """Return why no member may send this heartbeat, or an empty string if it is valid."""
     epoch = request.member_epoch
     if not request.group_id or not (request.member_id or epoch == JOINING):
         return "group id and member id must not be empty"
@@ -91,7 +92,7 @@ def _wrong(request: Any) -> str:
 
 
 def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then: Found) -> None:
-    """Search this broker's topics for those of a pattern, in slices."""
+    """Search this broker's topics for those that match a pattern, in slices."""
 
     def done(looked: list[Topic | PatternError] | BrokerError) -> None:
         assert not isinstance(looked, BrokerError), "a pattern has an error of its own"
@@ -102,7 +103,7 @@ def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then:
 
 
 def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | None]:
-    """Yield the readable topics that a pattern matches, None as a pause, or the error that ends the search."""
+    """Yield readable topics that match a pattern, None as a pause, or the error that ends the search."""
     for topic in peer.broker.topics():
         try:
             matches = pattern.matches(topic.name.full)
@@ -154,10 +155,10 @@ def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
 
 
 def _subscription(peer: Peer, request: Any) -> Subscription | None:
-    """Return the subscription after this heartbeat, None if it did not change."""
+    """Return the subscription after this heartbeat, or None if it has not changed."""
     names, pattern = request.subscribed_topic_names, request.subscribed_topic_regex
     if request.member_epoch < JOINING or (request.member_epoch == JOINING and names is None and not pattern):
-        return None  # it leaves, or names no topics
+        return None  # the member leaves, or names no topics
     known = Subscription()
     if request.member_epoch != JOINING:
         known = peer.broker.consumers.subscription_of(request.group_id, request.member_id)
@@ -170,7 +171,7 @@ def _subscription(peer: Peer, request: Any) -> Subscription | None:
 
 
 def _assignment(made: Any, beaten: Beaten) -> Any:
-    """Return the assignment for the response, None if it did not change."""
+    """Return the assignment for the response, or None if it has not changed."""
     if beaten.assignment is None:
         return None
     return made(

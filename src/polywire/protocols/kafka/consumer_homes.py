@@ -1,8 +1,8 @@
-"""ConsumerGroupHeartbeat in a group's coordinator shard, for topics in several processes (decision 0128).
+"""ConsumerGroupHeartbeat at a group's coordinator, if topics are in several processes (decision 0128).
 
-* A member learns of topics in other shards in its first response, unless a shard does not respond.
+* A member gets partitions of topics in other shards in its first response, unless a shard does not respond.
 * The shards that own the topics check the member's permissions.
-* The topics of a shard that does not respond stay assigned.
+* If a shard does not respond, its topics stay assigned.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
-LOOK_LIMIT_S: Final = 1.0  # how long a shard may take to match a pattern; afterwards it is skipped this time
+LOOK_LIMIT_S: Final = 1.0  # how long a shard may take to match a pattern; its topics are then not searched this time
 
 
 def consumer_group_heartbeat(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat: process it after the shards have answered for the topics it names."""
+    """ConsumerGroupHeartbeat: process it when the shards have responded about the topics that it names."""
     session = carrying(session)
     look = partial(_look, session, answer, request)
     beat = partial(consumer_groups.heartbeat, session, answer, request, look)
     names = request.subscribed_topic_names
-    if names is None or len(names) > TOPICS_MAX:  # which is refused
+    if names is None or len(names) > TOPICS_MAX:  # the heartbeat is rejected in this case
         return beat()
     once(session, answer, partial(session.elsewhere.known, names), beat)
     return None
@@ -38,7 +38,10 @@ def consumer_group_heartbeat(session: KafkaSession, answer: Answer, request: Any
 def _look(
     session: CarryingKafkaSession, answer: Answer, request: Any, pattern: Pattern, found: set[str], then: Found
 ) -> None:
-    """Look for the topics of a pattern in all shards. Of one that does not answer those are taken that the member had there."""
+    """Search the topics of all shards for those that match a pattern.
+
+    If a shard does not respond, the member's present topics in that shard are used.
+    """
     shards = session.shards
     had = session.broker.consumers.topics_of(request.group_id, request.member_id)
 

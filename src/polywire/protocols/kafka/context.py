@@ -34,8 +34,8 @@ from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.shards import ReachedShards
 from polywire.types import Level
 
-NODE_ID: Final = 1  # of a single broker, or of the first shard
-_CLUSTER_ID: Final = "cluster_id"  # key of the protocol's stored state
+NODE_ID: Final = 1  # node id of a single broker, or of the first shard
+_CLUSTER_ID: Final = "cluster_id"  # key of the cluster id in the protocol's stored state
 
 
 class KafkaBroker(
@@ -49,7 +49,7 @@ class KafkaBroker(
     WireBroker,
     Protocol,
 ):
-    """The broker as the Kafka protocol uses it."""
+    """The broker, as the Kafka protocol uses it."""
 
     @property
     def epoch(self) -> int:
@@ -61,25 +61,27 @@ class KafkaBroker(
 
     @property
     def classic(self) -> ClassicGroups:
-        """Classic groups, whose members compute assignments."""
+        """Classic groups, whose members compute the assignment themselves."""
 
     @property
     def consumers(self) -> ConsumerGroups:
-        """Groups whose members get assignments in heartbeat responses."""
+        """Groups whose members get their assignment in heartbeat responses."""
 
     @property
     def transactions(self) -> Transactions:
-        """Transactions over records and committed offsets."""
+        """Transactions of records and committed offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
     """Settings of the Kafka protocol.
 
-    host, port: the advertised address; empty and 0: the address that each client connected to. acks_all: the durability
-    level for acks=all. answer_bytes_max: limit of record bytes in a response; a single batch may exceed it.
-    replication_factor_max: the highest accepted replication factor; one copy is stored. data_dir: the data directory,
-    which DescribeLogDirs reports.
+    * ``host``, ``port``: the advertised address. If they are empty and 0, it is the address that each client connected
+      to.
+    * ``acks_all``: the durability level for acks=all.
+    * ``answer_bytes_max``: limit for the records in a response; a single batch may exceed it.
+    * ``replication_factor_max``: the highest replication factor that clients can request. Only one copy is stored.
+    * ``data_dir``: the data directory that DescribeLogDirs reports.
     """
 
     host: str = ""
@@ -93,8 +95,8 @@ class KafkaSettings:
 class Shared:
     """State shared by the sessions of a listener.
 
-    Invariant: ``served`` has only requests with a handler. ``places``: last known addresses of the shards' brokers, by
-    listener and host that the client connected to, and shard.
+    ``served`` contains only requests that have a handler. ``places`` has the last known address of each shard's broker,
+    by (listener, host that the client connected to, shard).
     """
 
     __slots__ = (
@@ -119,7 +121,7 @@ class Shared:
         off_loop: OffLoopQueue,
         shards: ReachedShards | None = None,
     ) -> None:
-        """shards: the other processes of the broker, if there are any."""
+        """Create the state. ``shards`` are the processes of the broker, if there are several."""
         self.broker: Final = broker
         self.shards: Final = shards
         self.node_id: Final = NODE_ID if shards is None else node_of(shards.own)
@@ -134,7 +136,7 @@ class Shared:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster id: 22 characters, fixed for the lifetime of the data directory (spec: kafka#metadata)."""
+        """The cluster id: 22 characters that never change for a data directory (spec: kafka#metadata)."""
         if not self._cluster_id:
             kept = self.broker.wire_state(WIRE).get(_CLUSTER_ID)
             if kept is None:
@@ -144,36 +146,42 @@ class Shared:
         return self._cluster_id
 
     def _keep(self, cluster_id: bytes) -> None:
-        with suppress(BrokerError):  # the disk is full: keep the id in memory until the next start
+        with suppress(BrokerError):  # the disk is full; the id stays in memory until the next start
             self.broker.set_wire_state(WIRE, _CLUSTER_ID, cluster_id)
 
     def is_home(self, name: str) -> bool:
-        """Return whether this shard coordinates the group or transactional id; with one shard it coordinates all."""
+        """Return whether this shard coordinates the group or transactional id.
+
+        If there is only one shard, it coordinates all.
+        """
         return self.shards is None or self.shards.home(name) == self.shards.own
 
     def learn_cluster_id(self, cluster_id: str) -> None:
-        """Adopt the cluster id of the first shard."""
+        """Use the cluster id of the first shard."""
         if cluster_id and cluster_id != self._cluster_id:
             self._keep(cluster_id.encode())
             self._cluster_id = cluster_id
 
     def address(self, local: tuple[str, int]) -> tuple[str, int]:
-        """Return the host and port by which a client connected to ``local`` reaches this broker."""
+        """Return the host and port at which a client that connected to ``local`` reaches this broker."""
         if self.shards is not None:
             return self.own_address(local[0], self.shards.listener_of(local[1]))
         return self.settings.host or local[0], self.settings.port or local[1]
 
     def own_address(self, host: str, listener: str) -> tuple[str, int]:
-        """Return the host and port of this process for a client that connected to a listener of this host."""
+        """Return the host and port at which a client reaches this process.
+
+        The client connected to a listener of this host.
+        """
         assert self.shards is not None, "it is one of several"
         return self.settings.host or host, self.shards.port_of(listener)
 
 
 def node_of(shard: int) -> int:
-    """Return the node id of a shard; it does not depend on which process leads the shard."""
+    """Return the node id of a shard. It stays the same if another process takes over the shard."""
     return NODE_ID + shard
 
 
 def epoch_of(partition: Partition) -> int:
-    """Return the leader epoch for clients: the number of the broker's starts (spec: kafka#words-and-ours)."""
+    """Return the leader epoch that clients see: the number of the broker's starts (spec: kafka#words-and-ours)."""
     return partition.log.epoch_at(partition.log.next_offset)

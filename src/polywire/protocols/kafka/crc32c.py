@@ -1,7 +1,8 @@
 # mypy: disable-error-code="no-any-return"
 """CRC-32C (Castagnoli), the checksum of Kafka's record batches.
 
-It uses the processor's instruction if there is one, otherwise tables. Compiled code assumes a little-endian machine.
+It is computed with the processor's instruction if there is one, otherwise with tables. The compiled code assumes a
+little-endian machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PURE_TABLE: list[int] = []
 
 @cython.cfunc
 def _fill_tables() -> cython.void:
-    """Fill the tables: table k advances the CRC over one byte and k zero bytes (slicing by 8)."""
+    """Fill the tables. Table k advances the CRC over one byte that is followed by k zero bytes (slicing by 8)."""
     i: cython.int
     crc: cython.uint
     for i in range(256):
@@ -46,7 +47,7 @@ def _fill_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _by_tables(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """Compute the CRC on machines without the instruction."""
+    """Compute the CRC without the processor's instruction."""
     crc: cython.uint = _ONES
     low: cython.uint
     high: cython.uint

@@ -1,13 +1,13 @@
 """Decode Kafka record batches, version 2, into stored batches.
 
 * One call checks a batch and another one builds it, without a Python object per record.
-* Every length is checked before use, and columns are measured before they are allocated.
+* Every length is checked before use, and the size of columns is measured before they are allocated.
 
 A batch, numbers big-endian; the CRC covers the bytes after it::
 
-    i64 base offset | i32 length of the rest | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes |
-    i32 last offset delta | i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch |
-    i32 base sequence | i32 record count | records
+    i64 base offset | i32 length of the rest | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes | i32 last
+    offset delta | i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch | i32 base sequence |
+    i32 record count | records
 
 Attributes: bits 0-2 codec, 3 append times, 4 transactional, 5 control. A record, all lengths and deltas zigzag
 varints::
@@ -59,10 +59,11 @@ else:
     )
 
 BATCH_HEAD_BYTES: Final = 61
-BATCH_BYTES_MAX: Final = 1_048_588  # limit of a batch as it was sent, Kafka's default
+BATCH_BYTES_MAX: Final = 1_048_588  # limit for a batch as it was sent; Kafka's default
 
 _HEAD_BYTES = cython.declare(cython.Py_ssize_t, 61)
-_LOG_BYTES = cython.declare(cython.Py_ssize_t, 12)  # base offset and length, which the length does not include
+# size of the base offset and the length, which the length does not include
+_LOG_BYTES = cython.declare(cython.Py_ssize_t, 12)
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 _RECORD_BYTES_MIN = cython.declare(cython.longlong, 7)
 _SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)
@@ -78,8 +79,8 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 class BatchHead(NamedTuple):
     """The header of a batch.
 
-    end: the position behind the batch. codec: the compression of the records. producer_id: -1 for a batch that is not
-    idempotent.
+    ``end`` is the position after the batch. ``codec`` is the compression of the records. ``producer_id`` is -1 if the
+    producer is not idempotent.
     """
 
     end: int
@@ -97,7 +98,7 @@ class BatchHead(NamedTuple):
 class Built(NamedTuple):
     """A stored batch without sequence numbers.
 
-    The greatest record time in ms is -1 if no record has one; the last field counts records without a key.
+    The greatest record time (in milliseconds) is -1 if no record has one. The last field counts records without a key.
     """
 
     batch: bytearray
@@ -130,10 +131,10 @@ def _crc_matches(p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint
 
 
 def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> BatchHead:
-    """Return the header of the one batch of a partition in a PRODUCE request.
+    """Return the header of the batch of a partition in a PRODUCE request. Raises Refused.
 
-    bytes_max: limit of the batch as it was sent. Raises Refused for a missing, damaged or too large batch, or one that
-    producers may not send. Large ones are checked without the GIL.
+    There must be exactly one batch. It is rejected if it is missing, damaged or too large (``bytes_max`` as it was
+    sent), or if producers may not send it. Large batches are checked without the GIL.
     """
     if records is None or len(records) == 0:
         raise Refused(WireError.INVALID_RECORD, "the partition has no record batch")
@@ -143,19 +144,21 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
     count: cython.longlong
     matches: cython.bint
     if lent.size < _HEAD_BYTES or _load(lent.p, 8, 4) < _HEAD_BYTES - _LOG_BYTES or lent.p[16] != 2:
-        raise Refused(WireError.CORRUPT_MESSAGE, f"no batch of version 2 bytes={lent.size}")
+        raise Refused(WireError.CORRUPT_MESSAGE, f"record data is not a batch of version 2 bytes={lent.size}")
     end = _LOG_BYTES + _load(lent.p, 8, 4)
     if end > bytes_max:
-        raise Refused(WireError.MESSAGE_TOO_LARGE, f"a batch is too large bytes={end} limit={bytes_max}")
+        raise Refused(WireError.MESSAGE_TOO_LARGE, f"batch is too large bytes={end} limit={bytes_max}")
     if end > lent.size or lent.size - end >= _HEAD_BYTES:
-        raise Refused(WireError.INVALID_RECORD, f"not exactly one batch bytes={lent.size} batch={end}")
+        raise Refused(
+            WireError.INVALID_RECORD, f"a partition must have exactly one batch bytes={lent.size} batch={end}"
+        )
     if end < _NOGIL_BYTES_MIN:
         matches = _crc_matches(lent.p, end)
     else:
         with cython.nogil:
             matches = _crc_matches(lent.p, end)
     if not matches:
-        raise Refused(WireError.CORRUPT_MESSAGE, "a batch does not have its checksum")
+        raise Refused(WireError.CORRUPT_MESSAGE, "batch checksum does not match")
     attributes = _load(lent.p, 21, 2)
     count = _load(lent.p, 57, 4)
     reason = ""
@@ -202,7 +205,10 @@ def _varint(
     shift_max: cython.int,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Read a zigzag varint into ``found``; return the position behind it, -1 if it is too long or crosses ``end``."""
+    """Read a zigzag varint into ``found``, and return the position after it.
+
+    The result is -1 if the varint is too long or crosses ``end``.
+    """
     x: cython.ulonglong = 0
     byte: cython.ulonglong
     shift: cython.int = 0
@@ -228,7 +234,10 @@ def _varint(
 def _sized(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, found: cython.p_longlong
 ) -> cython.Py_ssize_t:
-    """Skip length-prefixed bytes and put the length into ``found``; return the position behind them, -1 on overflow."""
+    """Skip length-prefixed bytes and store the length in ``found``.
+
+    Return the position after them, or -1 on overflow.
+    """
     at = _varint(p, at, end, 28, found)
     if at < 0 or found[0] < -1 or found[0] > end - at:
         return -1
@@ -246,7 +255,7 @@ def _measure_headers(
     sums: cython.p_longlong,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Add a record's headers to ``sums``; return the position behind them, -1 if they do not fit."""
+    """Add a record's headers to ``sums``. Return the position after them, or -1 if they are malformed."""
     sums[4] += count
     while count > 0:
         at = _sized(p, at, end, found)
@@ -276,9 +285,9 @@ def _measure_payload(
     which: cython.int,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Enter a key (``which`` 1) or a value (0) into ``span`` and ``sums``.
+    """Store a key (``which`` 1) or a value (0) in ``span`` and ``sums``.
 
-    Return the position behind it, -1 if it does not fit.
+    Return the position after it, or -1 if it is malformed.
     """
     at = _sized(p, at, end, found)
     if at < 0:
@@ -299,7 +308,7 @@ def _measure_payload(
 def _measure_time(
     delta: cython.longlong, base_time: cython.longlong, timed: cython.bint, sums: cython.p_longlong
 ) -> cython.longlong:
-    """Return the time of a record in microseconds; count times out of range."""
+    """Return the time of a record in microseconds. Times out of range are counted."""
     time: cython.longlong = base_time
     if timed and -_DELTA_MAX <= delta <= _DELTA_MAX:
         time += delta
@@ -329,11 +338,12 @@ def _measure(
     spans: cython.p_uchar,
     sums: cython.p_longlong,
 ) -> cython.bint:
-    """Return whether all records are valid, and enter them into ``spans``.
+    """Return whether all records are valid, and store them in ``spans``.
 
-    A span is: i64 time, i32 position and length of key and of value, position and count of headers. timed: whether time
-    deltas are used. sums: bytes of values and of keys, null values, null keys, headers, bytes of their names and of
-    their values, records without time, greatest time, times out of range.
+    A span is: i64 time, i32 position and length of key and of value, position and count of headers.
+
+    ``timed`` says whether time deltas are used. ``sums`` has: bytes of values and of keys, null values, null keys,
+    headers, bytes of their names and of their values, records without time, greatest time, times out of range.
     """
     end: cython.Py_ssize_t
     place: cython.Py_ssize_t = 0
@@ -384,7 +394,7 @@ def _fill(
     spans: cython.p_const_uchar,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy the keys or values (``spans`` begins at them) into their columns."""
+    """Copy the keys or the values into their columns. ``spans`` points to the keys or values in the first span."""
     length: cython.longlong
     end: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t
@@ -412,7 +422,7 @@ def _fill_headers(
     spans: cython.p_const_uchar,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy the headers of all records into their columns: names are text, values raw or null."""
+    """Copy the headers of all records into their columns. Names are text; values are raw or null."""
     names: cython.Py_ssize_t = 0
     values: cython.Py_ssize_t = 0
     entry: cython.Py_ssize_t = 0
@@ -508,10 +518,10 @@ def _fill_all(
 
 @cython.cfunc
 def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cython.void:
-    """Write the producer: its id behind the letter that marks this protocol, its epoch and first sequence."""
+    """Write the producer: its id after the letter that marks this protocol, its epoch and first sequence."""
     i: cython.int
     producer_id: cython.longlong = head.producer_id  # type: ignore[attr-defined]
-    p[at] = 107  # k
+    p[at] = 107  # the letter "k"
     for i in range(8):
         p[at + 1 + i] = (producer_id >> (56 - 8 * i)) & 255
     store_i64(p, 56, head.producer_epoch)  # type: ignore[attr-defined]
@@ -519,10 +529,10 @@ def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cyt
 
 
 def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times: bool = True) -> Built:
-    """Build a stored batch from decompressed records between ``start`` and ``stop``.
+    """Build a stored batch from the decompressed records between ``start`` and ``stop``. Raises Refused.
 
-    keep_times: whether records keep the producer's timestamps. Raises Refused for malformed records, or ones too large
-    to store.
+    ``keep_times`` says whether records keep the producer's timestamps. Records are rejected if they are malformed or
+    too large.
     """
     source: Lent = lend(plain)
     at: cython.Py_ssize_t = start
@@ -541,16 +551,16 @@ def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times
         sums = [0] * 10
     sums[8] = -1
     if at < 0 or at > end or end > source.size:
-        raise ValueError(f"records outside of their buffer start={start} stop={stop} size={source.size}")
+        raise ValueError(f"range is outside the buffer start={start} stop={stop} size={source.size}")
     if count > (end - at) // _RECORD_BYTES_MIN or end - at > _I32_MAX:
         raise Refused(WireError.INVALID_RECORD, f"too few bytes for the records count={count} bytes={end - at}")
     if base_time > _DELTA_MAX or base_time < -_DELTA_MAX:
-        raise Refused(WireError.INVALID_TIMESTAMP, f"a time is out of range time={base_time}")
+        raise Refused(WireError.INVALID_TIMESTAMP, f"timestamp is out of range time={base_time}")
     spans: Lent = lend_writable(bytearray(_SPAN_BYTES * count))
     if not _measure(source.p, at, end, count, base_time, timed, spans.p, sums):
-        raise Refused(WireError.INVALID_RECORD, f"the records of a batch are broken count={count}")
+        raise Refused(WireError.INVALID_RECORD, f"records of the batch are malformed count={count}")
     if sums[9] > 0:
-        raise Refused(WireError.INVALID_TIMESTAMP, "a time is out of range")
+        raise Refused(WireError.INVALID_TIMESTAMP, "timestamp of a record is out of range")
     _arrange(places, sums, count, head.producer_id >= 0, keep_times and sums[7] < count)
     try:
         batch = allocate(places, count)

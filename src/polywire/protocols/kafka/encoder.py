@@ -4,10 +4,10 @@
 * A record is written completely or not at all.
 * Stored batches must be valid.
 
-Consumers do not depend on the limits of batches. A batch begins at the requested record. A batch longer than
-``SPLIT_BYTES`` is split, and short neighbours of one epoch are joined up to ``JOIN_BYTES``. Records are not compressed
-and have no producer id. Length, counts, greatest time and CRC are filled in when a batch ends (layout: see
-``decoder``).
+Batches sent to consumers can differ from stored batches. The first one begins at the requested record. A batch longer
+than ``SPLIT_BYTES`` is split, and short consecutive batches of the same epoch are joined up to ``JOIN_BYTES``. Records
+are not compressed and have no producer id. Length, counts, greatest time and CRC are written when a batch is complete
+(layout: see ``decoder``).
 
 The ``state`` array has these i64 words:
 
@@ -55,8 +55,8 @@ else:
     )
 
 DONE: Final = 0  # the chunk is finished
-FULL: Final = 1  # the next record does not fit
-COMPRESSED: Final = 2  # a compressed batch comes next
+FULL: Final = 1  # the next record does not fit into the output
+COMPRESSED: Final = 2  # the next batch is compressed
 
 NEXT: Final = 0  # indexes into the state
 CAP: Final = 1
@@ -67,7 +67,7 @@ STATE_WORDS: Final = 5
 
 SPLIT_BYTES: Final = (
     1024 * 1024 - 1024
-)  # of a batch with more than one record: clients request a megabyte of a partition
+)  # size limit of a batch with more than one record; clients request one megabyte per partition
 JOIN_BYTES: Final = 64 * 1024
 
 _SPLIT = cython.declare(cython.Py_ssize_t, 1024 * 1024 - 1024)
@@ -85,11 +85,11 @@ _EVENT_NAMES: Final = b"event.typeevent.schema_versionevent.aggregate_versioneve
 class _Out:
     """The output buffer.
 
-    Guards: a batch is open if and only if ``start`` is not -1; then its header is reserved and followed by ``count``
-    records.
+    If a batch is open, ``start`` is its position; its header is reserved there and ``count`` records follow. Otherwise
+    ``start`` is -1.
 
-    next: the offset to write next. base, last: of the open batch's first and last record, or its range. first_time,
-    max_time: ms.
+    ``next`` is the offset to write next. ``base`` and ``last`` are the first and last offset of the open batch.
+    ``first_time`` and ``max_time`` are in milliseconds.
     """
 
     if cython.compiled:
@@ -160,7 +160,7 @@ def _varint_bytes(x: cython.longlong) -> cython.Py_ssize_t:
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_varint(p: cython.p_uchar, at: cython.Py_ssize_t, x: cython.longlong) -> cython.Py_ssize_t:
-    """Write a zigzag varint; return the position behind it."""
+    """Write a zigzag varint, and return the position after it."""
     z: cython.ulonglong = _zigzag(x)
     while z >= 128:
         p[at] = (z & 127) | 128
@@ -245,7 +245,7 @@ def _decimal_bytes(x: cython.ulonglong) -> cython.Py_ssize_t:
 @cython.nogil
 @cython.exceptval(check=False)
 def _size(p: cython.p_const_uchar, offsets_at: cython.Py_ssize_t, row: cython.Py_ssize_t) -> cython.longlong:
-    """Return the size of one entry of a column with offsets."""
+    """Return the size of one entry of a column that has offsets."""
     return load_i32(p, offsets_at + 4 * row + 4) - load_i32(p, offsets_at + 4 * row)
 
 
@@ -254,7 +254,7 @@ def _size(p: cython.p_const_uchar, offsets_at: cython.Py_ssize_t, row: cython.Py
 @cython.nogil
 @cython.exceptval(check=False)
 def _pair_bytes(name: cython.longlong, value: cython.longlong) -> cython.longlong:
-    """Return the size of a header; a null value has the length -1."""
+    """Return the size of a header. A null value has the length -1."""
     return _varint_bytes(name) + name + _varint_bytes(value) + (value if value > 0 else 0)
 
 
@@ -262,7 +262,7 @@ def _pair_bytes(name: cython.longlong, value: cython.longlong) -> cython.longlon
 @cython.nogil
 @cython.exceptval(check=False)
 def _name_size(p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t) -> cython.longlong:
-    """Return the size of a header's name; a name that is not text is written as hexadecimal digits."""
+    """Return the size of a header's name. A name that is not text is written as hexadecimal digits."""
     size: cython.longlong = _size(p, places[26], entry)
     return size if p[places[24] + entry] == 2 else 2 * size
 
@@ -273,7 +273,7 @@ def _name_size(p: cython.p_const_uchar, places: cython.p_const_longlong, entry: 
 def _headers_bytes(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, count: cython.p_longlong
 ) -> cython.longlong:
-    """Return the size of a record's headers, including an event's fields, and put their number into ``count``."""
+    """Return the size of a record's headers, including the fields of an event, and store their number in ``count``."""
     total: cython.longlong = 0
     i: cython.Py_ssize_t
     count[0] = 0
@@ -303,7 +303,7 @@ def _put_bytes(
     source_at: cython.Py_ssize_t,
     size: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write length-prefixed bytes, -1 for null; return the position behind them."""
+    """Write length-prefixed bytes (the length -1 for null), and return the position after them."""
     at = _put_varint(out, at, size)
     if size > 0:
         move(out, at, source, source_at, size)
@@ -315,7 +315,7 @@ def _put_bytes(
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_decimal(out: cython.p_uchar, at: cython.Py_ssize_t, x: cython.ulonglong) -> cython.Py_ssize_t:
-    """Write a number as length-prefixed decimal digits; return the position behind it."""
+    """Write a number as length-prefixed decimal digits, and return the position after it."""
     size: cython.Py_ssize_t = _decimal_bytes(x)
     i: cython.Py_ssize_t
     at = _put_varint(out, at, size)
@@ -358,7 +358,7 @@ def _put_headers(
     places: cython.p_const_longlong,
     row: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write a record's headers; return the position behind them."""
+    """Write a record's headers, and return the position after them."""
     size: cython.longlong
     i: cython.Py_ssize_t
     if places[22] >= 0:
@@ -392,7 +392,7 @@ def _payload_size(
     validity_at: cython.Py_ssize_t,
     row: cython.Py_ssize_t,
 ) -> cython.longlong:
-    """Return the size of a key or value, -1 for null."""
+    """Return the size of a key or value, or -1 for null."""
     if offsets_at < 0 or (validity_at >= 0 and (p[validity_at + (row >> 3)] >> (row & 7)) & 1 == 0):
         return -1
     return _size(p, offsets_at, row)
@@ -405,7 +405,7 @@ def _payload_size(
 def _time(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, append_time: cython.longlong
 ) -> cython.longlong:
-    """Return a record's producer time in ms, or its append time if it has none."""
+    """Return a record's producer time in milliseconds. If it has none, return its append time."""
     time: cython.longlong = _NO_TIME
     if places[18] >= 0:
         time = load_i64(p, places[18] + 8 * row)
@@ -418,7 +418,7 @@ def _time(
 def _put_record(
     out: _Out, p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, offset: cython.longlong
 ) -> cython.bint:
-    """Write a record into the open batch or a new one; return False if it does not fit."""
+    """Write a record into the open batch or a new one. Return False if it does not fit."""
     to: cython.p_uchar = out.p
     at: cython.Py_ssize_t
     time: cython.longlong = out.append_time if out.stamped else _time(p, places, row, out.append_time)
@@ -482,7 +482,7 @@ def _put_record(
 def _put_batch(
     out: _Out, p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong
 ) -> cython.bint:
-    """Write the records of the batch at ``at`` from the wanted offset on; return False if one does not fit."""
+    """Write the records of the batch at ``at`` from the next offset on. Return False if one does not fit."""
     base: cython.longlong = load_i64(p, at + 32)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     behind: cython.longlong = base + load_u32(p, at + 84)
@@ -536,20 +536,24 @@ def _put_chunk(out: _Out, chunk: Lent, state: array[int]) -> cython.int:
 
 
 def begin(offset: int, *, at: int, limit: int) -> array[int]:
-    """Return the state for output from ``offset`` on, written at position ``at``, at most ``limit`` bytes."""
+    """Return the state for output that begins with the record at ``offset``.
+
+    It is written at position ``at`` and has at most ``limit`` bytes.
+    """
     return array("q", (offset, at + limit, at, 0, 0))
 
 
 def put_batches(chunk: Lendable, state: array[int], out: Lendable, *, append_times: bool = False) -> int:
-    """Encode the stored batches in ``chunk`` from position ``state[POSITION]`` on; return DONE, FULL or COMPRESSED.
+    """Encode the stored batches in ``chunk`` from position ``state[POSITION]`` on. Return DONE, FULL or COMPRESSED.
 
-    Only whole Kafka batches are written. append_times: the topic uses append times. After FULL, ``state[NEEDED]`` bytes
-    suffice for the next record. Raises ValueError if ``out`` is shorter than the state says.
+    Only complete Kafka batches are written. ``append_times`` says whether the topic uses append times. After FULL,
+    ``state[NEEDED]`` is the space that the next record needs. Raises ValueError if ``out`` is shorter than the state
+    says.
     """
     writer: _Out = _Out(out, state, append_times)
     reason: cython.int
     if writer.at < 0 or writer.cap > writer.lent.size:
-        raise ValueError(f"an answer outside its buffer at={writer.at} cap={writer.cap} size={writer.lent.size}")
+        raise ValueError(f"output is outside the buffer at={writer.at} cap={writer.cap} size={writer.lent.size}")
     reason = _put_chunk(writer, lend(chunk), state)
     _end(writer)
     state[0] = writer.next

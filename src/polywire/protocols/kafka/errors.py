@@ -1,6 +1,6 @@
-"""Map the broker's errors to Kafka's error codes.
+"""Convert the broker's errors to Kafka's error codes.
 
-The table covers every ``ErrorCode``. An error is retriable for clients if and only if a retry can help.
+The table covers every ``ErrorCode``. A code is retriable for clients if and only if a retry can help.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = {
     ErrorCode.BUSY: WireError.THROTTLING_QUOTA_EXCEEDED,
     ErrorCode.STAGE_FULL: WireError.POLICY_VIOLATION,
     ErrorCode.DISK_FULL: WireError.KAFKA_STORAGE_ERROR,
-    # clients refresh their metadata and find the broker after its restart
+    # clients then refresh their metadata and find the broker after its restart
     ErrorCode.STOPPING: WireError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.UNREACHABLE: WireError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.REPLICATION_TIMEOUT: WireError.REQUEST_TIMED_OUT,
@@ -63,6 +63,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = {
 def wire_error(error: BrokerError, *, denied: WireError = WireError.TOPIC_AUTHORIZATION_FAILED) -> WireError:
     """Return the Kafka error for an error of the broker.
 
-    denied: the error for a missing permission, which depends on the resource: topic, group, cluster, transactional id.
+    ``denied`` is the error for a missing permission. It depends on the resource: topic, group, cluster or transactional
+    id.
     """
     return denied if error.code is ErrorCode.DENIED else WIRE_ERRORS[error.code]

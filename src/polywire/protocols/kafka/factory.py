@@ -1,6 +1,6 @@
 """The entry point of the Kafka protocol: recognise connections and open sessions.
 
-Only requests with a handler are supported and advertised. A connection of another protocol is never recognised as
+Only requests that have a handler are supported and advertised. A connection of another protocol is never recognised as
 Kafka.
 """
 
@@ -46,10 +46,10 @@ from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
 
-API_MAX: Final = 92  # highest api key in a first request (spec: kafka#recognition)
+API_MAX: Final = 92  # highest api key in a client's first request (spec: kafka#recognition)
 VERSION_MAX: Final = 20
-HEAD_BYTES: Final = 14  # length, api key, version, correlation id, length of the client id
-KAFKA07_TYPE_MAX: Final = 4  # request types of Kafka 0.7, whose numbers Kafka uses, too
+HEAD_BYTES: Final = 14  # size of length, api key, version, correlation id, and length of the client id
+KAFKA07_TYPE_MAX: Final = 4  # highest request type of Kafka 0.7, which uses the same numbers as Kafka
 
 COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.PRODUCE, produce.produce, (Action.PRODUCE,), pipelined=True),
@@ -70,7 +70,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.CREATE_TOPICS, topics.create_topics, (Action.TOPIC_CREATE,)),
     Command(Api.DELETE_TOPICS, topics.delete_topics, (Action.TOPIC_DELETE,)),
     Command(Api.DELETE_RECORDS, offsets.delete_records, (Action.TOPIC_PURGE,)),
-    # for users who may write to any topic
+    # allowed for users who may write to any topic
     Command(Api.INIT_PRODUCER_ID, producers.init_producer_id, (Action.STAGED_PUBLISH,)),
     Command(Api.OFFSET_FOR_LEADER_EPOCH, offsets.offset_for_leader_epoch, (Action.TOPIC_DESCRIBE,)),
     Command(Api.ADD_PARTITIONS_TO_TXN, transactions.add_partitions, (Action.TRANSACTION, Action.PRODUCE)),
@@ -121,7 +121,7 @@ CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
         if api not in TODAY_ONLY
     )
 )
-"""Commands for clients of a broker with several processes."""
+"""Handlers for clients of a broker with several processes."""
 
 LINK_COMMANDS: Final[Mapping[Api, Command]] = {
     **COMMANDS,
@@ -131,9 +131,9 @@ LINK_COMMANDS: Final[Mapping[Api, Command]] = {
     ),
     Api.BETWEEN_SHARDS: Command(
         Api.BETWEEN_SHARDS, between_shards, (Action.CONNECT,)
-    ),  # the client's permissions are checked inside
+    ),  # the handler checks the client's permissions
 }
-"""Commands for other processes of the broker."""
+"""Handlers for the other processes of the broker."""
 
 
 class KafkaFactory:
@@ -151,8 +151,8 @@ class KafkaFactory:
     ) -> None:
         """Create the factory.
 
-        off_loop: the process's queue for work in threads, if it has one. shards: the processes of the broker, if
-        several.
+        ``off_loop`` is the process's queue for work in threads, if it has one. ``shards`` are the processes of the
+        broker, if there are several.
         """
         commands = COMMANDS if shards is None else CARRYING_COMMANDS
         served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
@@ -173,7 +173,10 @@ class KafkaFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether a Kafka request begins that cannot be one of Kafka 0.7 (spec: kafka#recognition)."""
+        """Return whether a Kafka request begins here that cannot be a Kafka 0.7 request (spec: kafka#recognition).
+
+        Return None if more bytes are needed.
+        """
         length = int.from_bytes(prefix[:4].ljust(4, b"\0"), "big")
         if length > REQUEST_BYTES_MAX or (len(prefix) >= 4 and length < HEAD_BYTES - 4):
             return False
@@ -210,7 +213,8 @@ class KafkaLinkFactory(LinkFactory[KafkaFactory]):
 def _names_a_topic(prefix: bytes, api: int) -> bool:
     """Return whether these bytes may be a request of Kafka 0.7.
 
-    It has a topic name at the place of Kafka's correlation id, which begins with zero bytes.
+    Such a request has a topic name where Kafka has a correlation id. A client's first correlation id begins with zero
+    bytes.
     """
     if api in (2, 3):
         return prefix[8:10] != b"\0\0" and prefix[10] >= 0x20

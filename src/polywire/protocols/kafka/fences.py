@@ -1,6 +1,6 @@
 """Reject late commits to topics of a group that another shard coordinates (decision 0128).
 
-A commit of an earlier generation is never stored after one of a later generation.
+After a commit of one generation is stored, no commit of an earlier generation is stored.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Final
 
 from polywire.errors import Conflict, ErrorCode
 
-GROUPS_MAX: Final = 100_000  # that are remembered; the longest idle one is forgotten first
+GROUPS_MAX: Final = 100_000  # groups that are remembered; the one that has been idle longest is dropped first
 
 
 class Turns:
-    """Numbers the generations of groups at their home in the order in which they are seen.
+    """Numbers the generations of groups at their coordinator, in the order in which it sees them.
 
-    Guards: no number is assigned twice, even after a group was forgotten.
+    No number is used twice, even if a group was dropped in between.
     """
 
     __slots__ = ("_latest", "_next")
@@ -25,7 +25,7 @@ class Turns:
         self._next = 0
 
     def number(self, group: str, generation: tuple[int, ...]) -> int:
-        """The number of the generation that a group has now; generation: what there is of it, which never comes back."""
+        """Return the number of a group's current generation. ``generation`` identifies it and is never used again."""
         latest = self._latest.pop(group, None)
         if latest is None or latest[0] != generation:
             self._next += 1
@@ -39,8 +39,8 @@ class Turns:
 class Fences:
     """The latest generation of each group that has committed over a link.
 
-    A generation is the start of its home's broker and the number there. Guards: it never decreases. Memory suffices,
-    because late requests end with this process.
+    A generation is the start number of the coordinator's process, and the number from ``Turns``. It never decreases. It
+    is not stored, because late requests end with this process.
     """
 
     __slots__ = ("_latest",)
@@ -49,7 +49,7 @@ class Fences:
         self._latest: dict[str, tuple[int, int]] = {}
 
     def check(self, group: str, start: int, number: int) -> None:
-        """Let a group store positions. Raises Conflict(GENERATION_STALE) where a later generation has."""
+        """Raise Conflict(GENERATION_STALE) if a later generation of the group has committed offsets."""
         latest = max(self._latest.pop(group, (start, number)), (start, number))
         self._latest[group] = latest
         if len(self._latest) > GROUPS_MAX:

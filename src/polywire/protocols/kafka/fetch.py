@@ -1,7 +1,7 @@
 """Fetch (spec: kafka#fetch, kafka#fetch-sessions).
 
-In a fetch session the cost of a request depends on changed partitions and available data, not on the number of
-partitions. Permissions are checked for every read.
+In a fetch session, the cost of a request depends on the number of partitions that changed or have data, not on the
+number of all partitions. Permissions are checked for every read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
 BEGINNING: Final = 0  # epoch of a request that opens a session
-SESSIONLESS: Final = -1  # epoch of a request without a session, or that closes it
+SESSIONLESS: Final = -1  # epoch of a request without a session, or that closes its session
 IDS_SINCE: Final = 13  # first version that names topics by id
 
 
 def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Fetch, in a session or without one."""
+    """Fetch, with or without a session."""
     kept = session.fetch_session
     if kept is not None and (kept.is_over or kept.number != request.session_id):
         kept = None
@@ -51,7 +51,7 @@ def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) -> WireError:
-    """Return why a request does not fit the connection's session."""
+    """Return the error for a request that does not fit the connection's session."""
     if kept is None:
         return WireError.FETCH_SESSION_ID_NOT_FOUND
     if kept.epoch != request.session_epoch:
@@ -60,7 +60,7 @@ def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) 
 
 
 def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
-    """Open a session in place of the connection's current one."""
+    """Open a session, and close the connection's current one."""
     if session.fetch_session is not None:
         session.fetch_session.end()
     session.fetch_session = session.shared.fetch_sessions.open(names_ids=names_ids)
@@ -68,10 +68,10 @@ def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
 
 
 class IncrementalFetching(Fetching):
-    """One request in a session: it names changes, and the response has only partitions with news.
+    """A request in a session. It names only changes, and the response has only partitions with news.
 
-    Invariant: beside those of the base class, ``_refused`` has partitions that cannot be read, and ``_topics`` caches
-    the topics of the partitions looked at.
+    In addition to the base class: ``_refused`` has the partitions that cannot be read. ``_topics`` caches the topics of
+    the partitions that were checked.
     """
 
     __slots__ = ("_in_session", "_refused", "_topic_entries", "_topics")
@@ -84,7 +84,7 @@ class IncrementalFetching(Fetching):
         self._topic_entries: dict[WantedTopic, Any] = {}
 
     def begin(self, request: Any) -> None:
-        """Apply changes to the session and read what is ready."""
+        """Apply the changes to the session, and read what is available."""
         self._with_pauses(self._change(request), self._look)
 
     def _change(self, request: Any) -> Iterator[None]:
@@ -98,7 +98,7 @@ class IncrementalFetching(Fetching):
                 yield None
 
     def _look(self) -> None:
-        """Check which ready partitions can be fetched, and read them."""
+        """Check which of the ready partitions can be fetched, and read them."""
         kept = self._in_session
         if kept.is_over:
             self._answer.ok(schema.response(Api.FETCH)(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[]))
@@ -119,13 +119,13 @@ class IncrementalFetching(Fetching):
             yield None
 
     def _topic(self, named: WantedTopic) -> Topic | BrokerError:
-        """Return the topic or why it cannot be read, looked up once for all its partitions."""
+        """Return the topic, or the error if it cannot be read. It is looked up once for all its partitions."""
         found = self._topics.get(named)
         if found is None:
             try:
                 found = topic_of(self._session, Action.FETCH, named.name, named.topic_id)
             except BrokerError as error:
-                # its frames refer to this connection, which would refer to the error
+                # its traceback refers to this connection, and the connection would refer to the error
                 found = error.with_traceback(None)
             self._topics[named] = found
         return found
@@ -146,12 +146,12 @@ class IncrementalFetching(Fetching):
     # Waiting
 
     def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Return whether a partition of the session became ready meanwhile; later ones call ``wake``."""
+        """Return whether a partition of the session has become ready. If not, ``wake`` is called when one does."""
         self._in_session.news = wake
         return self._in_session.has_news
 
     def _wait_for(self, partition: Partition, asked: Wanted, offset: int, wake: Callable[[], None]) -> None:
-        """Register the session for the partition's next record; the session wakes this request."""
+        """Register the session for the partition's next record. The session then wakes this request."""
         self._hear_of(partition, asked, offset)
 
     def _woken(self, ticket: int) -> None:

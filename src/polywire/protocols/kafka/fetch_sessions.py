@@ -14,16 +14,16 @@ from polywire.log.base import Handle
 from polywire.protocols.kafka.messages import NO_ID, NO_OFFSET
 from polywire.protocols.runtime.broker import WireBroker
 
-SESSIONS_MAX: Final = 10_000  # of one listener
-BYTES_MAX: Final = 64 * 1024 * 1024  # of all sessions together, about 100,000 partitions
-PARTITION_BYTES: Final = 640  # of one partition, with its wait and its dictionary entries
-TOPIC_BYTES: Final = 512  # of one topic without its name
-IDLE_S: Final = 120.0  # after this time a session may be evicted for another one, as in Kafka
+SESSIONS_MAX: Final = 10_000  # sessions of one listener
+BYTES_MAX: Final = 64 * 1024 * 1024  # memory of all sessions together, enough for about 100,000 partitions
+PARTITION_BYTES: Final = 640  # memory of one partition, with its registration and its dictionary entries
+TOPIC_BYTES: Final = 512  # memory of one topic, without its name
+IDLE_S: Final = 120.0  # seconds after which a session may be evicted for another one, as in Kafka
 EPOCH_MAX: Final = 2**31 - 1
 
 
 class WantedTopic:
-    """A topic as the client names it, with its partitions by number."""
+    """A topic, named as the client names it, with its partitions by number."""
 
     __slots__ = ("name", "partitions", "topic_id")
 
@@ -34,9 +34,10 @@ class WantedTopic:
 
 
 class Wanted:
-    """A partition of a session. Fields of a request's entry have the same names here.
+    """A partition of a session. Where a request's entry has the same field, the name is the same.
 
-    wait: the registration for its next record. end, start: the log's end and start that the client knows.
+    ``wait`` is the registration for the next record. ``end`` and ``start`` are the log's end and start as the client
+    knows them.
     """
 
     __slots__ = (
@@ -60,7 +61,7 @@ class Wanted:
         self.wait: Handle | None = None
 
     def woken(self) -> None:
-        """Mark the partition as ready: a record has arrived, or the partition was deleted."""
+        """Mark the partition as ready, because a record was appended or the partition was deleted."""
         self.wait = None
         self.session.note(self)
 
@@ -74,11 +75,13 @@ class Wanted:
 class FetchSession:
     """The partitions of one consumer.
 
-    Invariant: a partition that is not in ``ready`` waits at the end of its log, which is the client's position. So a
-    request looks only at partitions in ``ready``, in that order. epoch: of the next request. news: called when a
-    partition becomes ready while a request waits. has_news: whether one became ready since this was last set to False.
-    names_ids:
-    whether requests name topics by id.
+    A request checks only the partitions in ``ready``, in that order. For any other partition, the client has read all
+    records, and the session is registered for the next one.
+
+    * ``epoch``: epoch of the next request.
+    * ``news``: called when a partition becomes ready while a request waits.
+    * ``has_news``: whether a partition became ready since this was last set to False.
+    * ``names_ids``: whether requests name topics by id.
     """
 
     __slots__ = (
@@ -113,7 +116,10 @@ class FetchSession:
         return not self._topics
 
     def want(self, named: Any, one: Any) -> Wanted | None:
-        """Add a partition or change its position. Return None if the session ended because of the memory limit."""
+        """Add a partition or change its position.
+
+        Return None if the session has ended because of the memory limit.
+        """
         if self.is_over:
             return None
         key = _key(named)
@@ -134,7 +140,7 @@ class FetchSession:
         return wanted
 
     def forget(self, named: Any, partition: int) -> None:
-        """Remove a partition; an unknown one is ignored."""
+        """Remove a partition. An unknown partition is ignored."""
         key = _key(named)
         topic = self._topics.get(key)
         wanted = None if topic is None else topic.partitions.pop(partition, None)
@@ -160,13 +166,13 @@ class FetchSession:
             self.news()
 
     def served(self, wanted: Wanted) -> None:
-        """Move a partition behind the other ready ones after its records were sent."""
+        """Move a partition behind the other ready ones, because its records were sent."""
         if wanted in self.ready:
             del self.ready[wanted]
             self.ready[wanted] = None
 
     def advance(self) -> None:
-        """Count one request."""
+        """Increment the epoch after a request."""
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
 
     def end(self) -> None:
@@ -174,7 +180,7 @@ class FetchSession:
         self._sessions.end(self)
 
     def release(self, end: float, now: Callable[[], float]) -> bool:
-        """Free the partitions until time ``end``; return whether some are left."""
+        """Free partitions until time ``end``. Return whether some are left."""
         self.ready.clear()
         while self._topics:
             topic = next(iter(self._topics.values()))
@@ -189,9 +195,9 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions of one listener in order of use, the latest one last.
+    """The sessions of one listener, in the order of their last use.
 
-    Invariant: ``_bytes`` is the size of all sessions, including ended ones that are not freed completely.
+    ``_bytes`` is the size of all sessions, including ended ones that are not completely freed yet.
     """
 
     __slots__ = ("_broker", "_by_use", "_bytes", "_number")
@@ -222,13 +228,16 @@ class FetchSessions:
         return session
 
     def use(self, session: FetchSession) -> None:
-        """Mark a session as just used."""
+        """Mark a session as the one used last."""
         session.used_at = self._broker.clock.monotonic()
         del self._by_use[session]
         self._by_use[session] = None
 
     def allocate(self, session: FetchSession, size: int) -> bool:
-        """Let a session grow. If there is no space, end it, evict an idle one for the next client, and return False."""
+        """Allow a session to grow by ``size``, and return whether it may.
+
+        If there is no memory, end the session and evict an idle one, so that the next client finds memory.
+        """
         if self._bytes + size > BYTES_MAX:
             self._evict(session)
             self.end(session)
@@ -238,12 +247,12 @@ class FetchSessions:
         return True
 
     def free(self, session: FetchSession, size: int) -> None:
-        """Let a session shrink."""
+        """Reduce the size of a session."""
         self._bytes -= size
         session.bytes -= size
 
     def _evict(self, other: FetchSession | None) -> bool:
-        """End the least recently used session if it is idle and not ``other``; return whether one was ended."""
+        """End the least recently used session, if it is idle and not ``other``. Return whether it was ended."""
         oldest = next(iter(self._by_use), None)
         if oldest is None or oldest is other or oldest.used_at + IDLE_S > self._broker.clock.monotonic():
             return False
@@ -251,7 +260,7 @@ class FetchSessions:
         return True
 
     def end(self, session: FetchSession) -> None:
-        """End a session; its next request gets an error."""
+        """End a session. The client's next request gets an error."""
         if session.is_over:
             return
         session.is_over = True

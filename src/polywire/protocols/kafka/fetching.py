@@ -1,8 +1,8 @@
 """A Fetch request in progress (spec: kafka#fetch).
 
-* Available records are returned immediately. If there are none, the request waits until a record arrives.
-* Only the first batch may exceed the limits.
-* At most one read is outstanding, and no memory stays pinned between calls.
+* Available records are returned immediately. If there are none, the request waits until a record is appended.
+* Only the first batch may exceed the size limits.
+* A request reads one partition at a time, and pins no memory between its callbacks.
 * A request for thousands of partitions is processed in slices.
 """
 
@@ -34,9 +34,9 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.records.compression import expand_body
 
 WAIT_MS_MAX: Final = 5 * 60_000
-READ_BYTES_MIN: Final = 4096  # a batch has a header beside its records
-ROOM_BYTES: Final = 64 * 1024  # how much larger records can be in the response than in the log
-ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of a response, about 1 ms
+READ_BYTES_MIN: Final = 4096  # smallest useful read, because a batch has a header in addition to its records
+ROOM_BYTES: Final = 64 * 1024  # how much larger records can be in a response than in the log
+ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of a response that are encoded in one step, about 1 ms
 _LENGTH: Final = Struct("<4xI")
 
 
@@ -45,8 +45,8 @@ class Fetching:
 
     Partitions are looked up, read, waited for and encoded; if there are many, in slices.
 
-    Invariant: partitions before ``_number`` have their records in the response. Results of operations count only if
-    they carry the current ``_ticket``. ``_kept``: the session to fill with the partitions, None without one.
+    Partitions before ``_number`` have their records in the response. The result of an operation is ignored unless it
+    has the current ``_ticket``. ``_kept`` is the session to fill with the partitions, or None.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Fetching:
         answer.cancel = self._cancel
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
-        """Run the steps, then continue; a few run immediately, many in slices."""
+        """Run the steps, then call ``then``. A few steps run immediately, many in slices."""
         for number, _ in enumerate(steps):
             if number == AT_ONCE_MAX:
                 break
@@ -103,7 +103,7 @@ class Fetching:
         self._with_pauses(self._ask_each(request.topics), self.run)
 
     def _ask_each(self, topics: list[Any]) -> Iterator[None]:
-        """Build the response without records; partitions that cannot be fetched get an error."""
+        """Build the response without records. Partitions that cannot be fetched get an error."""
         response = schema.response(Api.FETCH)
         for asked in topics:
             topic_entry = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
@@ -112,7 +112,7 @@ class Fetching:
             try:
                 topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
             except BrokerError as error:
-                # its frames refer to this connection, which would refer to the error
+                # its traceback refers to this connection, and the connection would refer to the error
                 topic = error.with_traceback(None)
             self._count += len(asked.partitions)
             for one in asked.partitions:
@@ -126,7 +126,7 @@ class Fetching:
     def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
         """Check whether a partition can be fetched.
 
-        topic: the topic or its error, looked up once for all partitions.
+        ``topic`` is the topic or its error. It was looked up once for all partitions.
         """
         if isinstance(topic, BrokerError):
             self._refuse(entry, missing_error(topic, topic_id))
@@ -158,7 +158,7 @@ class Fetching:
         return ticket == self._ticket and self._read_until(end)
 
     def _read_until(self, end: float) -> bool:
-        """Read partitions until this time; return whether another one can be read now."""
+        """Read partitions until this time. Return whether more can be read now."""
         now = self._session.broker.clock.monotonic
         while self._number < len(self._asked):
             if not self._read(*self._asked[self._number]):
@@ -175,7 +175,7 @@ class Fetching:
     # One partition
 
     def _read(self, partition: Partition, asked: Any, entry: Any) -> bool:
-        """Add a partition's records to the response; return False if they must be read from disk first."""
+        """Add a partition's records to the response. Return False if they must be read from disk first."""
         log, offset = partition.log, asked.fetch_offset
         entry.high_watermark = entry.last_stable_offset = log.readable_offset
         entry.log_start_offset = log.first_offset
@@ -226,9 +226,9 @@ class Fetching:
         self._bytes += len(entry.records)
 
     def _encode(self, read: Read, offset: int, room: int, *, append_times: bool) -> memoryview:
-        """Encode a read as Kafka batches of at most ``room`` bytes; the response's first record may exceed it.
+        """Encode a read as Kafka batches of at most ``room`` bytes. Raises BrokerError.
 
-        Raises BrokerError.
+        The first record of the response may exceed ``room``.
         """
         size = sum([len(chunk) for chunk in read.chunks])
         out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
@@ -256,7 +256,10 @@ class Fetching:
         self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing)
 
     def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
-        """Register with each partition; one with records newer than the last read wakes immediately."""
+        """Register with each partition.
+
+        A partition with newer records than the last read calls ``wake`` immediately.
+        """
         if self._has_come(wake):
             wake()
             return
@@ -265,17 +268,17 @@ class Fetching:
                 return
             try:
                 self._wait_for(partition, asked, entry.high_watermark, wake)
-            except BrokerError:  # the topic was deleted meanwhile
+            except BrokerError:  # the topic was deleted in the meantime
                 wake()
                 return
             yield None
 
     def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Return whether there is news from elsewhere, such as the session; later news calls ``wake``."""
+        """Return whether there is other news, for example in the session. If not, ``wake`` is called when there is."""
         return False
 
     def _wait_for(self, partition: Partition, asked: Any, offset: int, wake: Callable[[], None]) -> None:
-        """Register for a partition's records behind this offset. Raises BrokerError."""
+        """Register for a partition's records after this offset. Raises BrokerError."""
         self._stops.append(self._session.broker.wait(partition, offset, wake))
 
     def _woken(self, ticket: int) -> None:
@@ -293,14 +296,14 @@ class Fetching:
             stop.cancel()
 
     def _cancel(self) -> None:
-        """Stop: the connection closed."""
+        """Stop, because the connection was closed."""
         self._ticket += 1
         self._stop_waiting()
         if self._slices is not None:
             self._slices.cancel()
 
     def _finish(self) -> None:
-        """Send the response: everything is read, or the time limit has passed."""
+        """Send the response, because everything was read or the time limit has passed."""
         self._ticket += 1
         kept = self._kept
         if kept is None or kept.is_over:
@@ -310,7 +313,7 @@ class Fetching:
             self._with_pauses(self._keep_each(), self._tell)
 
     def _keep_each(self) -> Iterator[None]:
-        """Store in the session what the client knows after this response."""
+        """Store in the session what the client will know after this response."""
         for _, wanted, entry in self._asked:
             wanted.end, wanted.start = entry.high_watermark, entry.log_start_offset
             yield None
@@ -323,7 +326,7 @@ class Fetching:
             self._with_pauses(self._encode_each(), partial(self._answer.large, self._body))
 
     def _encode_each(self) -> Iterator[None]:
-        """Encode the entries in steps, except records that are sent without a copy."""
+        """Encode the entries in steps. Records that are sent without a copy are left as they are."""
         topics = self._body.responses
         for number, topic_entry in enumerate(topics):
             if max((len(entry.records) for entry in topic_entry.partitions), default=0) < PART_BYTES_MIN:
@@ -340,11 +343,11 @@ class Fetching:
 
 
 def _nothing() -> None:
-    """Do nothing but wait."""
+    """Do nothing, because no result is expected."""
 
 
 def _put(chunk: memoryview, state: Any, out: bytearray, *, append_times: bool) -> int:
-    """Encode the batches of a chunk, decompressing them where needed."""
+    """Encode the batches of a chunk. Compressed batches are decompressed."""
     ended = encoder.put_batches(chunk, state, out, append_times=append_times)
     while ended == encoder.COMPRESSED:
         at = state[encoder.POSITION]

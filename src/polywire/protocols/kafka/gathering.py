@@ -1,7 +1,7 @@
 """Scatter-gather for requests about brokers, topics and topic administration (decision 0128).
 
 Any process can receive such a request. It splits the request by the shards that own the topics. Each shard checks and
-executes its part. The combined response equals that of a single broker.
+executes its part. The combined response is the same as that of a single broker.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import Handler, KafkaSession
 from polywire.protocols.kafka.topics import PAGE_PARTITIONS_MAX
 
-METADATA_SINCE: Final = 4  # version of Metadata that says whether topics may be made
-TOPICS_SINCE: Final = 6  # version of DeleteTopics that names topics by name or id
-TOPIC: Final = 2  # type of a resource with settings
+METADATA_SINCE: Final = 4  # first version of Metadata that says whether topics may be created
+TOPICS_SINCE: Final = 6  # first version of DeleteTopics that names topics by name or id
+TOPIC: Final = 2  # resource type of topics
 
 
 def shard_of(session: CarryingKafkaSession, name: str) -> int:
-    """Where a topic lies, or would be made by who writes to it."""
+    """Return the shard that has a topic, or that creates it on the first write."""
     shard = session.shards.shard_of(name)
     return session.shards.home(name) if shard is None else shard
 
 
 def shard_of_entry(session: CarryingKafkaSession, entry: Any) -> int:
-    """Where the topic lies that an entry of a request names, by its id where it has one; of an id that is nowhere our own shard says so."""
+    """Return the shard of the topic that an entry of a request names, by id or name.
+
+    For an unknown id, return this shard, which then reports that the topic does not exist.
+    """
     topic_id = getattr(entry, "topic_id", NO_ID)
     if topic_id == NO_ID:
         return shard_of(session, entry.name or "")
@@ -42,21 +45,24 @@ def shard_of_entry(session: CarryingKafkaSession, entry: Any) -> int:
 
 
 def ids_of(entries: Iterable[Any] | None) -> Iterator[bytes]:
-    """The ids by which entries of a request name topics."""
+    """Return the ids by which entries of a request name topics."""
     return (getattr(one, "topic_id", NO_ID) for one in entries or ())
 
 
 def carrying(session: KafkaSession) -> CarryingKafkaSession:
-    """A session of a table for several processes is one that carries."""
+    """Return the session as a ``CarryingKafkaSession``. All sessions of a broker with several processes are."""
     assert isinstance(session, CarryingKafkaSession), "it has this table"
     return session
 
 
-# Who the brokers are
+# Addresses of the brokers
 
 
 class _Places:
-    """Where clients of one listener reach the brokers of all shards, as was last said. Every answer of a shard says where it is now."""
+    """The last known addresses at which clients of one listener reach the brokers of all shards.
+
+    Every response of a shard has its current address.
+    """
 
     def __init__(self, session: CarryingKafkaSession) -> None:
         self._session: Final = session
@@ -74,7 +80,7 @@ class _Places:
         return {shard for shard in range(self._session.shards.count) if (*self._key, shard) not in places}
 
     def learn(self, bodies: Bodies) -> None:
-        """Answers of shards to Metadata or DescribeCluster came."""
+        """Store the addresses in responses to Metadata or DescribeCluster."""
         for shard, body in bodies.items():
             if body is None or not body.brokers:
                 continue
@@ -83,14 +89,20 @@ class _Places:
                 self._session.shared.learn_cluster_id(body.cluster_id or "")
 
     def entries(self, made: Any, field: str) -> list[Any]:
-        """An entry for each broker that is known. field: its number's."""
+        """Return an entry for each broker whose address is known.
+
+        ``field`` is the name of the field for the node id.
+        """
         places = self._session.shared.places
         known = ((shard, places.get((*self._key, shard))) for shard in range(self._session.shards.count))
         return [made(**{field: node_of(shard)}, host=at[0], port=at[1]) for shard, at in known if at is not None]
 
 
 def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Metadata: a broker for every shard, and the topics asked for; a shard that has none of them is not waited for."""
+    """Metadata: return a broker for every shard, and the requested topics.
+
+    The request is sent only to shards that have one of these topics, or whose address is unknown.
+    """
     session = carrying(session)
     places, asked = _Places(session), request.topics
     if asked is None or (answer.request.version == 0 and not asked):
@@ -120,7 +132,10 @@ def _metadata(
 
 
 def _all_topics(bodies: Bodies) -> list[Any]:
-    """Join the topics of all shards. Raises PeerError if a shard did not respond: its topics would look deleted."""
+    """Join the topics of all shards.
+
+    Raises PeerError if a shard did not respond. Otherwise its topics would seem to be deleted.
+    """
     if any(body is None for body in bodies.values()):
         raise PeerError("another process of the broker does not respond", fatal=True)
     return [topic for body in bodies.values() for topic in body.topics]
@@ -140,7 +155,7 @@ def _named_topics(asked: Iterable[Any], bodies: Bodies) -> list[Any]:
 
 
 def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DescribeTopicPartitions: pages of all shards made into one, in the order of names."""
+    """DescribeTopicPartitions: join the pages of all shards into one page, sorted by name."""
     session = carrying(session)
     bodies: dict[int, Any] = dict.fromkeys(range(session.shards.count), request)
     if request.topics:
@@ -152,7 +167,10 @@ def describe_topic_partitions(session: KafkaSession, answer: Answer, request: An
 
 
 def _joined_pages(request: Any, bodies: Bodies) -> Any:
-    """Join pages into one that ends at the first end of an incomplete page, because topics may be missing behind it."""
+    """Join pages into one.
+
+    It ends where the first incomplete page ends, because topics of that shard may be missing after this point.
+    """
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     topics = sorted(_all_topics(bodies), key=attrgetter("name"))
     ends = [body.next_cursor for body in bodies.values() if body.next_cursor is not None]
@@ -173,13 +191,13 @@ def _joined_pages(request: Any, bodies: Bodies) -> Any:
 
 
 def _first_index(request: Any, topic: Any) -> int:
-    """The partition that a page begins with in a topic."""
+    """Return the number of the first partition of a topic on a page."""
     cursor = request.cursor
     return max(cursor.index, 0) if cursor is not None and cursor.topic_name == topic.name else 0
 
 
 def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DescribeCluster: a broker for every shard; the one that was asked takes what is for controllers."""
+    """DescribeCluster: return a broker for every shard. The broker that got the request is the controller."""
     session = carrying(session)
     places, own = _Places(session), session.shards.own
 
@@ -197,7 +215,10 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """FindCoordinator: the broker of the shard that a name's hash says, which tells of itself."""
+    """FindCoordinator: return the broker of the shard that the hash of the name determines.
+
+    That shard reports its address.
+    """
     session = carrying(session)
     response = schema.response(Api.FIND_COORDINATOR)
     nowhere = {"error": WireError.COORDINATOR_NOT_AVAILABLE, "node_id": -1, "host": "", "port": -1}
@@ -222,18 +243,22 @@ def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> 
 # Administration of topics
 
 Place = Callable[[CarryingKafkaSession, Any], int]
-"""The shard that an entry of a request is for."""
+"""Returns the shard that an entry of a request is for."""
 
 
 def _named_by(field: str) -> Place:
-    """The shard of the topic that entries name in this field; empty: they are the name."""
+    """Return a function for the shard of the topic that this field of an entry names.
+
+    If empty, the entry itself is the name.
+    """
     return lambda session, one: shard_of(session, getattr(one, field) if field else one)
 
 
 def divided(request_field: str, response_field: str, entry: Callable[[Any, WireError], Any], place: Place) -> Handler:
-    """Return a handler that splits requests whose entries name topics.
+    """Return a handler that splits a request whose entries name topics.
 
-    request_field, response_field: the fields with the entries. entry: makes the entry for a shard that did not respond.
+    ``request_field`` and ``response_field`` are the fields with the entries. ``entry`` makes the response entry for a
+    shard that did not respond.
     """
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -254,14 +279,14 @@ def divided(request_field: str, response_field: str, entry: Callable[[Any, WireE
             first = next((body for body in found.values() if body is not None), None)
             return changed(first or schema.response(answer.request.api)(), **{response_field: made})
 
-        # Nothing is asked of our own shard where that is what was asked: it says what is wrong with it.
+        # An empty request is sent to this shard, which reports what is wrong with it.
         ask_shards(session, answer, bodies or {own: request}, joined, again=False)
 
     return handle
 
 
 def divided_resources(response_field: str) -> Handler:
-    """The same for settings: of topics, and of the broker that was asked."""
+    """Return a handler like that of ``divided`` for settings of topics and of the broker that got the request."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         session = carrying(session)
@@ -289,7 +314,10 @@ def divided_resources(response_field: str) -> Handler:
 
 
 def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """CreateTopics: those that are new one by one where there are fewest, unless their names say where they belong."""
+    """CreateTopics: distribute new topics over the shards, beginning with the one that has the fewest topics.
+
+    If the names of topics determine their shards, as with a bucket, these are used.
+    """
     names = dict.fromkeys(one.name for one in request.topics)
     shards = carrying(session).shards
     new = (name for name in names if shards.shard_of(name) is None)
@@ -312,7 +340,7 @@ def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def _named(api: Api, entries: str) -> Callable[[Any, WireError], Any]:
-    """Entries of answers that have a name and an error."""
+    """Return a function that makes a response entry with a name and an error."""
 
     def made(one: Any, error: WireError) -> Any:
         topic_id = {"topic_id": one.topic_id} if hasattr(one, "topic_id") else {}

@@ -1,7 +1,7 @@
 """ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups.
 
-A user sees a group of any protocol only if the user may use all of its topics. Long lists are built in slices
-(spec: kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
+A user sees a group, of any protocol, only with permission for all of its topics. Long lists are built in slices (spec:
+kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CLASSIC: Final = "classic"
 ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
 MISSING_SINCE: Final = 6  # first version of DescribeGroups with an error for missing groups
 GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
-"""Kafka's operations on a group and the actions they require here."""
+"""Kafka's operations on a group, and the actions that Polywire requires for them."""
 
 
 def _may(peer: Peer, action: Action, group: str) -> bool:
-    """Return whether the client may perform an action on a group with all of its topics."""
+    """Return whether the client may perform an action on a group, with all of the group's topics."""
     try:
         authorize_known(peer, action, group)
     except BrokerError:
@@ -50,7 +50,7 @@ def _may(peer: Peer, action: Action, group: str) -> bool:
 def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView | None]:
     """Return a group as a consumer group or as a classic group. Raises Denied.
 
-    Both are None if the group is missing or hidden.
+    Both are None if the group does not exist or the client may not see it.
     """
     try:
         authorize_known(peer, Action.GROUP_DESCRIBE, name)
@@ -61,7 +61,7 @@ def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView 
 
 
 def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[list[Any]], Any]) -> None:
-    """Build the response from entries in slices."""
+    """Build the response from entries, in slices."""
 
     def done(found: list[Any] | BrokerError) -> None:
         assert not isinstance(found, BrokerError), "entries have errors of their own"
@@ -110,7 +110,10 @@ def _entry(peer: Peer, made: Any, name: str) -> Any:
 
 
 def consumer_view(peer: Peer, name: str) -> ConsumerGroupView | None:
-    """Return a consumer group, or None for a classic group: one with classic members, or that never had consumers."""
+    """Return a consumer group, or None for a classic group.
+
+    A group is classic if it has classic members, or never had consumers.
+    """
     view = peer.broker.consumers.view(name)
     return None if view is not None and not view.has_consumers and peer.broker.classic.has_members(name) else view
 
@@ -122,7 +125,7 @@ def _state(view: ConsumerGroupView) -> str:
 
 
 def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """ConsumerGroupDescribe: describe consumer groups with their members on all protocols."""
+    """ConsumerGroupDescribe: describe consumer groups with their members, whichever protocol these use."""
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     entries = (
         _consumer_group(peer, response.Groups, name, want_operations=request.want_operations)
@@ -177,7 +180,10 @@ def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]
 
 
 def _operations(peer: Peer, name: str) -> int:
-    """Return what the client may do with a group as a bit set of Kafka's operations; "" stands for a missing group."""
+    """Return what the client may do with a group, as a bit set of Kafka's operations.
+
+    The name "" stands for a missing group.
+    """
     return sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
 
 
@@ -235,7 +241,7 @@ def _described_view(made: Any, view: ClassicView, operations: int) -> Any:
 
 
 def delete_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """DeleteGroups: delete groups without members, and their committed offsets."""
+    """DeleteGroups: delete groups that have no members, and their committed offsets."""
     response = schema.response(Api.DELETE_GROUPS)
     entries = (_deleted(peer, response.Results, name) for name in request.groups_names)
 

@@ -1,7 +1,7 @@
 """Classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Every request gets a response. A member must have permission for all topics of its group
-(spec: kafka#joingroup, kafka#syncgroup, kafka#heartbeat, kafka#leavegroup).
+Every request gets a response. A member must have permission for all topics of its group (spec: kafka#joingroup,
+kafka#syncgroup, kafka#heartbeat, kafka#leavegroup).
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from polywire.protocols.kafka.subscription import CONSUMER, NO_SUBSCRIPTION, WRI
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import host_of
 
-ID_FIRST_SINCE: Final = 4  # first version of JoinGroup that assigns an id to a new member before it joins
-NULL_PROTOCOL_SINCE: Final = 7  # first version of JoinGroup with a null protocol if none was chosen
+ID_FIRST_SINCE: Final = 4  # first version of JoinGroup in which a new member gets an id before it joins
+NULL_PROTOCOL_SINCE: Final = 7  # first version of JoinGroup with a null protocol if no protocol was chosen
 SKIPPING_SINCE: Final = 9  # first version of JoinGroup in which the leader can skip the assignment
 MANY_LEAVE_SINCE: Final = 3  # first version of LeaveGroup for several members
-CLIENT_ID_LENGTH_MAX: Final = 100  # of the client id at the beginning of a member id
+CLIENT_ID_LENGTH_MAX: Final = 100  # characters of the client id at the beginning of a member id
 MS: Final = 1000
-AT_ONCE_MAX: Final = 256  # topics of a member checked without a pause, about 4 us each
-_END: Final = object()  # follows the last step
+AT_ONCE_MAX: Final = 256  # topics of a member that are checked in one step, about 4 µs each
+_END: Final = object()  # marks the end of the steps
 
 
 ELSEWHERE: Final = frozenset({ErrorCode.STOPPING, ErrorCode.UNREACHABLE, ErrorCode.NOT_OWNER})
-"""Errors that mean another process coordinates the group, now or soon."""
+"""Errors that mean that another process coordinates the group, or soon will."""
 
 
 def group_error(error: BrokerError) -> WireError:
     """Return the Kafka error for a group request.
 
-    It names the coordinator where others name the leader: clients treat leader errors of their coordinator as fatal.
+    If another process is responsible, the error is about the coordinator and not the leader, because clients treat
+    leader errors of a coordinator as fatal.
     """
     if error.code is ErrorCode.BUSY and not is_full(error):
         return WireError.COORDINATOR_LOAD_IN_PROGRESS
@@ -50,18 +51,18 @@ def group_error(error: BrokerError) -> WireError:
 
 
 def is_full(error: BrokerError) -> bool:
-    """Return whether a limit is reached until others leave, as opposed to a log that is busy for a moment."""
+    """Return whether a limit is reached until clients leave. A log that is busy for a moment does not count."""
     return error.code is ErrorCode.BUSY and error.retry_after_ms is None
 
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
-    """Require permission for all of these topics, or for any topic if none are known. Raises Denied."""
+    """Require permission for all of these topics. Without topics, require it for any topic. Raises Denied."""
     for _ in authorizing_group(peer, action, topics):
         pass
 
 
 def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iterator[None]:
-    """Require permission for these topics, one in each step. Raises Denied."""
+    """Require permission for these topics, checking one per step. Raises Denied."""
     named = False
     for topic in topics:
         named = True
@@ -72,10 +73,10 @@ def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iter
 
 
 def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing: ErrorCode) -> Iterator[None]:
-    """Require permission for all topics of an existing group, one in each step.
+    """Require permission for all topics of an existing group, checking one per step.
 
-    A forbidden group looks like a missing one. Raises Missing(missing), or Denied if the client may use no group at
-    all.
+    A group that the client may not use looks like a missing one: Missing(missing) is raised. Denied is raised if the
+    client may use no group at all.
     """
     peer.broker.access.authorize_somewhere(peer.principal, action)
     for topic in topics:
@@ -87,7 +88,7 @@ def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing
 
 
 def authorize_known(peer: Peer, action: Action, group: str) -> None:
-    """Require permission for all topics that a group reads or has committed offsets for.
+    """Require permission for all topics that a group reads, or has committed offsets for.
 
     Raises Missing(GROUP_MISSING), Denied.
     """
@@ -98,9 +99,9 @@ def authorize_known(peer: Peer, action: Action, group: str) -> None:
 def _go_through(
     peer: Peer, reply: Reply, steps: Iterator[None], then: Callable[[], None], refuse: Callable[[BrokerError], None]
 ) -> None:
-    """Run the steps and then ``then``.
+    """Run the steps, then call ``then``. Many steps run in slices, until the connection closes.
 
-    Many steps run in slices, until the connection closes. Errors of the steps and of ``then`` go to ``refuse``.
+    Errors of the steps and of ``then`` are passed to ``refuse``.
     """
 
     def done(outcome: list[None] | BrokerError) -> None:
@@ -129,7 +130,7 @@ def random_id() -> UUID:
 
 
 def client_host(peer: Peer) -> str:
-    """Return a member's address as tools show it."""
+    """Return a member's address in the form that tools display."""
     return "/" + (host_of(peer.peer_address) or peer.peer_address)
 
 
@@ -244,7 +245,7 @@ def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 def _as_member(
     peer: Peer, reply: Reply, request: Any, then: Callable[[], None], refuse: Callable[[BrokerError], None]
 ) -> None:
-    """Continue with a member's request if its user may use all topics of the group."""
+    """Call ``then`` if the member's user may use all topics of the group. Otherwise pass the error to ``refuse``."""
     topics = peer.broker.classic.subscribed_topics(request.group_id)
     steps = authorizing_known(peer, Action.GROUP_JOIN, topics, ErrorCode.MEMBER_MISSING)
     _go_through(peer, reply, steps, then, refuse)
@@ -268,12 +269,12 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """LeaveGroup: one member, or several with an error each."""
+    """LeaveGroup: remove one member, or several members with an error for each."""
     response = schema.response(Api.LEAVE_GROUP)
 
     def then() -> None:
         left = _left(peer, reply, request, partial(_leave, peer, request.group_id))
-        peer.broker.commit()  # a member that got its response has left even if the process is killed
+        peer.broker.commit()  # once a member has got its response, it has left, even if the process is killed
         reply.ok(left)
 
     def refuse(error: BrokerError) -> None:
@@ -286,10 +287,7 @@ def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _left(peer: Peer, reply: Reply, request: Any, leave: Callable[[str, str | None], WireError]) -> Any:
-    """Process LeaveGroup.
-
-    leave: takes a member's id and instance id.
-    """
+    """Process LeaveGroup. ``leave`` is called with a member's id and instance id."""
     response = schema.response(Api.LEAVE_GROUP)
     if reply.request.version < MANY_LEAVE_SINCE:
         return response(error=leave(request.member_id, None))

@@ -4,8 +4,8 @@ The hash of a group's name selects its coordinator shard, called its home in cod
 generations. The shards that own the topics store the committed offsets, where every protocol finds them. The home
 checks the member that commits, and forwards the commit.
 
-* A request to another shard gets the error that makes clients look up the coordinator.
-* A late commit never overwrites a newer one of the group.
+* If this shard is not the home, the request gets the error that makes clients look up the coordinator.
+* A late commit never overwrites a newer commit of the group.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NO_GROUP: Final = frozenset({WireError.NONE, WireError.GROUP_ID_NOT_FOUND})
 
 
 def is_home(session: CarryingKafkaSession, group: str) -> bool:
-    """Whether a group's home is our shard."""
+    """Return whether this shard coordinates the group."""
     return session.shared.is_home(group)
 
 
 def at_home(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
-    """A handler for groups whose home is here; refused: the answer for others."""
+    """Return a handler for groups that this shard coordinates. ``refused`` makes the response for other groups."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         if is_home(carrying(session), request.group_id):
@@ -57,11 +57,11 @@ def _join_refused(request: Any, head: Request) -> Any:
     return made(error=WireError.NOT_COORDINATOR, protocol_name=name, member_id=request.member_id)
 
 
-# Positions
+# Committed offsets
 
 
 class Part:
-    """Implements ``Reply`` for the part of a request that our own shard carries out."""
+    """The response to the part of a request that this shard executes itself. Implements ``Reply``."""
 
     def __init__(self, request: Request, then: Callable[[Any], None]) -> None:
         self.request = request
@@ -69,7 +69,7 @@ class Part:
         self._then: Final = then
 
     def ok(self, body: Any) -> None:
-        """Our part of the answer is known."""
+        """Pass on the response to this part."""
         self._then(body)
 
 
@@ -79,13 +79,16 @@ def _commit_refused(request: Any, head: Request, error: WireError = WireError.NO
 
 
 def _failed(made: Any, topic: Any, error: WireError) -> Any:
-    """The entry of a topic none of whose partitions was stored."""
+    """Return the response entry of a topic with the same error for all partitions."""
     names = {field: getattr(topic, field) for field in ("name", "topic_id") if hasattr(topic, field)}
     return made(**names, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
 
 
 def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
-    """Entries that name topics by the shards that have them; our own says of what is nowhere that there is none."""
+    """Split entries that name topics by the shards that have them.
+
+    Entries of unknown topics are for this shard, which then reports that the topic does not exist.
+    """
     by_shard: dict[int, list[Any]] = {}
     for topic in topics:
         topic_id = getattr(topic, "topic_id", NO_ID)
@@ -95,7 +98,7 @@ def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, l
 
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetCommit: who may do it is checked here, once; each shard stores what is in its topics."""
+    """OffsetCommit: this shard checks the member once, and each shard stores the offsets for its topics."""
     session = carrying(session)
     by_shard = divided(session, request.topics)
     own = session.shards.own
@@ -136,13 +139,13 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 def turn_of(session: CarryingKafkaSession, group: str) -> int:
-    """Return the number that orders a group's commits in other shards; it grows when partitions change owners."""
+    """Return the number that orders a group's commits in other shards. It increases when partitions change owners."""
     broker = session.broker
     return session.shared.turns.number(group, (broker.classic.generation(group), broker.consumers.turn(group)))
 
 
 def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
-    """Return the topics of other shards whose offsets a member may commit; the others get an error in ``failed``."""
+    """Return the topics of other shards whose offsets the member may commit. The others get an error in ``failed``."""
     response, free = schema.response(Api.OFFSET_COMMIT), []
     for topic in topics:
         try:
@@ -155,14 +158,17 @@ def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any],
 
 
 def _name_of(session: CarryingKafkaSession, topic: Any) -> str:
-    """The name of another shard's topic."""
+    """Return the name of a topic that another shard owns."""
     known = session.elsewhere.find_id(getattr(topic, "topic_id", NO_ID))
     name: str = topic.name if known is None else known.name.full
     return name
 
 
 def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
-    """Yield a shard's entries, with late commits reported as an error after which the member commits again."""
+    """Yield a shard's response entries.
+
+    If a commit came too late, set an error after which the member commits again.
+    """
     broker, group = session.broker, request.group_id
     may = (
         broker.consumers.has_member(group, request.member_id) or broker.classic.generation(group) == request.generation
@@ -175,7 +181,7 @@ def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]
 
 
 def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetFetch: of one group, or several, in the topics of all shards."""
+    """OffsetFetch: return offsets of one or several groups from the topics of all shards."""
     session = carrying(session)
     if answer.request.version < MANY_GROUPS_SINCE:
         if not is_home(session, request.group_id):
@@ -206,7 +212,7 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _fetch_error(session: CarryingKafkaSession, asked: Any) -> WireError:
-    """Return why a group's offsets cannot be fetched here."""
+    """Return the error if a group's offsets cannot be fetched here."""
     if not is_home(session, asked.group_id):
         return WireError.NOT_COORDINATOR
     try:
@@ -225,7 +231,7 @@ def _fetched_ids(request: Any) -> Iterator[bytes]:
 
 
 def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
-    """Return the requests for one group by shard."""
+    """Return the request to each shard for one group."""
     if asked.topics is None:
         return dict.fromkeys(range(session.shards.count), asked)
     by_shard = divided(session, asked.topics) or {session.shards.own: []}
@@ -233,7 +239,7 @@ def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
 
 
 def _joined_fetch(made: Any, asked: Any, parts: Bodies) -> Any:
-    """Positions of one group from several shards: all, or why not."""
+    """Join the offsets of one group from several shards. If one shard has failed, return its error instead."""
     errors = [WireError.COORDINATOR_LOAD_IN_PROGRESS if part is None else part.error for part in parts.values()]
     error = next((one for one in errors if one), WireError.NONE)
     topics = [] if error else [topic for part in parts.values() for topic in part.topics]
@@ -253,7 +259,7 @@ def _fetch_refused(request: Any, head: Request) -> Any:
 
 
 def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetDelete: our members say what they read, each shard deletes what is in its topics."""
+    """OffsetDelete: each shard deletes the offsets for its topics, except for topics that members of the group read."""
     session = carrying(session)
     response = schema.response(Api.OFFSET_DELETE)
     group, classic = request.group_id, session.broker.classic
@@ -271,7 +277,7 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
             if body is None:
                 failed = WireError.COORDINATOR_NOT_AVAILABLE
                 entries.extend(_failed(response.Topics, topic, failed) for topic in by_shard[shard])
-            elif body.error:  # the group has none there
+            elif body.error:  # the group has no offsets in that shard
                 entries.extend(_failed(response.Topics, topic, WireError.NONE) for topic in by_shard[shard])
             else:
                 entries.extend(body.topics)
@@ -281,11 +287,11 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     return ask_shards(session, answer, bodies, joined)
 
 
-# Groups as tools see them
+# Lists for tools
 
 
 def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """ListGroups: those whose home is here; tools ask every broker."""
+    """ListGroups: return the groups that this shard coordinates. Tools send the request to every broker."""
     session = carrying(session)
     own = session.shards.own
     states = {state.casefold() for state in request.states_filter or ()}
@@ -317,7 +323,10 @@ def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 
 
 def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DescribeGroups: as home knows them; one that has no members there as a shard knows it that has."""
+    """DescribeGroups: return the coordinator's view of each group.
+
+    If a group has no members there, but has some in another shard, return that shard's view.
+    """
     session = carrying(session)
     response = schema.response(Api.DESCRIBE_GROUPS)
 
@@ -330,7 +339,7 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
             for one in found[shard].groups if found[shard] is not None else ():
                 was = known.get(one.group_id)
                 if was is not None and group_lists.consumer_view(session, one.group_id) is not None:
-                    continue  # other shards have only its positions, so they report a classic group
+                    continue  # other shards have only its offsets, so they report it as a classic group
                 if was is None or was.error or was.group_state == DEAD or (was.group_state == EMPTY and one.members):
                     known[one.group_id] = one if was is None or not one.error else was
         lost = WireError.COORDINATOR_NOT_AVAILABLE
@@ -349,7 +358,7 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
 
 
 def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ConsumerGroupDescribe: those whose home is here."""
+    """ConsumerGroupDescribe: describe the groups that this shard coordinates."""
     session = carrying(session)
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     elsewhere = [group for group in request.group_ids if not is_home(session, group)]
@@ -366,7 +375,7 @@ def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any,
 
 
 def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DeleteGroups: where home has members nothing is deleted; else what each shard has of them."""
+    """DeleteGroups: delete the offsets of a group in all shards, unless its coordinator has members of it."""
     session = carrying(session)
     response, own = schema.response(Api.DELETE_GROUPS), session.shards.own
     errors: dict[str, int] = dict.fromkeys(request.groups_names, WireError.NOT_COORDINATOR)
@@ -409,7 +418,10 @@ def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
 
 
 def _worse(one: int, other: int) -> int:
-    """Return the error for a group that two shards reported: a real error, or success if either had it."""
+    """Combine two shards' results for deleting a group.
+
+    The result is an error if one has failed, otherwise success if at least one deleted it.
+    """
     for error in (one, other):
         if error not in _NO_GROUP:
             return error

@@ -1,6 +1,6 @@
 """The receiving end of a link: a session for another process, on behalf of its client (decision 0128).
 
-* The permissions of the client apply, and are checked here.
+* The requests run with the permissions of the client, which are checked here.
 * Offsets are stored in the order of a group's generations, even if a request arrives late.
 """
 
@@ -26,7 +26,7 @@ BETWEEN: Final = {Api.BETWEEN_SHARDS: Served(0, 0, 0)}
 
 
 class LinkedKafkaSession(KafkaSession):
-    """One link. Guards: nothing is read before the key has come, and then what requests rest on."""
+    """One link. It accepts first the shared key, then the client's identity, then requests."""
 
     __slots__ = ("_context", "_is_open", "_key")
 
@@ -57,14 +57,15 @@ class LinkedKafkaSession(KafkaSession):
         return super()._take(data, at, end)
 
     def _rest_on(self, context: Context) -> None:
-        """Raises PeerError for a user that this process does not know."""
+        """Run further requests as the user of this context. Raises PeerError if this process does not know the user."""
         self._context = context
         if context.user is None:
             return
         found = self.broker.access.certified(context.user)
         if found is None:
             raise PeerError(
-                f"unknown user: with --processes, define users in the users file user={context.user!r}", fatal=True
+                f"this process does not know the user (with --processes, define users in the users file) user={context.user!r}",
+                fatal=True,
             )
         principal = Principal(found.user_id, found.name, found.login, peer=context.peer)
         try:
@@ -72,7 +73,7 @@ class LinkedKafkaSession(KafkaSession):
         except Busy as busy:
             raise PeerError(busy.message, fatal=True) from None
 
-    # What handlers ask
+    # Used by handlers
 
     @property
     def context(self) -> Context:
@@ -82,25 +83,31 @@ class LinkedKafkaSession(KafkaSession):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port by which the peer at the other end reaches this broker alone."""
+        """The host and port at which the client at the other end of the link reaches this process alone."""
         return self.shared.own_address(self.context.host, self.context.listener)
 
     @property
     def peer_address(self) -> str:
-        """Where the peer at the other end is."""
+        """The address of the client at the other end of the link."""
         return self.context.peer
 
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Commit offsets of a group whose home is another shard, which has checked the member and the generation."""
+    """Commit offsets for a group that another shard coordinates.
+
+    That shard has checked the member and the generation.
+    """
     assert isinstance(session, LinkedKafkaSession), "it is for links"
     fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation)
-    request.generation = NO_GENERATION  # it means something at home only
+    request.generation = NO_GENERATION  # only the coordinator can interpret this number
     positions.store(session, answer, request, fence)
 
 
 def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """The same for TxnOffsetCommit, behind the permission of the transaction's home."""
+    """Stage offsets in a transaction for a group that another shard coordinates.
+
+    The transaction's coordinator has allowed it.
+    """
     assert isinstance(session, LinkedKafkaSession), "it is for links"
     fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation_id)
     request.generation_id = NO_GENERATION

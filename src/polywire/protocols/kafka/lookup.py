@@ -14,7 +14,7 @@ from polywire.protocols.kafka.peer import Peer
 
 
 def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
-    """Return the topic that a request names, by id if it gives one.
+    """Return the topic that a request names, by its id if there is one.
 
     Raises Missing(TOPIC_MISSING), NotOwner(NOT_OWNER), Denied.
     """
@@ -40,7 +40,10 @@ def partition_of(topic: Topic, number: int) -> Partition:
 
 
 def missing_error(error: BrokerError, topic_id: bytes) -> WireError:
-    """Return the Kafka error for an unusable topic; a missing topic has a code of its own if it was named by id."""
+    """Return the Kafka error for a topic that cannot be used.
+
+    For a missing topic, it depends on whether the id or name was used.
+    """
     if topic_id != NO_ID and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID
     return wire_error(error)

@@ -1,6 +1,6 @@
 """Names, numbers and limits of the Kafka protocol, and the headers of its messages.
 
-``SERVED`` is the only table of versions that may be advertised.
+Only versions in ``SERVED`` may be advertised.
 
 A request is ``i32 length | i16 api | i16 version | i32 correlation | i16 length, client id | [tags] | body``. A
 response is ``i32 length | i32 correlation | [tags] | body``. Flexible versions have the tags, except in the response
@@ -14,16 +14,16 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 WIRE: Final = "kafka"
-FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # of a request; Kafka's default limit
-NO_ID: Final = bytes(16)  # a topic id that names no topic
+FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # limit for a request; Kafka's default
+NO_ID: Final = bytes(16)  # the topic id of a request that names the topic by name
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
 NO_OPERATIONS: Final = -2_147_483_648  # the request did not ask for allowed operations
-METADATA_BYTES_MAX: Final = 4096  # of the metadata stored with a committed offset
+METADATA_BYTES_MAX: Final = 4096  # limit for the metadata stored with a committed offset
 
 
 class Api(IntEnum):
-    """Requests by api key."""
+    """Requests by their api key."""
 
     PRODUCE = 0
     FETCH = 1
@@ -71,11 +71,11 @@ class Api(IntEnum):
     CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
-    BETWEEN_SHARDS = 1000  # Polywire's own, used on links: see ``between_shards``
+    BETWEEN_SHARDS = 1000  # Polywire's own request, used on links between processes: see ``between_shards``
 
 
 class Served(NamedTuple):
-    """Supported versions of a request: those advertised, and the first one that is accepted."""
+    """Supported versions of a request: the range that is advertised, and the first one that is accepted."""
 
     first: int
     last: int
@@ -87,7 +87,7 @@ def _served(first: int, last: int, answered_from: int | None = None) -> Served:
 
 
 SERVED: Final[Mapping[Api, Served]] = {
-    # older clients take a higher minimum as a sign that the broker does not support compression
+    # if the minimum were higher, older clients would assume that the broker does not support compression
     Api.PRODUCE: _served(0, 13, 3),
     Api.FETCH: _served(4, 18),
     Api.LIST_OFFSETS: _served(1, 11),
@@ -135,7 +135,7 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
 }
-"""The versions that a session may advertise; it advertises those with a handler."""
+"""The versions that a session may advertise. It advertises the requests that have a handler."""
 
 
 class WireError(IntEnum):
@@ -231,7 +231,7 @@ class Codec(IntEnum):
 
 
 class Refused(Exception):
-    """A part of a request fails with an error code."""
+    """An error code for one part of a request."""
 
     def __init__(self, error: WireError, message: str) -> None:
         super().__init__(message)
@@ -242,7 +242,7 @@ class Refused(Exception):
 class Request(NamedTuple):
     """A decoded request.
 
-    body: a record of the table's type; None for an unknown version of API_VERSIONS.
+    ``body`` is a record of the table's type. For an unknown version of API_VERSIONS it is None.
     """
 
     api: Api

@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords. Partitions fail independently.
+"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords. An error in one partition does not affect others.
 
 Spec: kafka#listoffsets, kafka#offsetforleaderepoch, kafka#deleterecords.
 """
@@ -29,8 +29,8 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING: Final = -6
 SINCE: Final = {LATEST: 1, EARLIEST: 1, GREATEST_TIME: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING: 11}
-"""The first version that supports each special timestamp."""
-READABLE_END: Final = -1  # of DeleteRecords: delete all readable records
+"""The first version of ListOffsets that supports each special timestamp."""
+READABLE_END: Final = -1  # offset in DeleteRecords that means: delete all readable records
 
 
 def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -95,13 +95,13 @@ def _found(gathering: Gathering, partition: Partition, entry: Any, found: tuple[
         entry.offset, entry.timestamp = found
         try:
             entry.leader_epoch = partition.log.epoch_at(entry.offset)
-        except BrokerError:  # the record was trimmed meanwhile
+        except BrokerError:  # the record was trimmed in the meantime
             entry.leader_epoch = NO_EPOCH
     gathering.settled()
 
 
 def leader_error(partition: Partition, epoch: int) -> WireError | None:
-    """Return the error for a client's leader epoch, None if it is current (spec: kafka#fetch)."""
+    """Return the error for a client's leader epoch, or None if it is current (spec: kafka#fetch)."""
     current = epoch_of(partition)
     if epoch in (NO_EPOCH, current):
         return None
@@ -112,14 +112,14 @@ def leader_error(partition: Partition, epoch: int) -> WireError | None:
 
 
 def offset_for_leader_epoch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetForLeaderEpoch: return where epochs end."""
+    """OffsetForLeaderEpoch: return the offsets at which epochs end."""
     response = schema.response(Api.OFFSET_FOR_LEADER_EPOCH)
     entries = _ends(session, request, response.Topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics))
 
 
 def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
-    """Yield topics with the requested epoch ends, and None as a pause."""
+    """Yield topics with the ends of the requested epochs, and None as a pause."""
     for asked in request.topics:
         partitions: list[Any] = []
         for one in asked.partitions:
@@ -130,7 +130,7 @@ def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
 
 
 def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
-    """Return where an epoch of one partition ends."""
+    """Return the offset at which an epoch of one partition ends."""
     entry = made(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
     try:
         partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, name), asked.partition)
@@ -146,7 +146,10 @@ def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
 
 
 def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
-    """Return the largest epoch up to this one and its end, or -1 and -1 if it is older than the log."""
+    """Return the latest epoch that is not above ``epoch``, and the offset at which it ends.
+
+    Return -1 and -1 if the epoch is older than the log.
+    """
     log, current = partition.log, epoch_of(partition)
     if not 0 < epoch <= current:
         return NO_EPOCH, NO_OFFSET

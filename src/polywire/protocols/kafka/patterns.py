@@ -1,7 +1,7 @@
 """Match names by the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0117).
 
 A pattern becomes a nondeterministic automaton. Matching visits each character once with all possible states, so it
-takes linear time. Sets of states and their successors are cached: for most names a character costs one look-up.
+takes linear time. Sets of states and their successors are cached, so that most characters need only one look-up.
 
 A pattern must match the whole name. The size of a pattern and the work for one name are limited.
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 PATTERN_CHARACTERS_MAX: Final = 2_000
-STATES_MAX: Final = 4_000  # after the expansion of counted repeats
-DEPTH_MAX: Final = 50  # of nested groups
-COUNT_MAX: Final = 1_000  # of a counted repeat, as in RE2
-WALK_STATES_MAX: Final = 20_000  # entered for one name, about 5 ms
-KNOWN_STATES_MAX: Final = 50_000  # in the cached sets, about 3 MB
+STATES_MAX: Final = 4_000  # states of a pattern, after the expansion of counted repetitions
+DEPTH_MAX: Final = 50  # depth of nested groups
+COUNT_MAX: Final = 1_000  # count of a repetition, as in RE2
+WALK_STATES_MAX: Final = 20_000  # states visited for one name, about 5 ms
+KNOWN_STATES_MAX: Final = 50_000  # states in the cached sets, about 3 MB
 _CLASSES: Final[dict[str, Callable[[str], bool]]] = {
     "d": lambda c: "0" <= c <= "9",
     "w": lambda c: c == "_" or (c.isascii() and c.isalnum()),
@@ -30,14 +30,14 @@ Check = Callable[[str], bool]
 
 
 class PatternError(Exception):
-    """A pattern that is malformed or too expensive."""
+    """A pattern is malformed, or matching it takes too long."""
 
 
 class _State:
     """A state of the automaton.
 
-    ``check``: the character test that leads to ``next``; without it both successors are open. ``edge``: open only at
-    this end of the name.
+    ``check`` tests the character that leads to ``next``. Without it, both successors are reached without a character.
+    If ``edge`` is set, they are reached only at this end of the name.
     """
 
     __slots__ = ("check", "edge", "next", "other")
@@ -52,15 +52,15 @@ class _State:
 class Pattern:
     """A compiled pattern.
 
-    Invariant: the sets in ``_known`` have ``_held`` states in all, at most ``KNOWN_STATES_MAX``.
+    ``_known`` caches sets of states; ``_held`` is the number of states in them, at most ``KNOWN_STATES_MAX``.
     """
 
     __slots__ = ("_begin", "_end", "_held", "_known", "_start", "text")
 
     def __init__(self, text: str) -> None:
-        """Raises PatternError."""
+        """Compile a pattern. Raises PatternError."""
         if len(text) > PATTERN_CHARACTERS_MAX:
-            raise PatternError(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
+            raise PatternError(f"pattern is too long limit={PATTERN_CHARACTERS_MAX}")
         self.text: Final = text
         self._start, self._end = _Reader(text).read()
         self._known: dict[frozenset[_State], dict[str, frozenset[_State]]] = {}
@@ -80,7 +80,7 @@ class Pattern:
         return self._end in self._closed(reached, first=False, last=True, left=left)[0]
 
     def _step(self, states: frozenset[_State], character: str, left: int) -> tuple[frozenset[_State], int]:
-        """Return the states after one character, and the remaining work limit."""
+        """Return the states after one character, and how many more states may be visited."""
         known = self._known.get(states)
         if known is None:
             known = self._known[states] = {}
@@ -98,7 +98,7 @@ class Pattern:
         return found, left
 
     def _closed(self, states: Iterable[_State], *, first: bool, last: bool, left: int) -> tuple[frozenset[_State], int]:
-        """Return all states reachable without a character, and the remaining work limit."""
+        """Return all states that are reached without a character, and how many more states may be visited."""
         seen: set[_State] = set()
         todo = list(states)
         while todo:
@@ -110,12 +110,12 @@ class Pattern:
                 todo += [other for other in (state.next, state.other) if other is not None]
         left -= len(seen)
         if left < 0:
-            raise PatternError("a name takes too long to compare with the pattern")
+            raise PatternError("pattern takes too long to match a name (simplify it)")
         return frozenset(seen), left
 
 
 class _Part:
-    """A part of the automaton with its first and last state."""
+    """A part of the automaton, with its first and last state."""
 
     __slots__ = ("first", "last")
 
@@ -125,7 +125,7 @@ class _Part:
 
 
 class _Reader:
-    """The parser of a pattern. Invariant: it creates at most ``STATES_MAX`` states."""
+    """The parser of a pattern. It creates at most ``STATES_MAX`` states."""
 
     __slots__ = ("_at", "_count", "_depth", "_ignores_case", "_text")
 
@@ -142,7 +142,7 @@ class _Reader:
             self._ignores_case, self._at = True, len("(?i)")
         part = self._either()
         if self._at < len(self._text):
-            raise self._wrong("no group is open")
+            raise self._wrong("closing parenthesis without an opening one")
         return part.first, part.last
 
     # States
@@ -150,7 +150,7 @@ class _Reader:
     def _state(self, check: Check | None = None) -> _State:
         self._count += 1
         if self._count > STATES_MAX:
-            raise PatternError(f"a pattern has at most {STATES_MAX} states")
+            raise PatternError(f"pattern is too complex (use smaller counts in repetitions) states_max={STATES_MAX}")
         return _State(check)
 
     def _nothing(self) -> _Part:
@@ -184,19 +184,19 @@ class _Reader:
         return made
 
     def _repeated(self) -> _Part:
-        """Parse an element with its repetition."""
+        """Parse an element and the repetition after it, if there is one."""
         begin = self._at
         part = self._element()
         end = self._at
         while (counts := self._counts()) is not None:
             least, most = counts
-            self._take("?")  # lazy or not makes no difference to a match of the whole name
+            self._take("?")  # a lazy repetition makes no difference, because the whole name must match
             part = self._times(part, begin, end, least, most)
             end = self._at
         return part
 
     def _times(self, part: _Part, begin: int, end: int, least: int, most: int | None) -> _Part:
-        """Return so many copies of a part; each is parsed again from the text."""
+        """Return ``least`` to ``most`` copies of a part. Each copy is parsed again from the text."""
         if (least, most) in ((0, None), (1, None), (0, 1)):
             return self._loop(part, least=least, most=most)
         made = self._nothing()
@@ -222,7 +222,7 @@ class _Reader:
         return _Part(first, last)
 
     def _again(self, begin: int, end: int) -> _Part:
-        """Parse the text between two positions once more."""
+        """Parse the text between two positions again."""
         at, self._at = self._at, begin
         part = self._repeated_until(end)
         self._at = at
@@ -238,7 +238,7 @@ class _Reader:
         return part
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Parse the bounds of a counted repeat, None if there is none."""
+        """Parse the bounds of a repetition, or return None if there is none."""
         sign = self._peek()
         if sign in _REPEATS and sign:
             self._at += 1
@@ -251,7 +251,7 @@ class _Reader:
             return None
         found = int(least), int(most) if most else (None if comma else int(least))
         if max(found[0], found[1] or 0) > COUNT_MAX or (found[1] is not None and found[0] > found[1]):
-            raise self._wrong("a count is out of range")
+            raise self._wrong("count of a repetition is out of range")
         self._at = close + 1
         return found
 
@@ -270,7 +270,7 @@ class _Reader:
             case "\\":
                 return self._escape()
             case "*" | "+" | "?":
-                raise self._wrong("nothing is repeated")
+                raise self._wrong("repetition without an element before it")
         return self._of(self._exactly(sign))
 
     def _edge(self, sign: str) -> _Part:
@@ -284,17 +284,17 @@ class _Reader:
                 close = self._text.find(">", self._at)
                 name = self._text[self._at : close].lstrip("P<")
                 if close < 0 or not name.isidentifier():
-                    raise self._wrong("a group may have a name, or none, and cannot look around")
+                    raise self._wrong("unsupported kind of group (use (…), (?:…) or (?P<name>…))")
                 self._at = close + 1
             elif not self._take(":"):
-                raise self._wrong("a group may have a name, or none, and cannot look around")
+                raise self._wrong("unsupported kind of group (use (…), (?:…) or (?P<name>…))")
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise PatternError(f"groups are at most {DEPTH_MAX} deep")
+            raise PatternError(f"groups are nested too deeply limit={DEPTH_MAX}")
         made = self._either()
         self._depth -= 1
         if not self._take(")"):
-            raise self._wrong("a group does not end")
+            raise self._wrong("group has no closing parenthesis")
         return made
 
     def _escape(self) -> _Part:
@@ -319,7 +319,7 @@ class _Reader:
         return made
 
     def _escaped(self) -> Check:
-        """Parse the character class or character behind a backslash."""
+        """Parse the character or character class after a backslash."""
         sign = self._peek()
         self._at += 1
         if sign.lower() in _CLASSES and sign:
@@ -331,7 +331,7 @@ class _Reader:
         if sign in _CHARACTERS:
             return _CHARACTERS[sign]
         if sign == _END or (sign.isascii() and sign.isalnum()):
-            raise self._wrong("a backslash stands before what it cannot")
+            raise self._wrong("invalid escape sequence")
         return sign
 
     def _exactly(self, character: str) -> Check:
@@ -354,9 +354,9 @@ class _Reader:
     def _class_item(self) -> Check:
         sign = self._peek()
         if sign == _END:
-            raise self._wrong("a class does not end")
+            raise self._wrong("character class has no closing bracket")
         if self._text.startswith("[:", self._at):
-            raise self._wrong("classes have no names here, but \\d, \\w and \\s")
+            raise self._wrong("named character classes are not supported (use \\d, \\w or \\s)")
         self._at += 1
         if sign == "\\" and self._peek().lower() in _CLASSES and self._peek():
             return self._escaped()
@@ -368,7 +368,7 @@ class _Reader:
         self._at += 1
         high = self._class_character(sign)
         if low > high:
-            raise self._wrong("a range ends before it begins")
+            raise self._wrong("range of characters is in the wrong order")
         if self._ignores_case:
             return lambda c: low <= c.lower() <= high or low <= c.upper() <= high
         return lambda c: low <= c <= high
@@ -385,7 +385,7 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _take(self, word: str) -> bool:
-        """Consume this text if it comes next, and return whether it did."""
+        """Consume this text if it is next, and return whether it was."""
         found = self._text.startswith(word, self._at)
         self._at += len(word) if found else 0
         return found

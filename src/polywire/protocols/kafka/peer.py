@@ -24,7 +24,7 @@ class Peer(Protocol):
         """The client's address."""
 
     def check_here(self, topic: str) -> None:
-        """Refuse a topic that another process owns. Raises NotOwner(NOT_OWNER)."""
+        """Raise NotOwner(NOT_OWNER) if another process owns the topic."""
 
     @property
     def principal(self) -> Principal:
@@ -32,20 +32,20 @@ class Peer(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """The owner of what the client creates."""
+        """The user who owns what the client creates."""
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Refuse an action that the client may not perform. Raises Denied."""
+        """Raise Denied if the client may not perform an action."""
 
     def permits(self, action: Action, where: Where = None) -> bool:
         """Return whether the client may perform an action."""
 
 
 class Reply(Protocol):
-    """The response to one request. It is filled once."""
+    """The response to one request. ``ok`` is called once."""
 
     request: Request
     cancel: Callable[[], None] | None
 
     def ok(self, body: Any) -> None:
-        """Fill the response with its body."""
+        """Send the response with this body."""

@@ -1,7 +1,7 @@
 """OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
 
-Partitions fail independently. A request that the member may not send fails completely. Requests for thousands of
-partitions are processed in slices.
+An error in one partition does not affect others. If the member may not send the request, all of it fails. Requests for
+thousands of partitions are processed in slices.
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.replies import Gathering, answer_in_slices
 from polywire.types import PositionKind
 
-POSITIONS_AT_ONCE_MAX: Final = 500  # of one commit, without a pause: about 1 ms
-PARTITIONS_PER_STEP: Final = 64  # committed offsets of one topic without a pause
-TOPICS_AT_ONCE_MAX: Final = 16  # topics, or steps of one, without a pause
+POSITIONS_AT_ONCE_MAX: Final = 500  # offsets of a commit that are stored in one step, about 1 ms
+PARTITIONS_PER_STEP: Final = 64  # committed offsets of one topic that are returned in one step
+TOPICS_AT_ONCE_MAX: Final = 16  # topics, or steps of one topic, without a pause
 MANY_GROUPS_SINCE: Final = 8  # first version of OffsetFetch for several groups
 BY_ID_SINCE: Final = 10  # first version of OffsetCommit and OffsetFetch that names topics by id
-# fields that name a topic; the second exists only where several groups can be requested
+# fields that name a topic; the second exists only in versions for several groups
 _NAMES: Final = ("name", "topic_id")
 
 
 def _topic_error(error: BrokerError, version: int) -> WireError:
-    """Return the Kafka error for an unusable topic; a missing topic has a code of its own if it was named by id."""
+    """Return the Kafka error for a topic that cannot be used.
+
+    For a missing topic, it depends on whether the id or name was used.
+    """
     if version >= BY_ID_SINCE and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID
     return wire_error(error)
 
 
 def epoch_error(error: BrokerError) -> WireError:
-    """Return the Kafka error for a member of a consumer group, where generations are member epochs."""
+    """Return the Kafka error for a member of a consumer group, whose generations are called member epochs."""
     return WireError.STALE_MEMBER_EPOCH if error.code is ErrorCode.GENERATION_STALE else group_error(error)
 
 
 def member_error(peer: Peer, request: Any, error: BrokerError) -> WireError:
-    """Return the Kafka error for a member that may not commit, by the type of its group."""
+    """Return the Kafka error for a member that may not commit. It depends on the type of the group."""
     is_consumer = peer.broker.consumers.has_member(request.group_id, request.member_id)
     return epoch_error(error) if is_consumer else group_error(error)
 
@@ -56,7 +59,7 @@ def member_error(peer: Peer, request: Any, error: BrokerError) -> WireError:
 
 
 class _Asked(NamedTuple):
-    """The partitions of one topic in a commit, and their entries in the response."""
+    """The partitions of one topic in a commit, and the response entry of each."""
 
     topic: Any
     partitions: Sequence[Any]
@@ -64,14 +67,14 @@ class _Asked(NamedTuple):
 
 
 def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """OffsetCommit: large commits are split into parts that are stored in slices, each part as a whole."""
+    """OffsetCommit. A large commit is split into parts. Each part is stored completely or not at all."""
     store(peer, reply, request, partial(check_member, peer, request))
 
 
 def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> None:
     """Process a commit.
 
-    check: called before each part; raises BrokerError if the group may not commit now.
+    ``check`` is called before each part. It raises BrokerError if the group may not commit now.
     """
     body = schema.response(Api.OFFSET_COMMIT)(topics=[])
     gathering = Gathering(reply, body)
@@ -81,7 +84,7 @@ def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> 
 
 
 def check_member(peer: Peer, request: Any) -> None:
-    """Refuse a member that may not commit offsets of the group now. Raises BrokerError."""
+    """Raise BrokerError if the member may not commit offsets of the group now."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
     authorize_group(peer, Action.OFFSET_COMMIT, ())
@@ -90,7 +93,7 @@ def check_member(peer: Peer, request: Any) -> None:
 
 
 def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) -> None:
-    """Refuse partitions assigned to another member; ``check_member`` was called before. Raises BrokerError."""
+    """Raise BrokerError if partitions are assigned to another member. ``check_member`` was called before."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     group, member_id, by = request.group_id, request.member_id, peer.caller
     if consumers.has_member(group, member_id):
@@ -100,7 +103,7 @@ def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) 
 
 
 def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_Asked]]:
-    """Yield parts of at most ``POSITIONS_AT_ONCE_MAX`` partitions and add their entries to ``topic_entries``."""
+    """Yield parts of at most ``POSITIONS_AT_ONCE_MAX`` partitions, and add their entries to ``topic_entries``."""
     made = schema.response(Api.OFFSET_COMMIT).Topics
     part: list[_Asked] = []
     room = POSITIONS_AT_ONCE_MAX
@@ -124,7 +127,7 @@ def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_As
 def _commit(
     peer: Peer, version: int, request: Any, check: Callable[[], None], gathering: Gathering, part: Sequence[_Asked]
 ) -> None:
-    """Store one part; permissions are checked for each part."""
+    """Store one part. Permissions are checked for each part."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
     is_consumer = consumers.has_member(*member[:2])
@@ -165,7 +168,7 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
 
 
 def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
-    """Return the offsets to store by full topic name, with their entries; other entries get an error."""
+    """Return the offsets to store and their entries, by full topic name. Entries that cannot be stored get an error."""
     found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
     for asked in part:
         try:
@@ -180,7 +183,7 @@ def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tupl
 
 
 def read_commits(topic: Topic, asked: Iterable[Any], entries: Iterable[Any]) -> dict[int, Commit]:
-    """Return the offsets to store for a topic; entries of other partitions get an error."""
+    """Return the offsets to store for a topic. Entries of partitions that do not exist get an error."""
     found: dict[int, Commit] = {}
     for one, answered in zip(asked, entries, strict=True):
         if not 0 <= one.index < len(topic.partitions):
@@ -196,7 +199,7 @@ def read_commits(topic: Topic, asked: Iterable[Any], entries: Iterable[Any]) -> 
 
 
 def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """OffsetFetch: of one group or several, for named topics or all."""
+    """OffsetFetch: return offsets of one or several groups, for the named topics or for all."""
     version = reply.request.version
     response = schema.response(Api.OFFSET_FETCH)
     entries: Iterator[Any]
@@ -216,7 +219,7 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
 
 
 def check_reader(peer: Peer, asked: Any) -> None:
-    """Refuse a client that may not see a group's committed offsets, or has an old member epoch. Raises BrokerError."""
+    """Raise BrokerError if the client may not see a group's committed offsets, or has an old member epoch."""
     group, member, consumers = asked.group_id, asked.member_id, peer.broker.consumers
     authorize_group(peer, Action.OFFSET_FETCH, ())
     if member and asked.member_epoch >= 0 and consumers.has_member(group, member):
@@ -232,7 +235,7 @@ def _topics_response(response: Any, topics: list[Any]) -> Any:
 
 
 def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Iterator[Any]:
-    """Yield None as a pause, then the entry of one group."""
+    """Yield None as a pause, and at the end the entry of one group."""
     group = asked.group_id
     topics: list[Any] = []
     try:
@@ -251,9 +254,9 @@ def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -
 def _positions(
     peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None, *, stable: bool
 ) -> Iterator[Any]:
-    """Yield an entry for each named topic, or each topic with committed offsets, and None as a pause.
+    """Yield an entry for each named topic, or for each topic that has committed offsets; None is a pause.
 
-    stable: leave out offsets that an open transaction may change (spec: kafka#stable-offsets).
+    With ``stable``, offsets that an open transaction may change are not returned (spec: kafka#stable-offsets).
     """
     if asked is None:
         yield from _all_positions(peer, version, made, group, stable=stable)
@@ -270,7 +273,7 @@ def _positions(
         except BrokerError as error:
             code = _topic_error(error, version)
             if code is WireError.UNKNOWN_TOPIC_OR_PARTITION:
-                code = WireError.NONE  # the group has no committed offsets in it
+                code = WireError.NONE  # the group has no committed offsets for this topic
         yield from _topic_entry(made.Topics, names, one.indexes, held, undecided, code)
 
 
@@ -282,7 +285,7 @@ def _topic_entry(
     undecided: Set[int],
     code: WireError = WireError.NONE,
 ) -> Iterator[Any]:
-    """The entry of one topic, None now and then before."""
+    """Yield None as pauses, then the entry of one topic."""
     partitions = []
     for number in numbers:
         partitions.append(_entry(made.Partitions, number, held.get(number), undecided, code))
@@ -292,7 +295,7 @@ def _topic_entry(
 
 
 def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int]:
-    """Return the partitions whose offsets an open transaction may change, if ``stable``."""
+    """Return the partitions whose offsets an open transaction may change. Without ``stable``, return none."""
     return peer.broker.transactions.undecided(group, topic.name.full) if stable else frozenset()
 
 

@@ -1,6 +1,6 @@
 """Produce (spec: kafka#produce, kafka#refused-batches, kafka#idempotent-producers).
 
-* The batch of a partition is stored completely or not at all, and partitions fail independently.
+* The batch of a partition is stored completely or not at all. An error in one partition does not affect others.
 * The response is sent when all batches have reached the durability level.
 * Large batches are decompressed in a thread. A request for thousands of partitions is processed in slices.
 """
@@ -33,10 +33,10 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.records.batch import read_header
 from polywire.types import Buffer, Level
 
-ALL: Final = -1  # the value of acks
+ALL: Final = -1  # the value of acks for acks=all
 LEVELS: Final = {0: Level.MEMORY, 1: Level.WRITTEN}
 
-STEPS_AT_ONCE: Final = 16  # partitions stored between two looks at the clock
+STEPS_AT_ONCE: Final = 16  # partitions that are stored between two checks of the time
 
 Opened = tuple[BatchHead, Built] | Refused
 _Asked = tuple[Any, Topic, Any, int]
@@ -48,10 +48,7 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 
 
 class _Slices:
-    """A request whose partitions are stored in slices.
-
-    release: frees the request's bytes.
-    """
+    """A request whose partitions are stored in slices. ``release`` frees the request's bytes."""
 
     __slots__ = ("_release", "_slices")
 
@@ -66,12 +63,10 @@ class _Slices:
 
 
 class Producing:
-    """One request.
+    """One request. It is answered when ``_left``, the number of unknown results, is 0.
 
-    Invariant: it is answered when ``_left``, the number of unknown results, is 0.
-
-    ``_large``: entry, topic, batch and size limit of partitions that need too much time to decompress here.
-    ``_expanded_max``: how many bytes the other batches may still expand to.
+    ``_large`` has the partitions whose batch takes too long to decompress on the event loop, as (entry, topic, batch,
+    size limit). ``_expanded_max`` is how many more bytes may be decompressed on the event loop.
     """
 
     __slots__ = (
@@ -89,7 +84,7 @@ class Producing:
     )
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any, *, refused: Refused | None = None) -> None:
-        """refused: why its transaction cannot stage anything, if known."""
+        """Create the request. ``refused`` is set if its transaction cannot stage anything; it says why."""
         self._refused: Final = refused
         self._session: Final = session
         self._answer: Final = answer
@@ -108,9 +103,10 @@ class Producing:
         self._with_pauses(self._take_each(topics), self._open_large)
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
-        """Run the steps, then continue.
+        """Run the steps, then call ``then``.
 
-        After a short time the steps run in slices: other connections get their turn, this one does not.
+        After a short time, the remaining steps run in slices. Other connections are then served in between, but not
+        this one.
         """
         session = self._session
         now = session.broker.clock.monotonic
@@ -146,7 +142,7 @@ class Producing:
             yield None
 
     def _topic_of(self, asked: Any, one: Any, entry: Any) -> Topic | None:
-        """Return the topic if the partition may be written to; otherwise set the entry's error."""
+        """Return the topic if the client may write to the partition. Otherwise set the entry's error."""
         if self._acks not in LEVELS and self._acks != ALL:
             self._refuse(entry, WireError.INVALID_REQUIRED_ACKS)
             return None
@@ -159,7 +155,7 @@ class Producing:
         return topic
 
     def _take(self, asked: _Asked) -> None:
-        """Decompress and store a batch, or postpone it if it is large."""
+        """Decompress and store a batch. A large batch is postponed."""
         entry, topic, records, bytes_max = asked
         try:
             head = check_batch(records, bytes_max=bytes_max)
@@ -175,7 +171,7 @@ class Producing:
             self._put(entry, topic, refused)
 
     def _expanded(self, source: memoryview, codec: Codec) -> Buffer | None:
-        """Decompress a batch; return None if it is too large to do so here. Raises Refused."""
+        """Decompress a batch. Return None if it is too large to decompress on the event loop. Raises Refused."""
         try:
             expanded = expand(source, codec, self._expanded_max)
         except Refused as refused:
@@ -195,7 +191,7 @@ class Producing:
         session.work = session.shared.off_loop.put(self._open_each, self._opened, release)
 
     def _open_each(self) -> Sequence[Opened]:
-        """Decompress them. Runs in the thread."""
+        """Decompress the large batches. Called in the thread."""
         return [_open(records, bytes_max) for _, _, records, bytes_max in self._large]
 
     def _opened(self, opened: Any) -> None:
@@ -204,7 +200,7 @@ class Producing:
             self._session.fail(opened)
             return
         large = [(entry, topic) for entry, topic, _, _ in self._large]
-        self._large.clear()  # releases the views of the request
+        self._large.clear()  # this releases the views of the request's bytes
         self._with_pauses(self._put_each(large, opened), self._handed_on)
 
     def _put_each(self, asked: Sequence[tuple[Any, Topic]], opened: Sequence[Opened]) -> Iterator[None]:
@@ -213,7 +209,7 @@ class Producing:
             yield None
 
     def _handed_on(self) -> None:
-        """Let the session continue: the broker has all batches."""
+        """Let the session continue, because all batches were passed to the broker."""
         self._settled()
         if self._session.work is not None:
             self._session.worked()
@@ -224,7 +220,7 @@ class Producing:
             self._refuse(entry, found.error, found.message)
             return
         try:
-            # the partition may have been deleted meanwhile
+            # the partition may have been deleted in the meantime
             self._store(entry, partition_of(topic, entry.index), topic, *found)
         except Refused as refused:
             self._refuse(entry, refused.error, refused.message)
@@ -236,13 +232,14 @@ class Producing:
         broker = self._session.broker
         if head.is_transactional and self._transactional_id is None:
             raise Refused(
-                WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch has no transactional id"
+                WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                "batch is transactional, but the request has no transactional id",
             )
         limits = produced_to(topic.settings)
         if not limits.has_times_of_append:
             _check_times(built, limits, broker.clock.now_us() // 1000)
         if topic.settings.compaction and built.null_keys:
-            raise Refused(WireError.INVALID_RECORD, "records of a compacted topic have a key")
+            raise Refused(WireError.INVALID_RECORD, "record has no key, which a compacted topic requires")
         if head.is_transactional and self._transactional_id is not None:
             self._stage(entry, partition, head, built.batch)
             return
@@ -270,7 +267,7 @@ class Producing:
         self._left += 1
 
     def _staged(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
-        """Set the result of staged records; their offset is unknown (spec: kafka#base-offsets-in-transactions)."""
+        """Set the result of staged records. Their offset is unknown (spec: kafka#base-offsets-in-transactions)."""
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         else:
@@ -292,7 +289,7 @@ class Producing:
         self._settled()
 
     def _look_at_time(self, entry: Any, partition: Partition, offset: int) -> None:
-        """Read the batch to return its append time exactly as consumers will see it."""
+        """Read the stored batch, to return exactly the append time that consumers will see."""
         timed = partial(self._timed, entry)
         try:
             read = self._session.broker.fetch(partition, offset, bytes_max=1, then=timed)
@@ -303,7 +300,7 @@ class Producing:
                 timed(read)
 
     def _timed(self, entry: Any, read: Read | BrokerError) -> None:
-        """Set the append time from the read; without one if the record was already deleted."""
+        """Set the append time from the batch that was read. If it was already deleted, set none."""
         if isinstance(read, Read):
             if read.chunks:
                 entry.log_append_time_ms = read_header(read.chunks[0]).append_time_us // 1000
@@ -329,9 +326,9 @@ class Producing:
 
 
 def _check_times(built: Built, limits: Produced, now_ms: int) -> None:
-    """Refuse timestamps too far from the broker's clock. Raises Refused.
+    """Raise Refused if timestamps differ too much from the broker's clock.
 
-    Each record is read only if the topic limits the age of timestamps.
+    The individual records are checked only if the topic limits how old timestamps may be.
     """
     if built.max_time_ms > now_ms + limits.after_ms:
         raise Refused(
@@ -353,10 +350,10 @@ def _open(records: Any, bytes_max: int) -> Opened:
 
 
 def _kept(refused: Refused) -> Refused:
-    """Remove the traceback, whose frames form a reference cycle with the error."""
+    """Remove the error's traceback, whose frames refer to the error: a reference cycle."""
     return refused.with_traceback(None)
 
 
 def _produce_error(error: BrokerError) -> WireError:
-    """Return the Kafka error for records that were not stored; clients retry if there was no space."""
+    """Return the Kafka error for records that were not stored. If there was no space, it makes clients retry."""
     return WireError.REQUEST_TIMED_OUT if error.code is ErrorCode.BUSY else wire_error(error)

@@ -1,7 +1,7 @@
 """InitProducerId, sequence numbers, DescribeProducers (spec: kafka#idempotent-producers).
 
 * A producer id is never assigned twice.
-* Kafka's sequence numbers wrap around; the stored ones continue to grow.
+* Kafka's sequence numbers wrap around at 2**31. The stored numbers continue to grow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polywire.records.header import stamp_producer
 
 NO_SEQUENCE: Final = -1
 EPOCH_MAX: Final = 32_767
-_IDENTITY: Final = Struct(">cq")  # the letter marks ids of this protocol
+_IDENTITY: Final = Struct(">cq")  # the letter marks producer ids of this protocol
 
 
 def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
@@ -48,9 +48,9 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 def stamp_sequence(
     broker: KafkaBroker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
 ) -> None:
-    """Write the first record's sequence into a batch before it is appended, as a number that does not wrap at 2**31.
+    """Write the sequence number of the first record into a batch, before it is appended. Raises Invalid(SEQUENCE_GAP).
 
-    Raises Invalid(SEQUENCE_GAP).
+    The stored number does not wrap around at 2**31.
     """
     producer = _IDENTITY.pack(b"k", producer_id)
     unwrapped = broker.producer_sequence(partition, producer, epoch=producer_epoch, sequence=sequence)
@@ -61,7 +61,7 @@ def stamp_sequence(
 
 
 def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeProducers: list remembered producers and those with an open transaction, each partition once."""
+    """DescribeProducers: list known producers and those with an open transaction. Each partition is listed once."""
     response = schema.response(Api.DESCRIBE_PRODUCERS)
     entries = _Active(session, response.Topics).gather(request.topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics), at_once=8)
@@ -70,7 +70,7 @@ def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -
 class _Active:
     """The active producers of the requested partitions.
 
-    Invariant: ``_by_partition`` maps incarnations of requested partitions to their entries in the response.
+    ``_by_partition`` has the response entries by the incarnation of the requested partition.
     """
 
     __slots__ = ("_by_partition", "_made", "_session")
@@ -81,7 +81,7 @@ class _Active:
         self._by_partition: dict[int, tuple[Partition, list[Any]]] = {}
 
     def gather(self, topics: list[Any]) -> Iterator[Any]:
-        """Yield the requested topics with the producers of their partitions, and None as a pause."""
+        """Yield the requested topics with the producers of their partitions; None is a pause."""
         found = []
         for asked in topics:
             entry = self._made(name=asked.name, partitions=[])
@@ -89,7 +89,7 @@ class _Active:
             try:
                 topic: Topic | BrokerError = topic_of(self._session, Action.FETCH, asked.name)
             except BrokerError as error:
-                # its frames refer to this connection, which would refer to the error
+                # its traceback refers to this connection, and the connection would refer to the error
                 topic = error.with_traceback(None)
             for number in asked.indexes:
                 self._ask(topic, number, entry.partitions)
@@ -112,7 +112,7 @@ class _Active:
         entries.append(made)
 
     def _gather_remembered(self) -> Iterator[None]:
-        """Add the idempotent producers of this protocol."""
+        """Add the idempotent producers that used this protocol."""
         for state in self._session.broker.producers_of(self._by_partition):
             if state is not None and len(state.id) == _IDENTITY.size and state.id[:1] == b"k":
                 self._by_partition[state.incarnation][1].append(self._remembered(state))
@@ -129,9 +129,9 @@ class _Active:
         )
 
     def _gather_transactional(self) -> Iterator[None]:
-        """Add the holders of transactional ids.
+        """Add the producers that hold a transactional id.
 
-        Their sequences continue across transactions, and records of an open one are not in the log yet.
+        Their sequence numbers continue across transactions, and records of an open transaction are not in the log yet.
         """
         for known in self._session.broker.transactions.visible(by=ITSELF, branches=True):
             if known.producer is not None:
@@ -157,6 +157,6 @@ class _Active:
         )
 
     def _time_ms(self, elapsed_us: int) -> int:
-        """Convert the broker's time to wall-clock time."""
+        """Convert a time of the broker's monotonic clock to wall-clock time in milliseconds."""
         broker = self._session.broker
         return (broker.clock.now_us() - (broker.elapsed.now_us() - elapsed_us)) // 1000

@@ -1,6 +1,6 @@
 """Build the response to a request for many topics or partitions in steps.
 
-A response is completed once, when all of its entries are known.
+A response is sent once, when all of its entries are known.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from polywire.protocols.runtime.slices import Slices
 if TYPE_CHECKING:
     from polywire.protocols.kafka.context import KafkaBroker
 
-AT_ONCE_MAX: Final = 64  # entries without a pause
-PARTITIONS_PER_STEP: Final = 16  # partitions of one entry without a pause
+AT_ONCE_MAX: Final = 64  # entries that are processed without a pause
+PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are processed without a pause
 
 
 class Gathering:
     """A response that waits for several results.
 
-    Invariant: the response is filled after one more call of ``settled`` than of ``expect``.
+    It is sent when ``settled`` was called once more than ``expect``: the additional call is for the end of the steps.
     """
 
     __slots__ = ("_answer", "_body", "_broker", "_cancels", "_is_over", "_left")
@@ -37,11 +37,11 @@ class Gathering:
         self._broker: KafkaBroker | None = None  # set if the response has many entries
         self._cancels: list[Callable[[], None]] = []
         self._left = 1
-        self._is_over = False  # the connection closed
+        self._is_over = False  # the connection was closed
         answer.cancel = self._cancel
 
     def on_cancel(self, cancel: Callable[[], None]) -> None:
-        """Call this if the connection closes before the response is complete."""
+        """Set a function to call if the connection closes before the response is complete."""
         self._cancels.append(cancel)
 
     def _cancel(self) -> None:
@@ -52,8 +52,8 @@ class Gathering:
     def ask(self, broker: KafkaBroker, entries: Iterator[None], *, at_once: int = AT_ONCE_MAX) -> None:
         """Process one entry in each step.
 
-        A few entries are processed immediately. Otherwise other connections get their turn in between; the steps end
-        when the connection closes.
+        A few entries are processed immediately. If there are more, other requests are served between the steps, and the
+        steps end when the connection closes.
         """
         for _ in zip(range(at_once), entries, strict=False):
             pass
@@ -83,14 +83,14 @@ class Gathering:
             encode_in_slices(self._broker, self._answer, self._body)
 
     def changed(self, entry: Any, result: int | BrokerError) -> None:
-        """Set the outcome of an operation in an entry: a completion for calls of the broker."""
+        """Set the result of a broker's operation in an entry, and count it."""
         if isinstance(result, BrokerError):
             refuse(entry, result)
         self.settled()
 
 
 def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> None:
-    """Set the error of an entry, and its message if the version has one."""
+    """Set the error of an entry. Also set its message, if this version has one."""
     entry.error = wire_error(error) if code is None else code
     if hasattr(entry, "message"):
         entry.message = error.message
@@ -104,9 +104,9 @@ def answer_in_slices(
     *,
     at_once: int = AT_ONCE_MAX,
 ) -> Any:
-    """Return the body that ``made`` builds from the entries, or None if it is built later in slices.
+    """Return the body that ``made`` builds from the entries. Return None if that is done later, in slices.
 
-    Entries that are None are pauses and not part of the body. A few entries are processed immediately.
+    None among the entries is a pause and not part of the body. A few entries are processed immediately.
     """
     first = [entry for _, entry in zip(range(at_once), entries, strict=False)]
     following = next(entries, _END)
@@ -123,9 +123,9 @@ def answer_in_slices(
 
 
 def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
-    """Encode entries as soon as they are built.
+    """Encode each entry as soon as it is built.
 
-    Only bytes stay in memory: hundreds of thousands of records and lists would slow down garbage collection.
+    Only bytes stay in memory, because hundreds of thousands of objects would slow down garbage collection.
     """
     for entry in entries:
         if entry is None:
@@ -135,7 +135,7 @@ def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
 
 
 def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
-    """Encode the entries of a large response in slices, then fill the response unless the connection closed."""
+    """Encode the entries of a large response in slices, then send it, unless the connection has closed."""
 
     def done(encoded: list[None] | BrokerError) -> None:
         del encoded
@@ -144,4 +144,4 @@ def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
     answer.cancel = Slices(broker, encode_response_entries(answer.request, body), done).cancel
 
 
-_END: Final = object()  # follows the last entry
+_END: Final = object()  # marks the end of the entries

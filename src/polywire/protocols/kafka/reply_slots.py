@@ -1,6 +1,6 @@
 """Reply slots: they keep the responses of one connection in order (spec: kafka#framing, kafka#headers).
 
-A slot is filled once, immediately or by a callback of the broker. The response has the version of its request.
+A slot is filled once, immediately or by a later callback of the broker. The response has the version of its request.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from polywire.protocols.runtime.pipelined import ReplyOwner, ReplySlot
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """The slot of one response in the order of responses.
-
-    request: the request that it answers.
-    """
+    """The slot of one response. ``request`` is the request that it answers."""
 
     __slots__ = ("request",)
 
@@ -33,16 +30,16 @@ class Answer(ReplySlot[ReplyOwner]):
         self.fill(() if self.session.closed else encode_response(self.request, body))
 
     def large(self, body: Any) -> None:
-        """Fill the slot with a body whose record buffers are sent without a copy."""
+        """Fill the slot with a body. Its record buffers are sent without a copy."""
         if self.session.closed:
             self.fill(())
         else:
             self.fill(encode_response(self.request, body), _nothing)
 
     def nothing(self) -> None:
-        """Leave the request without a response and release the responses behind it."""
+        """Send no response for this request, so that later responses can be sent."""
         self.fill(())
 
 
 def _nothing() -> None:
-    """Do nothing when the parts were sent."""
+    """Do nothing when the response was sent."""

@@ -1,10 +1,9 @@
 """SASL: the states of a login, PLAIN tokens and SCRAM messages (spec: kafka#sasl).
 
-Malformed messages and steps that are not in the table raise Refused.
+Malformed messages, and steps that are not in the table, raise Refused.
 
-    PLAIN   client  authzid NUL name NUL password
-    SCRAM   client  n,,n=NAME,r=NONCE                     server  r=NONCE NONCE,s=SALT,i=ITERATIONS
-            client  c=biws,r=NONCE NONCE,p=PROOF          server  v=SIGNATURE
+    PLAIN   client  authzid NUL name NUL password SCRAM   client  n,,n=NAME,r=NONCE                     server  r=NONCE
+    NONCE,s=SALT,i=ITERATIONS client  c=biws,r=NONCE NONCE,p=PROOF          server  v=SIGNATURE
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from polywire.protocols.kafka.messages import Refused, WireError
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, *(mechanism.value for mechanism in Mechanism))
-BARE_SINCE: Final = 1  # first version of SaslHandshake whose tokens come in SaslAuthenticate requests
+BARE_SINCE: Final = 1  # first version of SaslHandshake after which tokens are sent in SaslAuthenticate requests
 NONCE_BYTES: Final = 24
 _NO_BINDING: Final = frozenset({"n", "y"})
 
 
 class Step(IntEnum):
-    """State of a login; a connection may close in any of them."""
+    """State of a login. The connection may close in any state."""
 
     IDLE = 0
     """No login is in progress."""
     AGREED = 1
-    """A mechanism is chosen; its first message is next."""
+    """A mechanism is chosen; its first message is expected."""
     CHALLENGED = 2
-    """The client's proof is next (SCRAM)."""
+    """The client's proof is expected (SCRAM)."""
     VERIFYING = 3
     """Credentials are being verified; no other message is accepted."""
 
@@ -47,16 +46,16 @@ TRANSITIONS: Final[Mapping[Step, frozenset[Step]]] = {
 
 
 class Words(NamedTuple):
-    """A name and a credential: a password or an access token."""
+    """A user name and a credential, which is a password or an access token."""
 
     name: str
     secret: str
 
 
 class Introduction(NamedTuple):
-    """The first message of SCRAM: user name and nonce.
+    """The client's first SCRAM message: user name and nonce.
 
-    header, bare: the parts that both signatures cover.
+    ``header`` and ``bare`` are its two parts as text, which both signatures cover.
     """
 
     header: str
@@ -78,7 +77,10 @@ class Challenge:
         self.text: Final = f"r={self._nonce},s={b64encode(verifier.salt).decode()},i={verifier.iterations}"
 
     def read(self, token: bytes) -> tuple[bytes, bytes]:
-        """Return the signed messages and the proof. Raises Refused if the message does not match this challenge."""
+        """Return the signed messages, and the client's proof.
+
+        Raises Refused if the message does not answer this challenge.
+        """
         text = _text(token)
         without_proof, comma, proof = text.rpartition(",p=")
         binding, nonce, *extensions = [*without_proof.split(","), ""]
@@ -88,14 +90,14 @@ class Challenge:
         return f"{self._introduction.bare},{self.text},{without_proof}".encode(), _from_base64(proof)
 
     def accepted(self, messages: bytes) -> bytes:
-        """Return the last message, which proves the server's identity to the client."""
+        """Return the server's last message, which proves to the client that the server knows the verifier."""
         return b"v=" + b64encode(self.verifier.signature(messages))
 
 
 class Conversation:
     """The login of one connection.
 
-    Invariant: ``step`` changes only as ``TRANSITIONS`` allows. ``mechanism``: the one agreed on last.
+    ``step`` changes only as ``TRANSITIONS`` allows. ``mechanism`` is the mechanism that was agreed on last.
     """
 
     __slots__ = ("_step", "challenge", "is_bare", "mechanism")
@@ -108,7 +110,7 @@ class Conversation:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether the next message is a token without a header."""
+        """Whether the next message is a token without a request header."""
         return self.is_bare and self._step in (Step.AGREED, Step.CHALLENGED)
 
     @property
@@ -117,14 +119,14 @@ class Conversation:
         return self._step
 
     def enter(self, step: Step) -> None:
-        """Enter a state. Raises Refused if it may not follow the current one."""
+        """Change to a state. Raises Refused if it cannot follow the current one."""
         if step not in TRANSITIONS[self._step]:
-            raise Refused(WireError.ILLEGAL_SASL_STATE, "a login is in another step")
+            raise Refused(WireError.ILLEGAL_SASL_STATE, "the message does not fit the state of the login")
         self._step = step
 
 
 def read_words(token: bytes) -> Words:
-    """Read a PLAIN token. Raises Refused, also for an authorization id other than the user's."""
+    """Decode a PLAIN token. Raises Refused if it is malformed, or has an authorization id other than the user's."""
     parts = _text(token).split("\0")
     if len(parts) != 3 or not parts[1] or parts[0] not in ("", parts[1]):
         raise _unreadable()
@@ -132,7 +134,7 @@ def read_words(token: bytes) -> Words:
 
 
 def read_introduction(token: bytes) -> Introduction:
-    """Read SCRAM's first message. Raises Refused."""
+    """Decode the client's first SCRAM message. Raises Refused."""
     text = _text(token)
     binding, _, rest = text.partition(",")
     authzid, _, bare = rest.partition(",")
@@ -151,7 +153,7 @@ def read_introduction(token: bytes) -> Introduction:
 
 
 def _is_mandatory(extensions: Sequence[str]) -> bool:
-    """Return whether a mandatory extension is among these; none is supported (RFC 5802, section 5.1)."""
+    """Return whether one of these extensions is mandatory. The broker supports none (RFC 5802, section 5.1)."""
     return any(extension.startswith("m=") for extension in extensions)
 
 

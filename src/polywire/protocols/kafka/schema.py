@@ -45,7 +45,7 @@ _ZEROS: Final[dict[Kind, object]] = {
 
 
 class Versions(NamedTuple):
-    """A range of versions, both ends included."""
+    """A range of versions, including both ends."""
 
     first: int
     last: int
@@ -61,7 +61,8 @@ ALWAYS: Final = Versions(0, VERSION_MAX)
 class Field:
     """One field of a structure.
 
-    nullable_from: the first version in which it may be null, None: never. structure: the structure of its values.
+    ``nullable_from`` is the first version in which it may be null, or None. ``structure`` is the structure of its
+    values, if they have one.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Fields in wire order, and the record type."""
+    """The fields of a structure in the order in which they are encoded, and its record type."""
 
     fields: tuple[Field, ...]
     record: type[Record]
@@ -84,10 +85,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A request and its response.
-
-    flexible_from: the first version with tags and compact lengths.
-    """
+    """A request and its response. ``flexible_from`` is the first version with tags and compact lengths."""
 
     api: Api
     versions: Versions
@@ -97,38 +95,38 @@ class Message:
 
 
 def message(api: Api) -> Message:
-    """Return the definition of an api."""
+    """Return the definition of a request and its response."""
     return _messages()[api]
 
 
 @cache
 def request(api: Api) -> RecordType:
-    """Return the record type of an api's requests."""
+    """Return the record type of a request."""
     return message(api).request.record
 
 
 @cache
 def response(api: Api) -> RecordType:
-    """Return the record type of an api's responses."""
+    """Return the record type of a response."""
     return message(api).response.record
 
 
 @cache
 def is_flexible(api: Api, version: int) -> bool:
-    """Return whether a version of an api has tags and compact lengths."""
+    """Return whether a version of a request has tags and compact lengths."""
     return version >= message(api).flexible_from
 
 
 @cache
 def request_program(api: Api, version: int) -> Program:
-    """Return the program for a version of a request."""
+    """Return the program that encodes and decodes a version of a request."""
     found = message(api)
     return _program(found.request, version, flexible=version >= found.flexible_from)
 
 
 @cache
 def response_program(api: Api, version: int) -> Program:
-    """Return the program for a version of a response."""
+    """Return the program that encodes and decodes a version of a response."""
     found = message(api)
     return _program(found.response, version, flexible=version >= found.flexible_from)
 
@@ -194,7 +192,7 @@ def _versions(text: str, within: Versions) -> Versions:
 
 
 class _Tokens:
-    """The tokens of a definition; ``[]`` before a type is returned as a prefix of the token."""
+    """The tokens of a definition. ``[]`` before a type is part of the type's token."""
 
     def __init__(self, text: str) -> None:
         text = text.replace("[]", "*")
@@ -263,7 +261,7 @@ def _field(tokens: _Tokens, parent: str) -> Field:
 
 
 def _default(kind: Kind, text: str, *, is_array: bool, nullable: bool) -> object:
-    """Return the default of a field: None for a tagged structure, empty for an array."""
+    """Return the default of a field. It is None for a tagged structure, and empty for an array."""
     if is_array:
         return None if nullable else ()
     if kind is Kind.STRUCTURE:

@@ -1,9 +1,9 @@
 """One Kafka connection: requests and responses in order (spec: kafka#framing, kafka#connections).
 
-* Responses have the order of their requests. PRODUCE requests are pipelined; any other request starts after all earlier
-  ones were answered.
+* Responses are sent in the order of their requests. PRODUCE requests are pipelined. Any other request starts after all
+  earlier requests were answered.
 * A malformed request closes the connection.
-* There is no task and no future per request.
+* Requests need no tasks or futures.
 """
 
 from __future__ import annotations
@@ -39,38 +39,41 @@ from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.protocols.runtime.slices import Slices
 
 LENGTH_BYTES: Final = 4
-REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; clients send at most 1 MiB by default
-LINGER_S: Final = 1.0  # how long a connection stays open after its last response, unless the client closes it
-BUSY_WAIT_S: Final = 2.0  # how long batches wait for space in the log before they are refused
+REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; by default, clients send at most 1 MiB
+LINGER_S: Final = 1.0  # how long a connection stays open after its last response, if the client does not close it
+BUSY_WAIT_S: Final = 2.0  # how long batches wait for space in the log before they are rejected
 
 
 class Handler(Protocol):
-    """Executes one request: returns the response's body, or None if it fills the response later. Raises PeerError."""
+    """Executes a request.
+
+    It returns the body of the response, or None if it sends the response later. Raises PeerError.
+    """
 
     def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Any: ...
 
 
 class Work(Protocol):
-    """A request in progress; meanwhile no other request of its connection is handled."""
+    """A request in progress. Until it is finished, no other request of its connection is handled."""
 
     def leave(self) -> None:
-        """Abandon the request."""
+        """Abandon the request, because the connection was closed."""
 
 
 class Command(commands.Command[Api, Handler]):
-    """An api and its handler."""
+    """A request and its handler."""
 
     __slots__ = ()
 
 
 class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Answer]):
-    """One client.
+    """The session of one client.
 
-    Invariant: no further request is handled while there is ``work``, or while batches wait for space in the log. Work
-    is a request whose batches are decompressed in a thread or stored in slices.
+    No further request is handled while ``work`` is set, or while batches wait for space in the log. ``work`` is a
+    request whose batches are decompressed in a thread or stored in slices.
 
-    ``_principal``: the user at the last check, None before the first request that requires a login. ``software``: the
-    client's name and version, empty until it has sent them.
+    ``_principal`` is the user at the last check; None before the first request that requires a login. ``software`` is
+    the client's name and version; empty until the client has sent them.
     """
 
     __slots__ = (
@@ -95,7 +98,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         resume: Callable[[], None],
         served: Mapping[Api, Served] | None = None,
     ) -> None:
-        """served: supported versions, if they differ from those for clients."""
+        """Create a session. ``served`` are the supported versions, if they differ from those for clients."""
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
@@ -113,7 +116,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def spoken_dialect(self) -> str:
-        """The client's software; versions differ from request to request."""
+        """The client's software, because versions differ from request to request."""
         return self.software
 
     @property
@@ -122,7 +125,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return LENGTH_BYTES + self._request_bytes_max()
 
     def _request_bytes_max(self) -> int:
-        """The largest request; smaller before the login."""
+        """The size limit for a request, which is smaller before the login."""
         if self._principal is not None or self.output.certified is not None or self.broker.access.is_open:
             return REQUEST_BYTES_MAX
         return LOGIN_FRAME_BYTES_MAX
@@ -131,7 +134,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.work is not None or bool(self.append_queue.waiting) or super()._waits()
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the frame at ``at``, 0 if its length is incomplete. Raises PeerError if it is invalid."""
+        """Return the size of the frame at ``at``, or 0 if its length is incomplete.
+
+        Raises PeerError if it is invalid.
+        """
         if len(data) - at < LENGTH_BYTES:
             return 0
         size = int.from_bytes(data[at : at + LENGTH_BYTES], "big", signed=True)
@@ -168,7 +174,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             answer.ok(body)
 
     def _take_wide(self, frame: memoryview) -> None:
-        """Decode a large request in slices; meanwhile no other request of this connection is handled.
+        """Decode a large request in slices. Meanwhile, no other request of this connection is handled.
 
         The frame is copied because its buffer is reused. Raises PeerError.
         """
@@ -182,7 +188,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         ).cancel
 
     def _wide_read(self, command: Command, answer: Answer, read: list[Any] | BrokerError) -> None:
-        """Handle a large request after it was decoded."""
+        """Handle a large request that has been decoded."""
         assert not isinstance(read, BrokerError), "decoding does not call the broker"
         (body,) = read
         answer.cancel = None
@@ -204,14 +210,14 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self._principal
 
     def _meet(self) -> None:
-        """Require a login. Raises PeerError: Kafka clients expect the connection to close."""
+        """Require a login. Without one, raise PeerError, because Kafka clients expect the connection to close."""
         try:
             self._principal = self.principal
         except Denied as denied:
             raise PeerError(denied.message, fatal=True) from None
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the user. Raises Busy, or Denied(LOGIN_FAILED) if the connection had another user (KIP-368)."""
+        """Set the user. Raises Busy, and Denied(LOGIN_FAILED) if another user is logged in (KIP-368)."""
         if self._principal is not None and self._principal.user_id != principal.user_id:
             raise Denied(
                 ErrorCode.LOGIN_FAILED,
@@ -223,7 +229,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return the host and port by which the client reaches this broker."""
+        """Return the host and port at which the client reaches this broker."""
         return self.shared.address(self.output.local)
 
     @property
@@ -232,17 +238,17 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.output.peer
 
     def check_here(self, topic: str) -> None:
-        """Refuse a topic that another process owns. Raises NotOwner(NOT_OWNER)."""
+        """Raise NotOwner(NOT_OWNER) if another process owns the topic."""
 
     @property
     def caller(self) -> Caller:
-        """The owner of what the client creates."""
+        """The user who owns what the client creates."""
         if self._caller is None or self._caller.principal is not self._principal:
             self._caller = caller_of(self._principal, self.peer_address)
         return self._caller
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Refuse an action that the client may not perform. Raises Denied."""
+        """Raise Denied if the client may not perform an action."""
         self.broker.access.authorize(self.principal, action, where)
 
     def permits(self, action: Action, where: Where = None) -> bool:
@@ -250,7 +256,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.broker.access.permits(self.principal, action, where)
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection for an error found outside of ``receive``; unhandled requests are dropped."""
+        """Close the connection after an error that was found outside ``receive``. Waiting requests are dropped."""
         self.append_queue.drop()
         self._stop_taking()
         self._leave_work()
@@ -260,10 +266,11 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     def end(self, answer: Answer) -> None:
         """Close the connection after this response.
 
-        The client gets a moment to read it: some clients drop unread data when they see the connection close.
+        There is a short delay, because some clients drop unread data when they see that the connection has closed.
         """
         self._stop_taking()
-        if answer.request.version != BARE:  # a response without bytes is replaced by the close
+        # a response without bytes cannot be sent; closing the connection replaces it
+        if answer.request.version != BARE:
             self._lingers = True
             self.broker.loop.call_later(LINGER_S, self._end_now)
 
@@ -277,16 +284,19 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._end_when_done()
 
     def owes(self) -> bool:
-        """Whether a request is unanswered, or failed and is still to be reported by closing the connection."""
+        """Whether a request is unanswered, or has failed and the connection must still be closed to report it."""
         return self._lingers or super().owes()
 
     def refuse_silently(self) -> None:
-        """Note the failure of a request without a response; closing the connection reports it (spec: kafka#produce)."""
+        """Record the failure of a request that has no response.
+
+        Closing the connection reports it (spec: kafka#produce).
+        """
         error = PeerError("records with acks=0 could not be stored", fatal=True)
         self.broker.loop.call_soon(self.fail, error)
 
     def worked(self) -> None:
-        """Finish ``work`` and continue with the next request."""
+        """End ``work``, and continue with the next request."""
         self._leave_work()
         self._go_on()
 
@@ -298,7 +308,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     # The end of the connection
 
     def close(self) -> None:
-        """Release everything: the connection is closed."""
+        """Release everything, because the connection is closed."""
         self._enter(CLOSED)
         self._leave_work()
         self.append_queue.drop()

@@ -4,7 +4,8 @@ A link opens with ``MAGIC``, the key of the broker's processes, and a frame that
 
     8 bytes magic · 16 bytes key · u32 size of the rest · JSON: ``Context``
 
-Responses arrive in the order of their requests. A request to a process that ended gets None, once.
+Responses arrive in the order of their requests. If the other process ends, the callback of each pending request gets
+None.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
 LENGTH_BYTES: Final = 4
 
 Then = Callable[[Any], None]
-"""Takes the body of an answer; None where none comes any more."""
+"""Called with the body of a response, or with None if there will be none."""
 
 
 class Context(NamedTuple):
-    """The client's identity and addresses for requests over a link.
+    """The client's identity and addresses, sent when a link opens.
 
-    user: the client's user, None if no login is required. peer: the client's address. host, listener: the address it
-    connected to. shard, start: the shard that opened the link, and the number of its broker's starts.
+    * ``user``: the client's user, or None if authentication is off.
+    * ``peer``: the client's address.
+    * ``host``, ``listener``: the address and the listener that the client connected to.
+    * ``shard``, ``start``: the shard that opened the link, and the number of its broker's start.
     """
 
     user: str | None
@@ -42,13 +45,13 @@ class Context(NamedTuple):
     start: int
 
     def encode(self) -> bytes:
-        """Its frame."""
+        """Return the frame that identifies the client."""
         body = json.dumps(self).encode()
         return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 def decode_context(body: memoryview) -> Context:
-    """The other direction of ``Context.encode``, without its length; who wrote it is this broker."""
+    """Decode a context without its length. It is trusted, because a process of this broker has sent it."""
     return Context(*json.loads(bytes(body)))
 
 
@@ -61,7 +64,10 @@ class ContextOwner(LinksOwner, Protocol):
 
 
 class KafkaLink(WireLink):
-    """Guards: ``_asked`` are those who wait for an answer, in the order of their requests, with what they have asked."""
+    """The sending end of a link.
+
+    ``_asked`` has the pending requests in the order they were sent, each with its callback.
+    """
 
     def __init__(self, shards: Shards, shard: int, owner: ContextOwner) -> None:
         super().__init__(shards, shard, owner)
@@ -71,13 +77,13 @@ class KafkaLink(WireLink):
         self.write(MAGIC + shards.key + owner.context.encode())
 
     def ask(self, api: Api, version: int, body: Any, then: Then, *, client_id: str | None) -> None:
-        """Have a request carried out there."""
+        """Send a request, and call ``then`` with its response."""
         self._count = (self._count + 1) % (1 << 31)
         self._asked.append((api, version, then))
         self.write(encode_request(api, version, self._count, body, client_id=client_id))
 
     def received(self, data: bytes) -> None:
-        """Hand on whole answers."""
+        """Pass complete responses to their callbacks."""
         self._received += data
         while self._asked and len(self._received) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "big")
@@ -89,7 +95,7 @@ class KafkaLink(WireLink):
             then(decode_response(api, version, frame)[1])
 
     def lost(self) -> None:
-        """The process at the other end has gone."""
+        """Call back all pending requests with None, because the other process has ended."""
         asked, self._asked = self._asked, deque()
         super().lost()
         for _, _, then in asked:

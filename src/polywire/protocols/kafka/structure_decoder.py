@@ -2,13 +2,13 @@
 """Decode structures by programs made from the table of messages.
 
 * A message is decoded with one call, or in steps if it has many elements. Nothing is read beyond the given end.
-* An array has at most as many elements as the bytes after its count can contain. All arrays and tags of a message
-  together have a limit.
+* The number of elements in an array is limited by the bytes after its count. There is another limit for all arrays and
+  tags of a message together.
 * Record bytes are not copied.
 
-Numbers are big-endian. In flexible versions lengths and counts are unsigned varints plus one, where 0 is null. In other
-versions they are i16 for strings and i32 for the rest, where -1 is null. A flexible structure ends with its tags: a
-varint count, then number, size and bytes of each.
+Numbers are big-endian. In flexible versions, lengths and counts are unsigned varints plus one, where 0 is null. In
+other versions, lengths of strings are i16 and other lengths and counts are i32, where -1 is null. A flexible structure
+ends with its tags: a varint count, then number, size and bytes of each.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ else:
     from polywire.protocols.kafka.structures import Program, Step
     from polywire.records.memory import Lent, lend
 
-ELEMENTS_MAX: Final = 100_000  # of all arrays of one request, because each becomes an object
-AT_ONCE_MAX: Final = 2_048  # elements decoded without a pause, about 2 ms
+# limit for the elements of all arrays in a request, because each element becomes an object
+ELEMENTS_MAX: Final = 100_000
+AT_ONCE_MAX: Final = 2_048  # elements that are decoded without a pause, about 2 ms
 
 _F64: Final = Struct(">d")
-_PLAIN_AT_ONCE_MAX = cython.declare(cython.longlong, 64)  # elements without arrays of their own, between two pauses
-_TAGS_MAX = cython.declare(cython.longlong, 1_000)  # in the header of a request
+# elements without nested arrays that are decoded between two pauses
+_PLAIN_AT_ONCE_MAX = cython.declare(cython.longlong, 64)
+_TAGS_MAX = cython.declare(cython.longlong, 1_000)  # limit for the tags in the header of a request
 _VARINT_BYTES_MAX = cython.declare(cython.int, 5)
 _TEXT_BYTES_MAX = cython.declare(cython.longlong, 32767)
 _ID_BYTES = cython.declare(cython.Py_ssize_t, 16)
@@ -57,7 +59,7 @@ class Wide(PeerError):
 @cython.final
 @cython.cclass
 class _Cursor:
-    """The read position. Guards: 0 <= at <= end <= the buffer's size."""
+    """The read position. It is always between 0 and ``end``, which is within the buffer."""
 
     if cython.compiled:
         lent: Lent
@@ -75,7 +77,7 @@ class _Cursor:
         self.end = self.lent.size
         self.elements_left = elements_max
         if start < 0 or start > self.end:
-            raise ValueError(f"start outside of the message start={start} size={self.end}")
+            raise ValueError(f"start is outside the message start={start} size={self.end}")
 
 
 @cython.cfunc
@@ -126,7 +128,7 @@ def _varint(c: _Cursor) -> cython.longlong:
 
 @cython.cfunc
 def _length(c: _Cursor, flexible: cython.bint, size: cython.int) -> cython.longlong:
-    """Read a length or count, -1 for null."""
+    """Read a length or count. The result is -1 for null."""
     length: cython.longlong = _varint(c) - 1 if flexible else _number(c, size)
     if length < -1:
         raise PeerError(f"length is negative length={length}", fatal=True)
@@ -135,7 +137,7 @@ def _length(c: _Cursor, flexible: cython.bint, size: cython.int) -> cython.longl
 
 @cython.cfunc
 def _take(c: _Cursor, length: cython.longlong) -> cython.Py_ssize_t:
-    """Skip ``length`` bytes and return where they begin."""
+    """Skip ``length`` bytes, and return where they begin."""
     if length > c.end - c.at:
         _ends_early()
     c.at += length
@@ -174,7 +176,7 @@ def _raw(c: _Cursor, length: cython.longlong) -> object:
 
 @cython.cfunc
 def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
-    """Read one value of a step, or one element of its array."""
+    """Read one value of a field, or one element of its array."""
     kind: cython.int = step.kind
     length: cython.longlong
     at: cython.Py_ssize_t
@@ -204,7 +206,7 @@ def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
-    """Charge elements or tags against the limit before they are read. Raises Wide."""
+    """Count elements or tags against the limit, before they are read. Raises Wide."""
     c.elements_left -= count
     if c.elements_left < 0:
         raise Wide(f"a message has too many elements field={name} count={count}", fatal=True)
@@ -212,7 +214,7 @@ def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
 
 @cython.cfunc
 def _count(c: _Cursor, step: Step, flexible: cython.bint) -> cython.longlong:
-    """Read the number of elements of an array, -1 for null."""
+    """Read the number of elements in an array. The result is -1 for null."""
     count: cython.longlong = _length(c, flexible, 4)
     if count < 0:
         if not step.nullable:
@@ -242,7 +244,7 @@ def _value(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _empty(program: Program) -> object:
-    """Return a record with the defaults of fields that may be absent."""
+    """Return a record in which fields that may be absent have their defaults."""
     made: object = program.record.__new__(program.record)
     for name, default in program.defaults:
         setattr(made, name, default)
@@ -251,7 +253,7 @@ def _empty(program: Program) -> object:
 
 @cython.cfunc
 def _structure(c: _Cursor, program: Program) -> object:
-    """Read a record of a program's type."""
+    """Read a record of the program's type."""
     made: object = _empty(program)
     step: Step
     for step in program.steps:
@@ -263,7 +265,7 @@ def _structure(c: _Cursor, program: Program) -> object:
 
 @cython.cfunc
 def _tags(c: _Cursor, program: Program, made: object) -> cython.void:
-    """Read the known tags into ``made`` and skip the others."""
+    """Read the known tags into ``made``, and skip others."""
     count: cython.longlong = _varint(c)
     tag: cython.longlong
     at: cython.Py_ssize_t
@@ -280,7 +282,7 @@ def _tags(c: _Cursor, program: Program, made: object) -> cython.void:
 
 @cython.cfunc
 def _tagged(c: _Cursor, step: Step, at: cython.Py_ssize_t, made: object) -> cython.void:
-    """Read a tag's value, which ends at the read position, from ``at``."""
+    """Read the value of a tag at ``at`` into ``made``. The value ends at the read position."""
     end: cython.Py_ssize_t = c.at
     whole: cython.Py_ssize_t = c.end
     c.at = at
@@ -291,7 +293,9 @@ def _tagged(c: _Cursor, step: Step, at: cython.Py_ssize_t, made: object) -> cyth
 
 
 def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: int = ELEMENTS_MAX) -> Any:
-    """Decode the structure at ``start``; bytes behind it are ignored, and record batches are views of ``source``.
+    """Decode the structure at ``start``.
+
+    Bytes after it are ignored. Record batches are returned as views of ``source``.
 
     Raises PeerError for malformed bytes, and Wide for too many elements.
     """
@@ -299,9 +303,9 @@ def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: in
 
 
 def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iterator[Any]:
-    """Decode the structure in short steps: yield None between steps, then the structure.
+    """Decode the structure in short steps. Yield None between the steps, then the structure.
 
-    ``source`` must not change meanwhile. Raises as ``decode``.
+    ``source`` must not change meanwhile. Raises the errors of ``decode``.
     """
     c: _Cursor = _Cursor(source, start, ELEMENTS_MAX)
     made = _empty(program)
@@ -344,7 +348,7 @@ def _read_with_pauses(c: _Cursor, program: Program, made: object) -> Iterator[No
 
 @cython.cfunc
 def _has_arrays(step: Step) -> cython.bint:
-    """Return whether elements are structures that have arrays."""
+    """Return whether the elements of a field are structures that contain arrays."""
     inner: Step
     if step.kind == _STRUCTURE:
         for inner in step.program.steps:
@@ -354,7 +358,7 @@ def _has_arrays(step: Step) -> cython.bint:
 
 
 def skip_tags(source: Buffer, start: int) -> int:
-    """Return the position behind the tags at ``start``. Raises PeerError."""
+    """Return the position after the tags at ``start``. Raises PeerError."""
     c: _Cursor = _Cursor(source, start, _TAGS_MAX)
     _tags(c, _NO_TAGS, None)
     return c.at

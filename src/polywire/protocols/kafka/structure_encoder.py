@@ -1,7 +1,7 @@
 """Encode structures by programs made from the table of messages (layout: see ``structure_decoder``).
 
 * A message is encoded with one call. Record buffers of at least ``PART_BYTES_MIN`` bytes are not copied.
-* A value that does not fit its field is refused, never truncated.
+* A value that does not fit its field raises an error. It is never truncated.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _STRUCTURE = cython.declare(cython.int, 20)
 class _Writer:
     """The output buffer.
 
-    Guards: ``p`` points at the ``size`` bytes of ``out``, of which ``at`` are written. cuts: (position, records):
-    records to send without a copy before the byte at this position. outside: the size of these records.
+    ``p`` points to the ``size`` bytes of ``out``; ``at`` bytes are written. ``cuts`` has (position, records) pairs:
+    these records are sent without a copy, before the byte at this position. ``outside`` is the total size of such
+    records.
     """
 
     if cython.compiled:
@@ -89,7 +90,7 @@ def _grow(w: _Writer, size: cython.Py_ssize_t) -> cython.void:
 def _put(w: _Writer, x: cython.longlong, size: cython.int) -> cython.void:
     """Write a number of ``size`` bytes. Raises ValueError if it does not fit."""
     if size < 8 and x >> (8 * size - 1) != 0 and x >> (8 * size - 1) != -1:
-        raise ValueError(f"a number is out of range number={x} bytes={size}")
+        raise ValueError(f"number does not fit its field number={x} bytes={size}")
     _grow(w, size)
     while size > 0:
         size -= 1
@@ -113,7 +114,7 @@ def _put_length(w: _Writer, length: cython.longlong, flexible: cython.bint, size
     if flexible:
         _put_varint(w, length + 1)
     elif size == 2 and length > _TEXT_BYTES_MAX:
-        raise ValueError(f"a text is too long bytes={length}")
+        raise ValueError(f"text does not fit its field bytes={length}")
     else:
         _put(w, length, size)
 
@@ -129,7 +130,7 @@ def _put_raw(w: _Writer, data: object) -> cython.void:
 
 @cython.cfunc
 def _put_records(w: _Writer, data: object, flexible: cython.bint) -> cython.void:
-    """Write record bytes: one buffer or several consecutive ones."""
+    """Write record bytes, which are one buffer or several consecutive ones."""
     parts: list[object] = data if isinstance(data, list) else [data]
     size: cython.Py_ssize_t = 0
     lent: Lent
@@ -166,7 +167,7 @@ def _put_single(w: _Writer, step: Step, value: object, flexible: cython.bint) ->
         _put_structure(w, step.program, step.program.record() if value is None else value)
     elif kind == _ID:
         if len(value) != _ID_BYTES:  # type: ignore[arg-type, unused-ignore]
-            raise ValueError(f"an id has 16 bytes field={step.name}")
+            raise ValueError(f"id must have 16 bytes field={step.name}")
         _put_raw(w, value)
     elif kind == _FLOAT:
         _put_raw(w, _F64.pack(value))
@@ -221,7 +222,7 @@ def _put_tags(w: _Writer, program: Program, record: object) -> cython.void:
         inner = _Writer(64)
         _put_value(inner, step, getattr(record, step.name), True)
         if inner.outside:
-            raise ValueError(f"records cannot stand behind a tag field={step.name}")
+            raise ValueError(f"a tagged field cannot contain records field={step.name}")
         _put_varint(w, step.tag)
         _put_varint(w, inner.at)
         _put_raw(w, memoryview(inner.out)[: inner.at])
@@ -232,10 +233,11 @@ def _tag_of(step: Step) -> int:
 
 
 def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer]:
-    """Encode ``prefix`` and the structure as buffers to send one after the other; the first begins with the length.
+    """Encode ``prefix`` and the structure as consecutive buffers. The first one begins with the length.
 
-    A null that the version cannot express becomes an empty value. Records of at least ``PART_BYTES_MIN`` bytes are
-    buffers of their own, not copies. Raises ValueError, OverflowError for values that do not fit.
+    If a value is null and the version does not allow that, it becomes an empty value. Records of at least
+    ``PART_BYTES_MIN`` bytes are returned as separate buffers and not copied. Raises ValueError, OverflowError for
+    values that do not fit.
     """
     w: _Writer = _Writer(256)
     at: cython.Py_ssize_t
@@ -246,7 +248,7 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
     _put_structure(w, program, record)
     whole = w.at
     if whole - 4 + w.outside > _I32_MAX:
-        raise ValueError(f"a message is too long bytes={whole - 4 + w.outside}")
+        raise ValueError(f"message is too long bytes={whole - 4 + w.outside}")
     w.at = 0
     _put(w, whole - 4 + w.outside, 4)
     if not w.cuts:
@@ -263,9 +265,11 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
 
 
 def encode_entries(program: Program, record: Any) -> Iterator[None]:
-    """Encode the entries of a structure's arrays in steps and replace them by bytes, which ``encode`` copies.
+    """Encode the entries of a structure's arrays in steps, and replace them by bytes.
 
-    Entries must not have records. Raises ValueError, OverflowError for values that do not fit.
+    ``encode`` then copies these bytes.
+
+    Entries must not contain records. Raises ValueError, OverflowError for values that do not fit.
     """
     step: Step
     for step in program.steps:
@@ -282,7 +286,7 @@ def encode_entries(program: Program, record: Any) -> Iterator[None]:
 
 
 def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
-    """Encode a single entry of an array in this program: yield None between steps, then the bytes."""
+    """Encode one entry of an array in this program. Yield None between steps, then the bytes."""
     own: Program = _program_of(program, type(entry))
     if _is_wide(own, entry):
         yield from encode_entries(own, entry)
@@ -308,7 +312,7 @@ def _entry_bytes(program: Program, entry: object) -> bytes:
 
 @cython.cfunc
 def _is_wide(program: Program, entry: object) -> cython.bint:
-    """Return whether an entry has many entries of its own."""
+    """Return whether an entry itself has an array with many entries."""
     step: Step
     widest: cython.Py_ssize_t = 0
     for step in program.steps:
@@ -319,7 +323,7 @@ def _is_wide(program: Program, entry: object) -> cython.bint:
 
 @cython.cfunc
 def _program_of(program: Program, record: object) -> Program:
-    """Return the program for entries of this type, None if the structure has none."""
+    """Return the program for entries of this type, or None if the structure has none."""
     step: Step
     found: Program
     for step in program.steps:

@@ -12,7 +12,7 @@ import cython
 
 
 class Kind(IntEnum):
-    """The type of a field; kinds up to I64 have the number of bytes as their value."""
+    """The type of a field. The value of the numeric kinds up to I64 is their size in bytes."""
 
     BOOL = 0
     I8 = 1
@@ -56,7 +56,7 @@ class Record:
 
 
 def _values(record: Record) -> list[object]:
-    """Return the values of a record; lists and tuples compare equal."""
+    """Return the values of a record, with lists as tuples, so that both compare equal."""
     values = [getattr(record, name) for name in record.DEFAULTS]
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
@@ -66,8 +66,11 @@ def _values(record: Record) -> list[object]:
 class Program:
     """How one version of a structure is encoded.
 
-    record: the type to create. steps: its fields in order. tagged: its tagged fields. defaults: names and values of
-    fields that may be absent. bytes_min: its minimal size.
+    * ``record``: the type to create.
+    * ``steps``: its fields in order.
+    * ``tagged``: its tagged fields.
+    * ``defaults``: names and values of fields that may be absent.
+    * ``bytes_min``: minimum size of the structure.
     """
 
     if not cython.compiled:  # structures.pxd declares these for compiled code
@@ -97,8 +100,8 @@ class Program:
 class Step:
     """How one field of a structure is encoded.
 
-    tag: -1 for a field without one. bytes_min: minimal size of the field. element_bytes_min: minimal size of one
-    element of its array, at least 1.
+    ``tag`` is -1 if the field has no tag. ``bytes_min`` is the minimum size of the field; ``element_bytes_min`` that of
+    an element of its array, at least 1.
     """
 
     if not cython.compiled:  # structures.pxd declares these for compiled code
@@ -141,7 +144,7 @@ class Step:
 
 
 def _bytes_min(kind: int, flexible: bool) -> int:
-    """Return the minimal size of one value that is not a structure."""
+    """Return the minimum size of a value that is not a structure."""
     if kind <= Kind.I64:
         return max(kind, 1)
     if kind == Kind.F64:

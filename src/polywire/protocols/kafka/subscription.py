@@ -1,11 +1,12 @@
 """The consumer protocol's metadata and assignments in JoinGroup and SyncGroup (spec: kafka#subscription-bytes).
 
-Malformed bytes count as a subscription without topics. Such a member can still join, because only the
-leader has to understand them.
+Malformed metadata counts as a subscription without topics. The member can still join, because only the group's leader
+has to understand its metadata.
 
-    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1: topics with partitions
-    assignment: i16 version | topics with partitions | i32 length, user data
-    topics with partitions: i32 count | count × (i16 length | topic | i32 count | count × i32 partition)
+    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1:
+        topics with partitions
+    assignment: i16 version | topics with partitions | i32 length, user data topics with partitions: i32 count | count ×
+        (i16 length | topic | i32 count | count × i32 partition)
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from struct import Struct, error
 from typing import Final, NamedTuple
 
 CONSUMER: Final = "consumer"  # the protocol type of consumers
-TOPICS_MAX: Final = 10_000  # of one member: the broker's maximum
-PARTITIONS_MAX: Final = 100_000  # of one topic
-OWNED_SINCE: Final = 1  # first version of a subscription that names the partitions a member owns
+TOPICS_MAX: Final = 10_000  # topics of one member; the broker's maximum
+PARTITIONS_MAX: Final = 100_000  # partitions of one topic
+OWNED_SINCE: Final = 1  # first version of a subscription that has the partitions that a member owns
 EAGER: Final = frozenset({"range", "roundrobin", "RoundRobinAssigner", "sticky"})
-"""Assignment protocols whose members stop reading while they rejoin."""
+"""Assignors whose members stop reading while they rejoin."""
 GRADUAL: Final = frozenset({"cooperative-sticky"})
-"""Cooperative protocols: members continue to read partitions that are not revoked."""
+"""Cooperative assignors: members continue to read partitions that are not revoked."""
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
 
@@ -31,7 +32,8 @@ Partitions = Mapping[str, Collection[int]]
 class Subscription(NamedTuple):
     """The topics that a member subscribes to.
 
-    kept: the partitions that it reads while it joins. is_known: whether the broker can write its assignment.
+    ``kept`` are the partitions that it reads while it joins. ``is_known`` says whether the broker can encode its
+    assignment.
     """
 
     topics: frozenset[str]
@@ -40,13 +42,13 @@ class Subscription(NamedTuple):
 
 
 Steps = Generator[None, None, Subscription]
-"""Reads in steps; the value of the generator is the result."""
+"""Decodes in steps. The generator's return value is the result."""
 
 NO_SUBSCRIPTION: Final = Subscription(frozenset(), {}, is_known=False)
 
 
 def read_subscriptions(protocols: Collection[tuple[str, bytes]]) -> Steps:
-    """Read a member's subscription from all of its protocols, one topic in each step."""
+    """Decode a member's subscription from all of its protocols, one topic in each step."""
     found: list[Subscription] = []
     for _, metadata in protocols:
         found.append((yield from _subscription(metadata)))
@@ -93,7 +95,7 @@ class _Reader:
     def count(self) -> int:
         count = self.number(_I32)
         if not 0 <= count <= min(TOPICS_MAX, len(self._data)):
-            raise ValueError("too many")
+            raise ValueError("subscription has too many entries")
         return count
 
     def text(self) -> str:
@@ -110,7 +112,7 @@ class _Reader:
         for _ in range(self.count()):
             topic, count = self.text(), self.number(_I32)
             if not 0 <= 4 * count <= len(self._data) - self._at or count > PARTITIONS_MAX:
-                raise ValueError("too many")
+                raise ValueError("subscription has too many entries")
             numbers = Struct(f">{count}i").unpack_from(self._data, self._at)
             self._at += 4 * count
             yield topic, numbers
@@ -128,7 +130,7 @@ class _Writing:
         return b"".join([*parts, _I32.pack(-1)])
 
     def decode(self, assignment: bytes) -> Partitions:
-        """Return the partitions of an assignment, or none if it is malformed."""
+        """Return the partitions of an assignment, or no partitions if it is malformed."""
         reader = _Reader(assignment)
         try:
             reader.number(_I16)

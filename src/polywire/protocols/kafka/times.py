@@ -1,11 +1,11 @@
 """Search records by timestamp (spec: kafka#listoffsets).
 
-A record's timestamp is the producer's, or the append time if the topic is configured so. The log finds records by
-append time only. PRODUCE refuses timestamps more than an hour ahead, or more than the topic's
+A record's timestamp is set by the producer, or it is the append time if the topic is configured for that. The log can
+only find records by append time. PRODUCE rejects timestamps that are more than an hour ahead, or more than the topic's
 `message.timestamp.after.max.ms`. The search therefore starts that much before the requested time and scans from there.
 
 * It finds the first matching record by offset even if timestamps are out of order.
-* It runs in slices. At most one read is outstanding, and no memory stays pinned in between.
+* It runs in slices. It reads one chunk at a time, and pins no memory between the slices.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ READ_BYTES: Final = 1024 * 1024
 _US_MAX: Final = 2**62
 
 Found = tuple[int, int]
-"""Offset of a record, and its time in milliseconds."""
+"""The offset of a record, and its time in milliseconds."""
 
 
 class TimeSearch:
-    """One search.
+    """One search. ``done`` is called once with the result, unless ``cancel`` is called first.
 
-    Invariant: ``done`` is called once, unless ``cancel`` came first. It gets the first record with a timestamp of at
-    least ``time_ms``. If that is None, it gets the first record with the greatest timestamp. It gets None if no record
-    matches.
+    The result is the first record with a timestamp of at least ``time_ms``. If ``time_ms`` is None, it is the first
+    record with the greatest timestamp. It is None if no record matches.
     """
 
     __slots__ = ("_best", "_broker", "_done", "_end", "_offset", "_partition", "_time_us")
@@ -77,7 +76,7 @@ class TimeSearch:
         self._broker.sliced.put(self._look)
 
     def _look(self, end: float) -> bool:
-        """Scan cached data until ``end``; return whether to be called again."""
+        """Scan data in memory until ``end``. Return whether to be called again."""
         now = self._broker.clock.monotonic
         while self._done is not None:
             if self._offset >= self._end:
@@ -106,7 +105,7 @@ class TimeSearch:
         self._broker.sliced.put(self._look)
 
     def _look_through(self, read: Read) -> None:
-        """Search a read, or continue behind it."""
+        """Search a chunk that was read, and continue after it if there is no match."""
         try:
             found = next(
                 filter(None, (self._look_into(batch) for chunk in read.chunks for batch in _plain(chunk))), None
@@ -121,7 +120,7 @@ class TimeSearch:
             self._finish(found)
 
     def _look_into(self, batch: memoryview) -> Found | None:
-        """Return the wanted record if this batch has it, and remember the greatest time."""
+        """Return the matching record if this batch has it, and remember the greatest time."""
         header = read_header(batch)
         if self._time_us is None:
             for offset, time_us in self._times(batch, header):
@@ -156,7 +155,7 @@ def _is_from(first_offset: int, time_us: int, found: tuple[int, int]) -> bool:
 
 
 def earliest_ms(batch: Buffer) -> int | None:
-    """Return the earliest timestamp in a batch in milliseconds, None if no record has one."""
+    """Return the earliest timestamp in a batch in milliseconds, or None if no record has one."""
     places = layout(batch)
     at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
     if at < 0:
@@ -167,7 +166,7 @@ def earliest_ms(batch: Buffer) -> int | None:
 
 
 def _plain(chunk: memoryview) -> Sequence[memoryview]:
-    """Return the batches of a chunk, decompressed."""
+    """Return the batches of a chunk. Compressed batches are decompressed."""
     batches = []
     for at in walk(chunk):
         batches.append(memoryview(expand_body(chunk[at : at + read_header(chunk, at).length])))

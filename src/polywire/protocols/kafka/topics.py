@@ -1,6 +1,6 @@
 """Metadata, DescribeTopicPartitions, CreateTopics, DeleteTopics, CreatePartitions.
 
-* If a Metadata request creates a topic, its response includes the topic.
+* If a Metadata request creates a topic, the topic is in its response.
 * A client without permission gets the same error whether or not the topic exists.
 
 Spec: kafka#metadata, kafka#other-calls, kafka#createtopics, kafka#deletetopics, kafka#createpartitions.
@@ -30,15 +30,16 @@ from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import TopicName
 
 NAME_BYTES_MAX: Final = 249
-BY_ID_SINCE: Final = 12  # first version of Metadata that asks by id; two earlier ones have the field
+# first version of Metadata that names topics by id; two earlier versions have the field, but do not use it
+BY_ID_SINCE: Final = 12
 REPLICATION_FACTOR: Final = 1
-PAGE_PARTITIONS_MAX: Final = 2_000  # of a response to DescribeTopicPartitions, as in Kafka
-DEFAULT: Final = -1  # of numbers in CreateTopics
+PAGE_PARTITIONS_MAX: Final = 2_000  # partitions in a response to DescribeTopicPartitions, as in Kafka
+DEFAULT: Final = -1  # stands for the broker's default in CreateTopics
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def is_topic_name(name: str) -> bool:
-    """Return whether a topic may be created with this name (spec: kafka#topic-names).
+    """Return whether a Kafka client may create a topic with this name (spec: kafka#topic-names).
 
     Other protocols allow other names.
     """
@@ -95,7 +96,7 @@ def _asked_entries(session: KafkaSession, asked: list[Any], request: Any, versio
 
 
 def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_create: bool) -> Topic:
-    """Return a requested topic, created if missing and allowed. Raises BrokerError."""
+    """Return a requested topic. If it is missing and ``may_create`` is set, create it. Raises BrokerError."""
     broker = session.broker
     try:
         return topic_of(session, Action.TOPIC_DESCRIBE, name or "", topic_id)
@@ -111,7 +112,7 @@ def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_creat
 
 
 def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
-    """Yield None as a pause, then the metadata of a topic."""
+    """Yield None as pauses, then the metadata of a topic."""
     made = schema.response(Api.METADATA).Topics
     partitions: list[Any] = []
     for partition in topic.partitions[:]:
@@ -127,7 +128,7 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
 
 
 def led(made: Any, partition: Partition, node_id: int) -> Any:
-    """Return a partition as a record of this type: this broker is its leader and its only replica."""
+    """Return a partition as a record of this type. This broker is its leader and its only replica."""
     nodes = [node_id]
     return made(
         index=partition.number,
@@ -139,7 +140,7 @@ def led(made: Any, partition: Partition, node_id: int) -> Any:
 
 
 def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeTopicPartitions: return topics by name, page by page."""
+    """DescribeTopicPartitions: return topics sorted by name, page by page."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     following: list[Any] = []
 
@@ -152,7 +153,7 @@ def describe_topic_partitions(session: KafkaSession, answer: Answer, request: An
 def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterator[Any]:
     """Yield the topics of a page.
 
-    following: receives the cursor of the next page, if there is one.
+    If there is another page, its cursor is added to ``following``.
     """
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     names = sorted({one.name for one in request.topics} or {topic.name.full for topic in session.broker.topics()})
@@ -205,7 +206,7 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
                 if not is_topic_name(name):
                     raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is invalid name={name!r}")
                 if copies[name] > 1:
-                    raise Invalid(ErrorCode.INVALID_REQUEST, "the topic is repeated in the request")
+                    raise Invalid(ErrorCode.INVALID_REQUEST, "the request names the topic more than once")
                 _create(session, gathering, asked, entry, validate_only=request.validate_only)
             except BrokerError as error:
                 refuse(entry, error)
@@ -215,7 +216,7 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any, *, validate_only: bool) -> None:
-    """Create one topic, or validate the request. Raises BrokerError."""
+    """Create one topic, or only validate the request. Raises BrokerError."""
     broker = session.broker
     name = TopicName.parse(asked.name)
     if broker.find_topic(asked.name) is not None:
@@ -260,9 +261,9 @@ def _made(entry: Any, topic: Topic) -> None:
 
 
 def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
-    """Return the error for the requested numbers of partitions and replicas, or None.
+    """Return the error for the requested numbers of partitions and replicas, or None if they are valid.
 
-    Up to ``replication_factor_max`` replicas are accepted; one is stored.
+    Up to ``replication_factor_max`` replicas can be requested, but only one is stored.
     """
     if asked.assignments:
         numbers = [one.index for one in asked.assignments]
@@ -282,7 +283,7 @@ def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
 
 
 def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """CreatePartitions: add partitions up to a total number."""
+    """CreatePartitions: add partitions until a topic has the requested number."""
     response = schema.response(Api.CREATE_PARTITIONS)
     body = response(results=[])
     gathering = Gathering(answer, body)
@@ -304,10 +305,13 @@ def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) ->
 def _grow(
     session: KafkaSession, gathering: Gathering, topic: Topic, asked: Any, entry: Any, *, validate_only: bool
 ) -> None:
-    """Add partitions to one topic, or validate the request. Raises BrokerError."""
+    """Add partitions to one topic, or only validate the request. Raises BrokerError."""
     added = asked.count - len(topic.partitions)
     if added <= 0:
-        raise Invalid(ErrorCode.INVALID_PARTITION_COUNT, f"the topic already has {len(topic.partitions)} partitions")
+        raise Invalid(
+            ErrorCode.INVALID_PARTITION_COUNT,
+            f"partition count is not above the current one current={len(topic.partitions)}",
+        )
     given = asked.assignments
     if given is not None and (
         len(given) != added or any(list(one.broker_ids) != [session.shared.node_id] for one in given)

@@ -1,7 +1,7 @@
 """Topics of other shards, for groups of this shard and for look-ups by topic id (decision 0128).
 
 * Callers get the topics that are known so far. The topics that groups read are refreshed periodically.
-* A shard that does not respond delays callers only briefly. Its topics stay as last reported.
+* A shard that does not respond delays callers only briefly. Its topics then stay as last reported.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.runtime.shards import Shards
 
 LOOK_S: Final = 1.0  # interval between queries for the topics that groups read
-WAIT_S: Final = 1.0  # how long a caller waits for the first answer about a topic
-UNUSED_LOOKS: Final = 120  # after which a topic without callers is dropped
-NAMES_MAX: Final = 100_000  # to query for; above it missing topics are dropped
-IDS_MAX: Final = 100_000  # ids with a known shard; the oldest is dropped first
-LOCATED_MAX: Final = 10_000  # ids of one request whose shard is asked for: as many as a broker has topics
-NAMES_AT_ONCE: Final = 500  # asked for in one question, so that its answer takes about 1 ms
+WAIT_S: Final = 1.0  # how long a caller waits for the first response about a topic
+UNUSED_LOOKS: Final = 120  # number of queries after which a topic that no caller needs is dropped
+NAMES_MAX: Final = 100_000  # topic names to query for; if there are more, names of missing topics are dropped
+IDS_MAX: Final = 100_000  # topic ids with a known shard; the oldest is dropped first
+LOCATED_MAX: Final = 10_000  # ids of one request whose shard is looked up; as many as a broker can have topics
+NAMES_AT_ONCE: Final = 500  # names or ids in one query, whose response then takes about 1 ms
 
 
 class _Wanted:
     """A topic name to query for.
 
-    shard: the one that has the topic or would have it, None if unknown. is_answered: whether a shard was queried and
-    answered, or failed to. look: the last query round before which a caller wanted it.
+    * ``shard``: the shard that has the topic or would create it; None if unknown.
+    * ``is_answered``: whether a query about the topic was answered or has failed.
+    * ``look``: number of the last query before which a caller needed the topic.
     """
 
     __slots__ = ("is_answered", "look", "shard", "topic")
@@ -41,9 +42,9 @@ class _Wanted:
 
 
 class _Waiting:
-    """A caller that continues when everything missing has arrived, or after a time limit.
+    """A caller that continues when all missing responses have arrived, or after a time limit.
 
-    Guards: ``then`` is called once, and never after ``cancel``.
+    ``then`` is called exactly once, but never after ``cancel``.
     """
 
     __slots__ = ("_missing", "_then", "_timer")
@@ -76,7 +77,8 @@ class _Waiting:
 class TopicsElsewhere:
     """Implements ``broker.elsewhere.Elsewhere``.
 
-    Invariant: ``_ids`` has the topics of all in ``_wanted`` that are known. ``_asked``: how many questions a shard has not answered yet.
+    ``_ids`` has all known topics that are in ``_wanted``, by id. ``_asked`` is the number of unanswered queries to each
+    shard.
     """
 
     def __init__(self, broker: KafkaBroker, shards: Shards, links: ShardLinks) -> None:
@@ -94,7 +96,7 @@ class TopicsElsewhere:
         self._look = 0
         self._timer: Any = None
 
-    # What groups ask
+    # Used by groups
 
     @property
     def version(self) -> int:
@@ -131,7 +133,7 @@ class TopicsElsewhere:
         return None if shard == self._shards.own else shard
 
     def _add(self, full_name: str) -> _Wanted:
-        """Look for a topic from now on."""
+        """Add a name to query for."""
         if len(self._wanted) >= NAMES_MAX:
             self._wanted = {name: wanted for name, wanted in self._wanted.items() if wanted.topic is not None}
         added = self._wanted[full_name] = _Wanted(self._place(full_name), self._look)
@@ -142,12 +144,13 @@ class TopicsElsewhere:
         self._go_on()
         return added
 
-    # What wires ask
+    # Used by protocols
 
     def known(self, names: Iterable[str], then: Callable[[], None]) -> Callable[[], None] | None:
-        """Continue when shards have answered for these names, or failed to.
+        """Call ``then`` when shards have responded about these names, or failed to.
 
-        Immediately if they have before: then return None. Otherwise return a function that cancels.
+        If that is so already, ``then`` is called immediately, and the result is None. Otherwise return a function that
+        cancels.
         """
         missing: set[object] = {name for name in names if self._is_new(name)}
         if not missing:
@@ -165,14 +168,14 @@ class TopicsElsewhere:
         return waiting.cancel
 
     def shard_of_id(self, topic_id: bytes) -> int | None:
-        """Which shard has the topic of this id, as far as that is known."""
+        """Return the shard that has the topic with this id, or None if it is unknown."""
         if self._broker.topic_of_id(topic_id) is not None:
             return self._shards.own
         found = self._ids.get(topic_id)
         return None if found is None else found[0]
 
     def located(self, topic_ids: Collection[bytes], then: Callable[[], None]) -> Callable[[], None] | None:
-        """The same as ``known`` for which shards have the topics of these ids."""
+        """Call ``then`` when the shards of these topic ids are known as far as possible; see ``known``."""
         unknown = [id_ for id_ in dict.fromkeys(topic_ids) if self.shard_of_id(id_) is None][:LOCATED_MAX]
         others = [shard for shard in range(self._shards.count) if shard != self._shards.own]
         if not unknown or not others:
@@ -196,14 +199,14 @@ class TopicsElsewhere:
             self._put(shard, known)
         self._go_on()
 
-    # Looking
+    # Queries
 
     def _go_on(self) -> None:
         if self._timer is None:
             self._timer = self._broker.loop.call_later(LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
-        """Query for all wanted topics, if there are any."""
+        """Send queries for all names, if there are any."""
         self._timer = None
         self._look += 1
         oldest = self._look - UNUSED_LOOKS
@@ -219,7 +222,7 @@ class TopicsElsewhere:
         }
         for name, wanted in self._wanted.items():
             if wanted.topic is None:
-                wanted.shard = self._place(name)  # it may have begun
+                wanted.shard = self._place(name)  # the shard may only have been chosen now
             if wanted.shard is not None:
                 by_shard.setdefault(wanted.shard, []).append(name)
         for shard, names in by_shard.items():
@@ -262,7 +265,7 @@ class TopicsElsewhere:
         self._waiting = [one for one in self._waiting if not one.is_over]
 
     def _note(self, shard: int, look: Look, seen: Seen) -> None:
-        """Store a shard's answer to a query."""
+        """Store a shard's response to a query."""
         if self._seen.get(shard) != (seen.start, seen.version):
             self._seen[shard] = seen.start, seen.version
             self._version += 1

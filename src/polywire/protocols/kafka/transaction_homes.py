@@ -1,11 +1,12 @@
 """Transactions of a broker with several processes (decision 0129).
 
 The hash of a transactional id selects its coordinator shard, called its home in code. The home assigns producer ids and
-decides how transactions end. The shards that own the topics stage records and offsets, each after the home has admitted
-it. A transaction whose topics are all in the home involves no other shard.
+decides how transactions end. The shards that own the topics stage records and offsets, each in its *branch* of the
+transaction. The home must first have added the shard to the transaction. If all topics are in the home, no other shard
+participates.
 
-* A request to another shard gets the error that makes clients look up the coordinator.
-* No shard stages anything for a transaction before the home has recorded the shard.
+* If this shard is not the home, the request gets the error that makes clients look up the coordinator.
+* No shard stages anything for a transaction before the home has recorded that the shard participates.
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ from polywire.protocols.kafka.transactions import transaction_error
 _MAGIC: Final = 2
 _HEAD: Final = Struct(
     ">16x b 4x h 20x q h"
-)  # of a batch: magic, attributes, producer's id and epoch (spec: kafka#record-batches)
-_TRANSACTIONAL: Final = 16  # of its attributes
-_LINK_VERSIONS: Final = {Api.ADD_PARTITIONS_TO_TXN: 3, Api.TXN_OFFSET_COMMIT: 4}  # the last that begin nothing
+)  # header of a batch: magic, attributes, producer's id and epoch (spec: kafka#record-batches)
+_TRANSACTIONAL: Final = 16  # bit in the attributes
+# versions used on links: the last in which a request does not begin a transaction
+_LINK_VERSIONS: Final = {Api.ADD_PARTITIONS_TO_TXN: 3, Api.TXN_OFFSET_COMMIT: 4}
 
 Parts = Mapping[int, Any]
-"""Requests by the shard that they are for."""
+"""Request bodies by the shard that they are for."""
 
 
 def _at_home(handler: Handler, refused: Callable[[Request, WireError], Any]) -> Handler:
-    """A handler for transactional ids whose home is here; refused: the answer for others."""
+    """Return a handler for transactional ids that this shard coordinates.
+
+    ``refused`` makes the response for other ids.
+    """
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         if session.shared.is_home(request.transactional_id):
@@ -57,7 +62,7 @@ def _refused(head: Request, error: WireError) -> Any:
 
 
 def _refused_each(head: Request, error: WireError) -> Any:
-    """An answer that has an entry for each partition."""
+    """Return a response with the same error for each partition."""
     response = schema.response(head.api)
     made = response.Topics
     return response(
@@ -75,7 +80,10 @@ def _refused_each(head: Request, error: WireError) -> Any:
 
 
 def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """InitProducerId of a transactional id at its home; a holder over a protocol with ids in all shards is fenced."""
+    """InitProducerId of a transactional id that this shard coordinates.
+
+    If the id was registered over Cursus, whose ids all shards have, its current producer is fenced in all shards first.
+    """
     session = carrying(session)
     if request.transactional_id is None:
         return producers.init_producer_id(session, answer, request)
@@ -104,11 +112,11 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
     return None
 
 
-# What a transaction is about
+# Partitions and offsets of a transaction
 
 
 def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """AddPartitionsToTxn: let the shards of the topics join, then add the partitions there."""
+    """AddPartitionsToTxn: add the shards of the topics to the transaction, then add the partitions there."""
     session = carrying(session)
     by_shard = divided(session, request.topics)
     if by_shard.keys() <= {session.shards.own}:
@@ -124,7 +132,7 @@ def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> An
 
 
 def _added(body: Any) -> Any:
-    """All of them, or none."""
+    """Set an error for all partitions if one has failed."""
     entries = [entry for topic in body.topics for entry in topic.partitions]
     if any(entry.error for entry in entries):
         for entry in entries:
@@ -133,7 +141,10 @@ def _added(body: Any) -> Any:
 
 
 def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """TxnOffsetCommit: who may do it is checked here, at the home of the group; shards hold what is in their topics."""
+    """TxnOffsetCommit: this shard, which coordinates the group, checks the member.
+
+    The shards of the topics stage the offsets.
+    """
     session = carrying(session)
     if not session.shared.is_home(request.group_id):
         return _refused_each(answer.request, WireError.NOT_COORDINATOR)
@@ -168,7 +179,10 @@ def _stage_at(
     *,
     begins: bool,
 ) -> None:
-    """Have home let the shards of these parts in, open their branches, and then carry out the parts there, and join what they answer."""
+    """Execute a request in the shards of its parts, and join their responses.
+
+    First, the home adds the shards to the transaction, and each shard opens its branch.
+    """
     api = answer.request.api
     response = schema.response(api)
 
@@ -210,7 +224,10 @@ def _stage_at(
 def _let_in_here(
     session: CarryingKafkaSession, answer: Answer, join: Join, then: Callable[[Permission | None], Any]
 ) -> None:
-    """We are home: answer with what ``then`` makes of it, unless the connection ends before."""
+    """Add the shards of ``join`` to a transaction that this shard coordinates, and respond with the result of ``then``.
+
+    If the connection closes first, do nothing.
+    """
     is_over = False
 
     def cancel() -> None:
@@ -229,7 +246,7 @@ def _let_in_here(
 
 
 def _fenced_as(api: Api, version: int, error: WireError) -> WireError:
-    """Return the error for a fenced producer in this version."""
+    """Return the error for a fenced producer in this version of a request."""
     if api is Api.ADD_PARTITIONS_TO_TXN and version >= transactions.FENCED_SINCE:
         return WireError.PRODUCER_FENCED if error is WireError.INVALID_PRODUCER_EPOCH else error
     return error
@@ -239,10 +256,7 @@ def _fenced_as(api: Api, version: int, error: WireError) -> WireError:
 
 
 class _Joining:
-    """A produce request that waits for the home.
-
-    release: frees the bytes of the request.
-    """
+    """A produce request that waits for the home. ``release`` frees the request's bytes."""
 
     __slots__ = ("_cancel", "_release")
 
@@ -251,20 +265,24 @@ class _Joining:
         self._release: Final = release
 
     def leave(self) -> None:
-        """Drop the answer of the home."""
+        """Ignore the response of the home, because the connection was closed."""
         self._cancel()
         self._release()
 
 
 def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Produce: before the first records of a transaction that is at home elsewhere, home is asked whether they may be staged here."""
+    """Produce.
+
+    Before the first records of a transaction that another shard coordinates, ask its home for permission.
+    """
     session = carrying(session)
     id_ = request.transactional_id
     holder = None if id_ is None or session.shared.is_home(id_) else _holder(session, request.topics)
     if holder is None or _is_in(session, id_, *holder):
         producing.produce(session, answer, request)
         return
-    begins = answer.request.version >= transactions.ADDING_SINCE  # others have had their partitions added
+    # in earlier versions, clients add partitions with another request
+    begins = answer.request.version >= transactions.ADDING_SINCE
     shards = (session.shards.own,) if begins else ()
 
     def came(body: Any) -> None:
@@ -282,7 +300,10 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 
 
 def _holder(session: CarryingKafkaSession, topics: Iterable[Any]) -> tuple[int, int] | None:
-    """Id and epoch of the producer whose transactional records come for a topic that is here, as its first batch says."""
+    """Return id and epoch of the producer, from the first transactional batch for a topic of this shard.
+
+    None if there is none.
+    """
     for topic in topics:
         if _is_here(session, topic):
             heads = [head for one in topic.partitions if (head := _transactional(one.records)) is not None]
@@ -298,7 +319,7 @@ def _is_here(session: CarryingKafkaSession, topic: Any) -> bool:
 
 
 def _transactional(records: Any) -> tuple[int, int] | None:
-    """Id and epoch of the producer of a transactional batch."""
+    """Return id and epoch of the producer of a transactional batch, or None for any other batch."""
     if records is None or len(records) < _HEAD.size:
         return None
     magic, attributes, producer_id, epoch = _HEAD.unpack_from(records)
@@ -306,20 +327,26 @@ def _transactional(records: Any) -> tuple[int, int] | None:
 
 
 def _is_in(session: CarryingKafkaSession, id_: str, producer_id: int, epoch: int) -> bool:
-    """Whether this shard was let into the transaction of this producer."""
+    """Return whether this shard already participates in the transaction of this producer."""
     try:
         branch = session.broker.branches.find(id_, by=session.caller)
     except BrokerError:
-        return True  # it is refused where its records are looked at
+        return True  # the records are rejected later, when they are checked
     if branch is None or not branch.is_open or branch.producer is None:
         return False
     return (branch.producer.id, branch.producer_epoch) == (producer_id, epoch)
 
 
 def _let_in(session: CarryingKafkaSession, permission: Permission | None, version: int, *, begins: bool) -> None:
-    """Open a branch. version: of the Produce. Raises Refused."""
+    """Open this shard's branch with the home's permission. Raises Refused.
+
+    ``version`` is the version of the Produce request.
+    """
     if permission is None or permission.error in _AGAIN:
-        raise Refused(WireError.REQUEST_TIMED_OUT, "the home of the transactional id does not let anybody in now")
+        raise Refused(
+            WireError.REQUEST_TIMED_OUT,
+            "the coordinator of the transactional id cannot add this process to the transaction now (retry)",
+        )
     if not begins and permission.error in (WireError.NONE, WireError.INVALID_TXN_STATE):
         raise transactions.not_added(version)
     joined = permission.joined()
@@ -332,14 +359,14 @@ def _let_in(session: CarryingKafkaSession, permission: Permission | None, versio
 _AGAIN: Final = frozenset(
     {WireError.CONCURRENT_TRANSACTIONS, WireError.COORDINATOR_NOT_AVAILABLE, WireError.NOT_COORDINATOR}
 )
-"""For which producers send again: in a word that they know for records."""
+"""Errors of the home that are replaced by an error after which producers send the records again."""
 
 
-# Transactional ids as tools see them
+# Descriptions for tools
 
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DescribeTransactions: those that are at home here, with what all shards have of them."""
+    """DescribeTransactions: describe ids that this shard coordinates, with the topics of all participating shards."""
     session = carrying(session)
     response, own = schema.response(Api.DESCRIBE_TRANSACTIONS), session.shards.own
     names = [id_ for id_ in request.transactional_ids if session.shared.is_home(id_)]

@@ -1,6 +1,6 @@
 """ListTransactions and DescribeTransactions (spec: kafka#transactions).
 
-Users see only transactional ids that they may use.
+Users see only the transactional ids that they may use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORDS: Final = {
     TransactionState.ABORTED: "CompleteAbort",
 }
 _PASSING: Final = frozenset({"PrepareCommit", "PrepareAbort", "Dead", "PrepareEpochFence"})
-"""States of Kafka that transactions never have here; as filters they are known and match nothing."""
+"""Kafka's states that a transaction never has in Polywire. As filters, they are accepted and match nothing."""
 
 
 def _number(transaction: Transaction) -> int:
@@ -54,7 +54,8 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
 
     def listed(known: Transaction) -> Any:
         left_out = (
-            not session.shared.is_home(known.id)  # Cursus registers its ids in all shards
+            # Cursus registers its ids in all shards, so only the coordinator lists them
+            not session.shared.is_home(known.id)
             or (states and _WORDS[known.state] not in states)
             or (numbers and _number(known) not in numbers)
             or (pattern is not None and not _matches(pattern, known.id))
@@ -76,14 +77,14 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
 
 
 def _matches(pattern: Pattern, id_: str) -> bool:
-    """Return whether a pattern matches a transactional id; False if the comparison takes too long."""
+    """Return whether a pattern matches a transactional id, or False if that takes too long."""
     with suppress(PatternError):
         return pattern.matches(id_)
     return False
 
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeTransactions: describe each id, with its partitions while a transaction is open."""
+    """DescribeTransactions: describe each id. The partitions are included while its transaction is open."""
     response = schema.response(Api.DESCRIBE_TRANSACTIONS)
     entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
     return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))
@@ -99,7 +100,7 @@ def _described(session: KafkaSession, made: Any, id_: str) -> Any:
         missing = WireError.TRANSACTIONAL_ID_NOT_FOUND
         return made(transactional_id=id_, error=missing, producer_id=NO_PRODUCER)
     broker, began_at_us = session.broker, -_US_PER_MS
-    if known.is_open:  # in wall-clock time
+    if known.is_open:  # only then is there a start time, which is converted to wall-clock time
         began_at_us = broker.clock.now_us() - (broker.elapsed.now_us() - known.began_at_us)
     return made(
         transactional_id=id_,
@@ -113,7 +114,7 @@ def _described(session: KafkaSession, made: Any, id_: str) -> Any:
 
 
 def _written(session: KafkaSession, made: Any, known: Transaction) -> Iterator[Any]:
-    """Yield the topics and partitions that a transaction writes to and that the client may see."""
+    """Yield the topics and partitions that a transaction writes to, if the client may see them."""
     for topic in session.broker.transactions.topics(known):
         if session.permits(Action.TOPIC_DESCRIBE, topic):
             held = known.partitions or known.sequences

@@ -33,18 +33,18 @@ from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
 from polywire.types import Level
 
-TIMEOUT_MS_MAX: Final = 900_000  # maximal timeout, as in Kafka
-FENCED_SINCE: Final = (
-    2  # first version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn with an error code for fenced producers
-)
-FENCED_INIT_SINCE: Final = 4  # the same for InitProducerId
-ABORTABLE_SINCE: Final = 11  # first version of Produce with an error code that makes clients abort
+TIMEOUT_MS_MAX: Final = 900_000  # maximum transaction timeout, as in Kafka
+# first version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn with an error code for fenced producers
+FENCED_SINCE: Final = 2
+FENCED_INIT_SINCE: Final = 4  # first version of InitProducerId with that error code
+ABORTABLE_SINCE: Final = 11  # first version of Produce with an error code that makes clients abort the transaction
 ADDING_SINCE: Final = 12  # first version of Produce that adds partitions to the transaction
 ADDING_OFFSETS_SINCE: Final = 5  # first version of TxnOffsetCommit that adds the group to the transaction
 RAISING_SINCE: Final = 5  # first version of EndTxn that increments the producer epoch
 NO_PRODUCER: Final = -1
-_NOT_NUMBERED: Final = -1  # epoch of a stored batch without checked sequences
-# how long a response waits for other shards to apply a decided transaction; they will even if it is longer
+_NOT_NUMBERED: Final = -1  # stands for the epoch of a stored batch whose sequence numbers are not checked
+# How long a response waits until all shards have applied a decided transaction. They apply it even if that takes
+# longer.
 SETTLED_S: Final = 5.0
 _US_PER_MS: Final = 1_000
 _ENDED: Final = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
@@ -69,9 +69,9 @@ def _fenced(version: int, since: int = FENCED_SINCE) -> WireError:
 
 
 def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
-    """Return the latest transaction of an id that this shard has: its own, or its branch of another shard's.
+    """Return the latest transaction of an id in this shard. Raises Denied(DENIED).
 
-    Raises Denied(DENIED).
+    If another shard coordinates the id, this is the branch that this shard has of it.
     """
     if session.shared.is_home(id_):
         return session.broker.transactions.find(id_, by=session.caller)
@@ -79,7 +79,7 @@ def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
 
 
 def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fenced: WireError) -> Transaction:
-    """Return the latest transaction of an id if this producer holds the id. Raises Refused."""
+    """Return the latest transaction of an id. Raises Refused if another producer holds the id."""
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
         found = find_transaction(session, id_)
@@ -95,26 +95,26 @@ def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fe
 
 
 def check_settled(session: KafkaSession, transaction: Transaction) -> None:
-    """Refuse requests while the transaction is being ended. Raises Refused."""
+    """Raise Refused while the transaction is being ended."""
     if session.broker.transactions.is_ending(transaction):
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
     if session.broker.branches.is_deciding(transaction.id):
         raise Refused(
-            WireError.CONCURRENT_TRANSACTIONS, "other processes have yet to follow how the last transaction has ended"
+            WireError.CONCURRENT_TRANSACTIONS, "the previous transaction has not ended in all processes yet (retry)"
         )
 
 
 def check_begun(transaction: Transaction) -> None:
-    """Refuse to use a branch that its coordinator has not opened. Raises Refused.
+    """Raise Refused if the transaction is a branch that is not open.
 
     A power failure can lose a branch that was just opened.
     """
     if transaction.is_branch and not transaction.is_open:
-        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the branch that was opened for this is lost")
+        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "this process has lost its part of the transaction (abort it)")
 
 
 def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limit_s: float = SETTLED_S) -> None:
-    """Continue when all shards have applied the end of a transaction, or after the time limit."""
+    """Call ``then`` when all shards have applied the end of a transaction, or after the time limit."""
     is_waiting = True
 
     def go_on() -> None:
@@ -130,9 +130,9 @@ def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limi
 
 
 def _visible_everywhere(session: KafkaSession, id_: str, done: Completion[int]) -> Completion[int]:
-    """Return a completion that waits until all shards show the result.
+    """Return a completion that calls ``done`` when all shards show the result.
 
-    Clients may read what they committed from any shard.
+    Clients may read the records that they committed from any shard.
     """
 
     def stored(result: int | BrokerError) -> None:
@@ -148,7 +148,7 @@ def _visible_everywhere(session: KafkaSession, id_: str, done: Completion[int]) 
 
 
 def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """InitProducerId of a transactional id: abort its open transaction and fence the previous producer."""
+    """InitProducerId with a transactional id: abort its open transaction and fence the previous producer."""
     response = schema.response(Api.INIT_PRODUCER_ID)
 
     def done(result: int | BrokerError) -> None:
@@ -169,13 +169,16 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completion[int]) -> Transaction:
-    """Raises Refused, BrokerError."""
+    """Let a producer hold a transactional id. Raises Refused, BrokerError."""
     id_, transactions, level = request.transactional_id, session.broker.transactions, session.shared.settings.acks_all
     session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
     if not id_:
-        raise Refused(WireError.INVALID_REQUEST, "a transactional id is not empty")
+        raise Refused(WireError.INVALID_REQUEST, "transactional id must not be empty")
     if not 0 < request.transaction_timeout_ms <= TIMEOUT_MS_MAX:
-        raise Refused(WireError.INVALID_TRANSACTION_TIMEOUT, f"a timeout is at most {TIMEOUT_MS_MAX} ms")
+        raise Refused(
+            WireError.INVALID_TRANSACTION_TIMEOUT,
+            f"transaction timeout is out of range ms={request.transaction_timeout_ms} limit={TIMEOUT_MS_MAX}",
+        )
     known = transactions.find(id_, by=session.caller)
     asks_again = known is not None and request.producer_id != NO_PRODUCER
     if known is not None and asks_again:
@@ -202,7 +205,7 @@ def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completi
 
 
 def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AddPartitionsToTxn: all partitions or none; many are looked up in slices."""
+    """AddPartitionsToTxn: add all partitions or none. Many are looked up in slices."""
     body = schema.response(Api.ADD_PARTITIONS_TO_TXN)(topics=[])
     gathering = Gathering(answer, body)
     gathering.ask(session.broker, _add_each(session, answer, request, body, gathering))
@@ -251,11 +254,12 @@ def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, ga
 
 
 def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
-    """Return a topic that the client may write to, or the error."""
+    """Return a topic, or the error if the client may not write to it."""
     try:
         return topic_of(session, Action.PRODUCE, name)
     except BrokerError as error:
-        return error.with_traceback(None)  # its frames refer to this connection, which would refer to the error
+        # its traceback refers to this connection, and the connection would refer to the error
+        return error.with_traceback(None)
 
 
 def _refuse(entries: Iterable[Any], code: WireError) -> None:
@@ -264,7 +268,7 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
 
 
 def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
-    """Return the transaction of a request unless it is being ended. Raises Refused."""
+    """Return the transaction of a request. Raises Refused, also while the transaction is being ended."""
     found = held_by(
         session,
         request.transactional_id,
@@ -277,7 +281,7 @@ def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
 
 
 def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """AddOffsetsToTxn: a group's offsets will follow."""
+    """AddOffsetsToTxn: announce that offsets of a group will be committed in the transaction."""
     response = schema.response(Api.ADD_OFFSETS_TO_TXN)
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
@@ -307,15 +311,12 @@ def _ended(answer: Answer, response: Any) -> Completion[int]:
 
 
 def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """TxnOffsetCommit: stage committed offsets until the transaction ends; many are processed in slices."""
+    """TxnOffsetCommit: stage committed offsets until the transaction ends. Many are processed in slices."""
     move(session, answer, request, partial(check_member, session, request))
 
 
 def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[], None]) -> None:
-    """Process a TxnOffsetCommit.
-
-    check: raises BrokerError if the group may not commit now.
-    """
+    """Process a TxnOffsetCommit. ``check`` raises BrokerError if the group may not commit now."""
     body = schema.response(Api.TXN_OFFSET_COMMIT)(topics=[])
     gathering = Gathering(answer, body)
     begins = answer.request.version >= ADDING_OFFSETS_SINCE
@@ -364,7 +365,7 @@ def _move(
 ) -> None:
     """Stage offsets in the transaction, or set the error of their entries.
 
-    begins: whether this request may begin the transaction.
+    ``begins`` says whether this request may begin the transaction.
     """
 
     def done(result: int | BrokerError) -> None:
@@ -392,7 +393,7 @@ def _move(
 
 
 def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
-    """Return the open transaction, or begin it if allowed. Raises Refused."""
+    """Return the open transaction. If ``begins`` is set, it may be begun. Raises Refused."""
     transaction = held_by(
         session,
         request.transactional_id,
@@ -407,7 +408,7 @@ def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
 
 
 def check_member(session: KafkaSession, request: Any) -> None:
-    """Refuse a former member; a request without member fields is not checked. Raises BrokerError."""
+    """Raise BrokerError if the member has left the group. A request without member fields is not checked."""
     if request.generation_id < 0 and not request.member_id:
         return
     consumers, classic = session.broker.consumers, session.broker.classic
@@ -439,7 +440,7 @@ def _hold_offsets(session: KafkaSession, transaction: Transaction, scope: Scope,
 def not_added(version: int) -> Refused:
     """Return the error for records whose partition was not added to the transaction.
 
-    version: of the Produce request.
+    ``version`` is the version of the Produce request.
     """
     error = WireError.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else WireError.INVALID_TXN_STATE
     return Refused(error, "the partition is not in the transaction")
@@ -456,7 +457,7 @@ def stage(
 ) -> None:
     """Stage the records of one partition until the transaction ends. Raises Refused, BrokerError.
 
-    version: of the Produce request.
+    ``version`` is the version of the Produce request.
     """
     transactions = session.broker.transactions
     transaction = held_by(
@@ -471,7 +472,9 @@ def stage(
             raise not_added(version)
         if not transaction.is_open:
             if transaction.is_branch or session.broker.branches.is_deciding(transactional_id):
-                raise Refused(WireError.REQUEST_TIMED_OUT, "the last transaction has not ended everywhere")
+                raise Refused(
+                    WireError.REQUEST_TIMED_OUT, "the previous transaction has not ended in all processes yet (retry)"
+                )
             transaction = transactions.begin(transaction, level=Level.WRITTEN, done=None)
     stamp_producer(batch, 0, _NOT_NUMBERED, 0)
     transactions.stage(
@@ -489,7 +492,7 @@ def stage(
 
 
 def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """EndTxn: commit or abort; a repeated request gets the same response."""
+    """EndTxn: commit or abort. A repeated request gets the same response."""
     response = schema.response(Api.END_TXN)
     raises = answer.request.version >= RAISING_SINCE
     try:
@@ -510,7 +513,7 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _has_ended(known: Transaction, request: Any) -> bool:
-    """Return whether this is a repeated request whose first execution already incremented the epoch."""
+    """Return whether this is a repeated request, and its first execution has already incremented the epoch."""
     if known.producer is None or known.state is not _ENDED[request.committed]:
         return False
     asked = known.producer.first_epoch + request.producer_epoch
@@ -518,7 +521,10 @@ def _has_ended(known: Transaction, request: Any) -> bool:
 
 
 def _raised(session: KafkaSession, answer: Answer, transaction: Transaction, epoch: int) -> Completion[int]:
-    """Return a completion that sends the producer's next epoch, or PRODUCER_FENCED if another producer took the id."""
+    """Return a completion that sends the producer's next epoch.
+
+    If another producer has taken the id, it sends PRODUCER_FENCED.
+    """
     response, id_ = schema.response(Api.END_TXN), transaction.id
 
     def done(result: int | BrokerError) -> None:
@@ -539,7 +545,7 @@ def _end(
 ) -> None:
     """End a transaction. Raises Refused, BrokerError."""
     transactions, level = session.broker.transactions, session.shared.settings.acks_all
-    if raises_epoch and not commits:  # the producer cannot know whether a transaction was open
+    if raises_epoch and not commits:  # not an error, because the producer cannot know whether a transaction was open
         transactions.abort(transaction, raises_epoch=True, by_holder=True, level=level, done=done)
     elif not transaction.is_open:
         if raises_epoch or transaction.state is not _ENDED[commits]:
@@ -553,7 +559,7 @@ def _end(
 
 
 def _check_rights(session: KafkaSession, transaction: Transaction) -> None:
-    """Check the permissions for staged records and offsets again. Raises Denied."""
+    """Check the permissions for the staged records and offsets again. Raises Denied."""
     for topic in session.broker.transactions.topics(transaction):
         session.authorize(Action.PRODUCE, topic)
     for scope in transaction.positions:

@@ -1,7 +1,7 @@
 """DescribeAcls, DescribeUserScramCredentials, AlterUserScramCredentials (spec: kafka#acls, kafka#other-calls).
 
-ACLs are a view of the users' permissions. A topic's access list can deny what an ACL grants. An action without an ACL
-is not allowed. Long lists are built in slices.
+ACLs are derived from the users' permissions. A topic's access list can deny what an ACL grants. An action without an
+ACL is not allowed. Long lists are built in slices.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import DEFAULT_STREAM, TopicName
 
-RULES_MAX: Final = 20_000  # of one response, about 50 bytes each; for more, filter by user or resource
-ALTERED_AT_ONCE_MAX: Final = 16  # users, each a change in the journal
-ANY: Final = 1  # in filters: any
+RULES_MAX: Final = 20_000  # ACLs in one response, about 50 bytes each; to see more, filter by user or resource
+ALTERED_AT_ONCE_MAX: Final = 16  # users that are changed in one step; each is a change in the journal
+ANY: Final = 1  # matches any value in a filter
 TOPIC: Final = 2  # resource types
 GROUP: Final = 3
 CLUSTER: Final = 4
@@ -74,10 +74,7 @@ def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 class _Rules:
-    """ACLs by resource.
-
-    Invariant: ``count`` is the number of ACLs, at most one resource's above ``RULES_MAX``.
-    """
+    """ACLs by resource. ``count`` is their number; it can exceed ``RULES_MAX`` by the ACLs of one resource."""
 
     __slots__ = ("_by_resource", "_made", "count")
 
@@ -109,7 +106,7 @@ class _Rules:
         )
 
     def resources(self) -> list[Any]:
-        """Return all of them."""
+        """Return the response entries of all resources."""
         return [
             self._made(resource_type=kind, resource_name=name, pattern_type=pattern, acls=acls)
             for (kind, name, pattern), acls in self._by_resource.items()
@@ -117,14 +114,14 @@ class _Rules:
 
 
 def _rules(session: KafkaSession, user: User, request: Any) -> Iterator[tuple[Resource, list[int]]]:
-    """Yield the resources and operations of a user that match the filter."""
+    """Yield the resources that match the filter, with the user's operations on each."""
     for resource, operations in _allowed(session, user):
         is_meant = request.resource_type_filter in (ANY, resource.kind) and _names(request, resource)
         yield resource, [number for number in operations if is_meant and request.operation in (ANY, number)]
 
 
 def _allowed(session: KafkaSession, user: User) -> Iterator[tuple[Resource, list[int]]]:
-    """Yield the resources and operations that a user may use."""
+    """Yield the resources that a user may use, with the operations on each."""
     if user.grants is None or not user.active:
         return
     grants = user.grants.opened()
@@ -137,15 +134,15 @@ def _allowed(session: KafkaSession, user: User) -> Iterator[tuple[Resource, list
         if stream != DEFAULT_STREAM:
             yield Resource(TOPIC, f"{stream}.", PREFIXED), _operations(bits)
             continue
-        for topic in session.broker.topics():  # its topics share no name prefix, so no ACL covers them all
+        for topic in session.broker.topics():  # these topics have no common prefix, so no single ACL covers them
             if topic.name.stream == DEFAULT_STREAM:
                 yield Resource(TOPIC, topic.name.full, LITERAL), _operations(bits)
     for resource, bits in grants.topics.items():
         yield Resource(TOPIC, TopicName(*split_resource_name(resource)).full, LITERAL), _operations(bits)
     groups = [number for number, action in GROUP_OPERATIONS if grants.allow_somewhere(action.bits)]
-    yield Resource(GROUP, EVERY, LITERAL), groups  # limited by the topics that it may read as a group
+    yield Resource(GROUP, EVERY, LITERAL), groups  # limited by the topics that the user may read as a group
     if grants.allow_somewhere(Action.TRANSACTION.bits):
-        # limited by the topics that it may write to
+        # limited by the topics that the user may write to
         yield Resource(TRANSACTIONAL_ID, EVERY, LITERAL), [WRITE, DESCRIBE]
 
 
@@ -154,7 +151,7 @@ def _operations(bits: int) -> list[int]:
 
 
 def _names(request: Any, resource: Resource) -> bool:
-    """Return whether a filter's name and pattern type match this resource."""
+    """Return whether the name and pattern type of a filter match this resource."""
     name, pattern = request.resource_name_filter, request.pattern_type_filter
     if pattern not in (ANY, MATCH, resource.pattern):
         return False
@@ -182,7 +179,9 @@ def describe_user_scram_credentials(session: KafkaSession, answer: Answer, reque
         for name, copies in Counter(one.name for one in request.users).items():
             entry = _credentials(response.Results, name, access.find_user(name))
             if copies > 1:
-                entry = response.Results(user=name, error=WireError.DUPLICATE_RESOURCE, message="it stands there twice")
+                entry = response.Results(
+                    user=name, error=WireError.DUPLICATE_RESOURCE, message="the request names the user twice"
+                )
             yield entry
 
     return answer_in_slices(session.broker, answer, entries(), lambda results: response(results=results))
@@ -202,7 +201,10 @@ def _credentials(made: Any, name: str, user: User | None) -> Any:
 
 
 def alter_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AlterUserScramCredentials: changes of one user are applied together; users succeed or fail independently."""
+    """AlterUserScramCredentials: all changes of one user are applied together.
+
+    An error of one user does not affect others.
+    """
     response = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS)
     body = response(results=[])
     gathering = Gathering(answer, body)
@@ -248,26 +250,33 @@ def _user_error(error: BrokerError) -> WireError:
 
 
 def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
-    """Return the new verifier of each mechanism, None for a deleted one. Raises Refused."""
+    """Return the new verifier of each mechanism; None for a deleted one. Raises Refused."""
     found: dict[Mechanism, Verifier | None] = {}
     for one in changes:
         mechanism = MECHANISMS.get(one.mechanism)
         if mechanism is None:
-            raise Refused(WireError.UNSUPPORTED_SASL_MECHANISM, "there are SCRAM-SHA-256 (1) and SCRAM-SHA-512 (2)")
+            raise Refused(
+                WireError.UNSUPPORTED_SASL_MECHANISM,
+                f"unknown mechanism (use 1 for SCRAM-SHA-256 or 2 for SCRAM-SHA-512) mechanism={one.mechanism}",
+            )
         if mechanism in found:
-            raise Refused(WireError.DUPLICATE_RESOURCE, "a mechanism stands there twice")
+            raise Refused(WireError.DUPLICATE_RESOURCE, "the request changes the same mechanism twice")
         found[mechanism] = _verifier(one, mechanism) if hasattr(one, "salt") else None
     return found
 
 
 def _verifier(one: Any, mechanism: Mechanism) -> Verifier:
-    """Return the verifier of a password that the client has salted. Raises Refused."""
+    """Return the verifier for a password that the client has salted. Raises Refused."""
     if one.iterations not in ITERATIONS_RANGE:
         limits = f"{ITERATIONS_RANGE[0]} to {ITERATIONS_RANGE[-1]}"
-        raise Refused(WireError.UNACCEPTABLE_CREDENTIAL, f"there are {limits} iterations")
+        raise Refused(
+            WireError.UNACCEPTABLE_CREDENTIAL,
+            f"number of iterations is out of range iterations={one.iterations} limits={limits}",
+        )
     salt, salted = bytes(one.salt), bytes(one.salted_password)
     if not is_salt(salt) or len(salted) != mechanism.key_bytes:
         raise Refused(
-            WireError.UNACCEPTABLE_CREDENTIAL, "a salt has 1 to 64 bytes, a salted password those of its hash"
+            WireError.UNACCEPTABLE_CREDENTIAL,
+            "salt must have 1 to 64 bytes, and the salted password as many bytes as the hash",
         )
     return verifier_of(salted, mechanism, salt=salt, iterations=one.iterations)
