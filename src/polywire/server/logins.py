@@ -31,9 +31,8 @@ LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "kafka", "polywire"})  # proto
 NAMELESS_WIRES: Final = frozenset(
     {"flux", "kafka07"}
 )  # protocols without a login; their clients are served as ``anonymous``
-LOGIN_SECONDS_MAX: Final = (
-    10  # seconds for a client to log in; checking a password takes 40 ms, and a slow network a second or two
-)
+# seconds for a client to log in; checking a password takes 40 ms, and a slow network a second or two
+LOGIN_SECONDS_MAX: Final = 10
 USERS_RESERVED: Final = 1_024  # slots for users who have logged in; with few slots, a quarter of them
 ADMINISTRATORS_RESERVED: Final = 16  # slots for users who can manage the server; with few slots, an eighth of them
 STRANGERS_RESERVED: Final = 256  # slots for logins that ``anonymous`` cannot take; with few slots, half of them

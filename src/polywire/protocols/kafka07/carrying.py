@@ -46,15 +46,18 @@ TYPE_AT: Final = LENGTH_BYTES
 TOPIC_AT: Final = TYPE_AT + 2
 PRODUCING: Final = frozenset({RequestType.PRODUCE, RequestType.MULTIPRODUCE})
 SINGLE: Final = frozenset({RequestType.PRODUCE, RequestType.FETCH, RequestType.OFFSETS})
-_SIZE_BYTES: Final = 4  # in front of an entry of a MULTIFETCH's answer
+_SIZE_BYTES: Final = 4  # size field before each entry of a MULTIFETCH response
 
 Then = Callable[[bytes], None]
-"""Takes a whole answer."""
+"""Called with a complete response."""
 
 
 class KafkaLink(AnsweredLink[tuple[Then, int]]):
-    """A link to one shard. Guards: ``_settled`` of the ``_sent`` sets are known to be stored; who asks does so with how many were sent
-    before."""
+    """A link to one shard.
+
+    Of the ``_sent`` message sets, ``_settled`` are known to be stored. Each pending request is remembered with the
+    number of sets that were sent before it, because its response confirms these.
+    """
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
         super().__init__(shards, shard, owner)
@@ -62,28 +65,28 @@ class KafkaLink(AnsweredLink[tuple[Then, int]]):
         self._topic = b""
 
     def produce(self, frame: bytes, topic: bytes) -> None:
-        """Send sets, of this topic among others."""
+        """Send message sets. ``topic`` is one of their topics."""
         self._sent += 1
         self._topic = topic
         self.write(frame)
 
     def ask(self, frame: bytes, then: Then) -> None:
-        """Send a request that is answered."""
+        """Send a request that has a response."""
         self._asked.append((then, self._sent))
         self.write(frame)
 
     def settle(self, then: Then) -> None:
-        """Have all sets sent so far stored."""
+        """Call ``then`` when all message sets that were sent so far are stored."""
         self.ask(encode_fetch(self._topic, 0, 0, 0), then)
 
     @property
     def is_dirty(self) -> bool:
-        """Whether it is not known of a set whether it was stored."""
+        """Whether there are message sets that may not be stored yet."""
         return self._sent > self._settled
 
     @property
     def owes(self) -> bool:
-        """Whether its end would lose unconfirmed sets or answers."""
+        """Whether unconfirmed message sets or responses would be lost if the link ended."""
         return self.is_dirty or bool(self._asked)
 
     def _take_answer(self, received: bytearray, at: int) -> int:
@@ -98,11 +101,14 @@ class KafkaLink(AnsweredLink[tuple[Then, int]]):
         return end
 
     def _not_answered(self, asked: tuple[Then, int]) -> None:
-        """The connection has ended with the link."""
+        """Do nothing, because the client's connection is closed when a link is lost."""
 
 
 class CarryingKafkaSession(CarryingSession, KafkaSession):
-    """One peer. ``_owed``: how many answers of other shards are waited for; nothing is handled meanwhile."""
+    """The session of one client.
+
+    While responses of other shards are missing (``_owed`` of them), no request is handled.
+    """
 
     __slots__ = ("_links", "_owed", "_shards")
 
@@ -123,10 +129,10 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         self._links: Final = Links(partial(_link, shards, self))
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Whether a request is unanswered."""
         return self._owed > 0 or super().owes()
 
-    # Where frames go
+    # Distribution of frames
 
     def _receive(self, data: memoryview) -> int:
         at = self._wanted = 0
@@ -145,7 +151,7 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         return at
 
     def _frame_end(self, data: memoryview, at: int) -> int:
-        """Where the frame at ``at`` ends, 0 while not all of it is there. Raises PeerError."""
+        """Return the end of the frame at ``at``, or 0 if it is incomplete. Raises PeerError."""
         if len(data) - at < LENGTH_BYTES:
             return 0
         end = at + LENGTH_BYTES + frame_length(data, at)
@@ -155,8 +161,10 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         return 0
 
     def _take_own(self, data: memoryview, start: int) -> int | None:
-        """Hand sets of our own shard on, as many frames as follow each other; returns how many bytes were taken, None where there is no such
-        frame. Raises PeerError."""
+        """Handle consecutive frames for this shard, and return how many bytes were consumed.
+
+        The result is None if the frame at ``start`` is not for this shard. Raises PeerError.
+        """
         end, own = start, self._shards.own
         while (after := self._frame_end(data, end)) and _kind(data, end) is RequestType.PRODUCE:
             if self._place(_topic(data, end), creates=True) != own:
@@ -165,7 +173,10 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         return super()._receive(data[start:end]) if end > start else None
 
     def _take_carried(self, data: memoryview, at: int, end: int) -> int:
-        """Take a frame that is not ours, or reads; 0 when it must wait, and be offered again. Raises PeerError."""
+        """Handle a frame for another shard, or a read.
+
+        Return 0 if it must wait and be offered again. Raises PeerError.
+        """
         kind = _kind(data, at)
         if kind not in PRODUCING and not self._is_settled():
             return 0
@@ -185,7 +196,7 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         return end - at
 
     def _read(self, data: memoryview, at: int, end: int, request: Any) -> None:
-        """A request of very many entries was read."""
+        """Handle a request with very many entries, after it was parsed."""
         large, self._large = self._large, None
         try:
             if isinstance(request, PeerError):
@@ -199,7 +210,10 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         self._go_on()
 
     def _place(self, topic: bytes, *, creates: bool) -> int:
-        """The shard of a topic; our own, which says what is wrong, where there is none. creates: one that is nowhere begins now."""
+        """Return the shard of a topic, or this shard, which then reports an error if the topic does not exist.
+
+        With ``creates``, a topic that does not exist gets a shard now.
+        """
         own = self._shards.own
         try:
             name = topic_name(topic)
@@ -213,7 +227,10 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         return shard
 
     def _is_settled(self) -> bool:
-        """Whether all that was produced is stored, in whatever shard; what is not yet is waited for. Raises PeerError."""
+        """Return whether all message sets produced so far are stored, in any shard.
+
+        If not, start to wait for them. Raises PeerError.
+        """
         self._settle_links()
         if self._dirty:
             self._settle(_nothing)
@@ -225,10 +242,13 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
                 self._owed += 1
                 link.settle(self._settled_there)
 
-    # Carrying
+    # Forwarding
 
     def _send(self, shard: int, frame: bytes, topic: bytes, kind: RequestType) -> None:
-        """Have a request carried out by another shard; what is asked behind a new topic finds it."""
+        """Forward a request to another shard.
+
+        If it creates a topic, later requests wait until the topic exists.
+        """
         link = self._links.to(shard)
         if kind not in PRODUCING:
             self._owed += 1
@@ -248,7 +268,10 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         self._go_on()
 
     def _spread(self, data: memoryview, request: Request) -> bool:
-        """Have the entries of a request carried out where their topics lie; False when all of them are ours. Raises PeerError."""
+        """Forward the entries of a request to the shards of their topics.
+
+        Return False if all are for this shard. Raises PeerError.
+        """
         assert not isinstance(request, Offsets), "it has one topic"
         creates = isinstance(request, Produce)
         places = [self._place(entry.topic, creates=creates) for entry in request.entries]
@@ -285,23 +308,28 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
             self._owed += 1
             self._links.to(shard).ask(encode_multifetch(entries), partial(came, shard))
 
-    # What links tell
+    # Called by links
 
     def link_lost(self, shard: int) -> None:
-        """A process has ended: what it was sent may be stored, or not, and the wire has no word for that."""
+        """Close the connection.
+
+        The process has ended, so it is unknown which message sets are stored, and the protocol has no error response
+        for that.
+        """
         link = self._links.forget(shard)
         if link is not None and link.owes:
             self._fail(PeerError("the process that owns a topic has exited, or rejected a message set", fatal=True))
 
-    # The end
+    # End of the connection
 
     def _end_when_done(self) -> None:
-        if self._owed == 0 and self._phase is ENDING:  # the connection lasts until what was produced over it is stored
+        # the connection stays open until everything that was produced over it is stored
+        if self._owed == 0 and self._phase is ENDING:
             self._settle_links()
         super()._end_when_done()
 
     def close(self) -> None:
-        """The connection is gone; what was produced over it goes on to where it belongs."""
+        """Close the links after sending everything that was produced."""
         super().close()
         for link in self._links:
             if link.is_dirty:
@@ -315,19 +343,19 @@ def _link(shards: Shards, owner: LinksOwner, shard: int) -> KafkaLink:
 
 
 def _kind(data: memoryview, at: int) -> RequestType | None:
-    """Return the type of a frame, None for an unknown one."""
+    """Return the type of a frame, or None if it is unknown."""
     number = int.from_bytes(data[at + TYPE_AT : at + TOPIC_AT], "big")
     return RequestType(number) if number <= max(RequestType) else None
 
 
 def _topic(data: memoryview, at: int) -> bytes:
-    """Return the topic of a frame; arbitrary bytes if it names none."""
+    """Return the topic of a frame. If the frame names none, the result is arbitrary."""
     begin = at + TOPIC_AT + 2
     return bytes(data[begin : begin + int.from_bytes(data[at + TOPIC_AT : begin], "big")])
 
 
 def _merged(entries: Sequence[tuple[int, memoryview]]) -> bytes:
-    """The answer to MULTIFETCH with these errors and sets."""
+    """Return the response to a MULTIFETCH with these errors and message sets."""
     parts: list[bytes | memoryview] = []
     for error, message_set in entries:
         parts += [answer_head_of(len(message_set), error), message_set]
@@ -336,9 +364,9 @@ def _merged(entries: Sequence[tuple[int, memoryview]]) -> bytes:
 
 
 def answer_head_of(size: int, error: int) -> bytes:
-    """The head of one entry of such an answer."""
+    """Return the head of one entry of a MULTIFETCH response."""
     return (size + 2).to_bytes(_SIZE_BYTES, "big") + error.to_bytes(2, "big", signed=True)
 
 
 def _nothing() -> None:
-    """Do nothing: the request is checked again."""
+    """Do nothing, because the request is checked again later."""

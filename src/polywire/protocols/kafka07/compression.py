@@ -1,6 +1,6 @@
 """Decompress message sets under a limit (spec: kafka-0.7#wrappers).
 
-The limit covers all compressed messages of one request together, whatever sizes they claim. Order is preserved.
+The limit applies to all compressed messages of one request together, whatever sizes they claim. Order is preserved.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from polywire.records.inflate import (
 )
 from polywire.types import Buffer
 
-EXPANDED_BYTES_MAX: Final = 16 * 1024 * 1024 - 4  # of one request; expanding it takes several times as much memory
-NESTING_MAX: Final = 8  # wrappers within wrappers; clients write at most two
+# limit for one request; decompressing it takes several times as much memory
+EXPANDED_BYTES_MAX: Final = 16 * 1024 * 1024 - 4
+NESTING_MAX: Final = 8  # levels of wrappers within wrappers; clients write at most two
 
 _I32: Final = Struct(">i")
-_HEAD_BYTES: Final = 10  # of a wrapper: size, magic, attributes, CRC
+_HEAD_BYTES: Final = 10  # size of a wrapper's head: size, magic, attributes, CRC
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
@@ -42,7 +43,7 @@ class ExpandsTooFar(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class PlainSet:
-    """A checked set without wrappers: its range, records and longest value."""
+    """A checked message set without wrappers: its range in the data, its number of records, and its longest value."""
 
     data: Buffer
     start: int
@@ -52,12 +53,13 @@ class PlainSet:
 
 
 OpenedSet = tuple[ProduceEntry, list[PlainSet] | PeerError]
-"""A set of a request with its content, or the reason for refusing it."""
+"""A message set of a request, with its content or the reason for rejecting it."""
 
 
 class Expander:
-    """Expands the wrappers of one request. ``_left`` is the rest of the limit; each wrapper counts as at least
-    ``PART_BYTES_MIN``.
+    """Decompresses the wrappers of one request.
+
+    ``_left`` is how many bytes may still be decompressed. Each wrapper counts as at least ``PART_BYTES_MIN``.
     """
 
     __slots__ = ("_bytes_max", "_left")
@@ -66,9 +68,13 @@ class Expander:
         self._left = self._bytes_max = bytes_max
 
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet]:
-        """Return the set as plain sets in order; raise PeerError if it is invalid or expands too far."""
+        """Return the message set as sets without wrappers, in order.
+
+        Raises PeerError if it is invalid or expands too far.
+        """
         is_sound, records, wrappers, longest = survey(data, start, stop)
-        is_stray = depth > 0 and 0 < stop - start < _I32.size  # dropping it silently would lose a message
+        # if these bytes were ignored, a message could be lost without an error
+        is_stray = depth > 0 and 0 < stop - start < _I32.size
         if not is_sound or is_stray:
             raise PeerError("message set is damaged", fatal=True)
         if not wrappers:
@@ -110,9 +116,9 @@ class Expander:
 
 
 def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> list[OpenedSet]:
-    """Expand the sets of one request, up to the first refused one.
+    """Decompress the message sets of one request, up to the first rejected one.
 
-    Raises ExpandsTooFar for a limit below ``EXPANDED_BYTES_MAX``.
+    If ``bytes_max`` is below ``EXPANDED_BYTES_MAX`` and too small, raises ExpandsTooFar.
     """
     expander = Expander(bytes_max)
     found: list[OpenedSet] = []
@@ -122,13 +128,14 @@ def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> 
         except PeerError as error:
             if isinstance(error, ExpandsTooFar) and bytes_max < EXPANDED_BYTES_MAX:
                 raise
-            found.append((entry, error.with_traceback(None)))  # its frames reference the expanded data, and this list
+            # the traceback's frames refer to the decompressed data, and to this list
+            found.append((entry, error.with_traceback(None)))
             break
     return found
 
 
 def wrap(message_set: bytes, codec: CompressionCodec) -> bytes:
-    """Return a set as one compressed message; unchanged for ``NONE``."""
+    """Return a message set as one compressed message. With the codec ``NONE``, return it unchanged."""
     match codec:
         case CompressionCodec.NONE:
             return message_set

@@ -1,7 +1,8 @@
 """Decode Kafka 0.7 produce requests: records from a receive buffer, or message sets one by one.
 
-One call handles one received buffer, creates no Python object per record, and verifies every CRC. A frame is handled in
-bulk only if all of its message sets are valid and uncompressed. Other frames go to the parser in ``messages``.
+One call handles a whole receive buffer, creates no Python object per record, and verifies every CRC. A frame is handled
+on this fast path only if all of its message sets are valid and uncompressed. Other frames go to the parser in
+``messages``.
 
 A message set (spec: kafka-0.7#messages) is a sequence of entries; numbers are big-endian::
 
@@ -47,19 +48,19 @@ else:
         store_u32,
     )
 
-RUN_RECORDS_MAX: Final = (
-    32_768  # records of one run: fits a MULTIPRODUCE with the largest possible count of one-message entries
-)
-RUN_GROUPS_MAX: Final = 64  # (topic, partition) groups of one run; they are searched linearly
+# records of one run; enough for a MULTIPRODUCE with the maximum number of entries of one message each
+RUN_RECORDS_MAX: Final = 32_768
+RUN_GROUPS_MAX: Final = 64  # groups (topic, partition) of one run; they are searched linearly
 FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # spec: kafka-0.7#connections
 PAYLOAD_BYTES_MAX: Final = (
-    # limit that clients are configured with (spec: kafka-0.7#client-settings); longer values go to the precise path
+    # limit that clients are configured with (spec: kafka-0.7#client-settings); frames with longer values are parsed by
+    # ``messages``
     1_000_000
 )
 
 MORE: Final = 0  # the data ends inside a frame
-FRAME: Final = 1  # a complete frame for the precise path, or one with an impossible length
-FULL: Final = 2  # the run is full, continue with the next one
+FRAME: Final = 1  # next is a complete frame for the parser in ``messages``, or a frame with an impossible length
+FULL: Final = 2  # the run is full; continue with another run
 
 _RECORDS_MAX = cython.declare(cython.Py_ssize_t, 32_768)
 _GROUPS_MAX = cython.declare(cython.Py_ssize_t, 64)
@@ -94,11 +95,13 @@ def _i32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 
 
 class RecordSpans:
-    """Records of one run; reused, one per listener.
+    """The records of one run. A listener has one object and reuses it.
 
-    spans: i64, four per record, as for ``from_spans``. flags: u8, and crcs: u32, per record, as stored. groups_of,
-    sets_of: i32 per record, the numbers of its (topic, partition) group and of its set. groups: i64, four per group:
-    topic's position and length, partition, first record. counts: i64, numbers of records, groups and sets.
+    * ``spans``: i64, four per record, as for ``from_spans``.
+    * ``flags``, ``crcs``: u8 and u32 per record, as stored.
+    * ``groups_of``, ``sets_of``: i32 per record, the numbers of its (topic, partition) group and of its message set.
+    * ``groups``: i64, four per group: position and length of the topic, partition, first record.
+    * ``counts``: i64, numbers of records, groups and sets.
     """
 
     __slots__ = ("counts", "crcs", "flags", "groups", "groups_of", "sets_of", "spans")
@@ -152,9 +155,9 @@ def _take_set(
     crcs: cython.p_uchar,
     record: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Enter a plain, valid set's records from number ``record`` on; return the next number.
+    """Store the records of an uncompressed, valid set, beginning with number ``record``. Return the next number.
 
-    Returns -1 if the set is not plain and valid, -2 if there is no space.
+    The result is -1 if the set is compressed or invalid, and -2 if there is no space.
     """
     at: cython.Py_ssize_t = start
     size: cython.longlong
@@ -192,7 +195,7 @@ def _take_set(
 @cython.nogil
 @cython.exceptval(check=False)
 def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the end of the produce entry at ``at``; -1 if it does not fit."""
+    """Return the end of the produce entry at ``at``, or -1 if it is malformed."""
     size: cython.longlong
     if stop - at < 2:
         return -1
@@ -211,8 +214,9 @@ def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_s
 def _group_of(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, found: _BorrowedSpans, last: cython.Py_ssize_t
 ) -> cython.Py_ssize_t:
-    """Return the group number of the entry at ``at``, entering a new one; -1 if there is no space. ``last``: searched
-    first.
+    """Return the group number of the entry at ``at``, or -1 if there is no space for a new group.
+
+    The group ``last`` is checked first.
     """
     groups: cython.p_uchar = found.groups.p
     size: cython.Py_ssize_t = _i16(p, at)
@@ -253,9 +257,9 @@ def _take_entry(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Enter the records of a produce entry and return its group.
+    """Store the records of a produce entry, and return its group.
 
-    Returns -1 if the entry is not for this path, -2 if there is no space.
+    The result is -1 if ``messages`` must parse the entry, and -2 if there is no space.
     """
     group: cython.Py_ssize_t = _group_of(p, at, found, last)
     record: cython.Py_ssize_t
@@ -282,7 +286,10 @@ def _take_frame(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Enter the records of the frame whose type is at ``at``; return its last group, or -1 or -2 as ``_take_entry``."""
+    """Store the records of the frame whose type is at ``at``.
+
+    Return its last group, or -1 or -2 as ``_take_entry`` does.
+    """
     count: cython.longlong = 1
     end: cython.Py_ssize_t
     if p[at] != 0 or (p[at + 1] != 0 and p[at + 1] != 3):
@@ -310,11 +317,13 @@ def _take_frame(
 
 
 def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int, int]:
-    """Take the run of produce frames at ``start``: (reason, position after the run, end of the next frame).
+    """Store the run of produce frames at ``start`` in ``run``.
 
-    bytes_max: limit of the frames; a longer one goes to the precise path. For FRAME, the end is that of the frame, or
-    its position if its length is impossible; otherwise it equals the position. The records are in ``run``. Raises
-    ValueError if the arguments do not fit the buffer.
+    Return (reason, position after the run, end of the next frame).
+
+    ``bytes_max`` is a limit for a frame; longer frames are parsed by ``messages``. If the reason is FRAME, the third
+    number is the end of that frame, or its position if its length is impossible. Otherwise it is the position after the
+    run. Raises ValueError if the arguments do not fit the buffer.
     """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
@@ -329,7 +338,7 @@ def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
     reason: cython.int = 0
     size: cython.longlong = 0
     if at < 0 or at > limit or limit > lent.size:
-        raise ValueError(f"scan outside its buffer start={start} stop={stop}")
+        raise ValueError(f"range is outside the buffer start={start} stop={stop}")
     while limit - at >= 4:
         size = _i32(lent.p, at)
         if size < 2 or size > _FRAME_MAX:
@@ -355,7 +364,10 @@ def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
 def _survey(
     p: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, found: cython.p_longlong
 ) -> cython.bint:
-    """Return whether a set is valid; its number of records, of wrappers, and its longest value go to ``found``."""
+    """Return whether a message set is valid.
+
+    Store its numbers of records and wrappers and its longest value in ``found``.
+    """
     at: cython.Py_ssize_t = start
     size: cython.longlong
     head: cython.Py_ssize_t
@@ -381,16 +393,16 @@ def _survey(
 
 
 def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
-    """Check a set, CRCs included: (whether it is valid, records, wrappers, longest value).
+    """Check a message set with its CRCs. Return (whether it is valid, records, wrappers, longest value).
 
-    Other threads run meanwhile. Raises ValueError for a range outside of the buffer.
+    The GIL is released. Raises ValueError for a range outside the buffer.
     """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
     sound: cython.bint
     if at < 0 or at > limit or limit > lent.size:
-        raise ValueError(f"set outside its buffer start={start} stop={stop}")
+        raise ValueError(f"range is outside the buffer start={start} stop={stop}")
     if cython.compiled:
         found = cython.declare(cython.longlong[3])
     else:
@@ -418,12 +430,15 @@ def _next_wrapper(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.P
 
 
 def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
-    """Return the first compressed message of a checked set: (position of its entry, end, codec), or (stop, stop, 0)."""
+    """Return the first compressed message of a checked set: (position of its entry, end, codec).
+
+    If there is none, return (stop, stop, 0).
+    """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
     if at < 0 or limit > lent.size:
-        raise ValueError(f"set outside its buffer start={start} stop={stop}")
+        raise ValueError(f"range is outside the buffer start={start} stop={stop}")
     with cython.nogil:
         at = _next_wrapper(lent.p, at, limit)
     if at >= limit:
@@ -432,10 +447,10 @@ def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
 
 
 def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int]:
-    """Enter records of a checked set without wrappers until ``run`` is full or has ``bytes_max`` bytes of values, at
-    least one.
+    """Store records of a checked set without wrappers. Return (position after them, number of records).
 
-    Returns (position after them, records). Groups and sets are unchanged.
+    Stops when ``run`` is full or has ``bytes_max`` bytes of values, but stores at least one record. Groups and sets do
+    not change.
     """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
@@ -446,7 +461,7 @@ def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
     size: cython.longlong
     head: cython.Py_ssize_t
     if at < 0 or limit > lent.size:
-        raise ValueError(f"set outside its buffer start={start} stop={stop}")
+        raise ValueError(f"range is outside the buffer start={start} stop={stop}")
     while limit - at >= 4 and record < _RECORDS_MAX:
         size = _i32(lent.p, at)
         if size < 5 or size > limit - at - 4:
@@ -472,13 +487,13 @@ def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
 
 @cython.cfunc
 def _put_rows(run: RecordSpans, rows: Lendable, group: cython.int) -> cython.Py_ssize_t:
-    """Put the numbers of a group's records into ``rows``; return their count."""
+    """Write the numbers of a group's records into ``rows``, and return how many there are."""
     groups: Lent = lend(run.groups_of)
     target: Lent = lend_writable(rows)
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = 0
     if target.size > groups.size:
-        raise ValueError(f"records outside of the run bytes={target.size}")
+        raise ValueError(f"rows are outside the run bytes={target.size}")
     for i in range(target.size // 4):
         if load_i32(groups.p, 4 * i) == group:
             store_u32(target.p, 4 * n, i)
@@ -505,15 +520,15 @@ def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
     for i in range(count):
         row = load_i32(chosen.p, 4 * i)
         if row < 0 or row >= _RECORDS_MAX:
-            raise ValueError(f"record outside of the run row={row}")
+            raise ValueError(f"row is outside the run row={row}")
         store_u32(target.p, 4 * i, load_u32(source.p, 4 * row))
     return crcs
 
 
 def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) -> array[int]:
-    """Return a partition (i32) for each record, at random but the same for all of one set, for partition -1 in PRODUCE.
+    """Return a partition (i32) for each record: a random partition for each message set.
 
-    Source: spec: kafka-0.7#topics-and-partitions.
+    This is for PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
     """
     sets: Lent = lend(run.sets_of)
     chosen: Lent = lend(rows)
@@ -530,7 +545,7 @@ def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) ->
     for i in range(count):
         row = load_i32(chosen.p, 4 * i)
         if row < 0 or row >= _RECORDS_MAX:
-            raise ValueError(f"record outside of the run row={row}")
+            raise ValueError(f"row is outside the run row={row}")
         x = (load_u32(sets.p, 4 * row) + salt) & 0xFFFFFFFF
         x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
         x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-any-return"
 """Encode stored batches as Kafka 0.7 messages: one call per read, into a reusable buffer.
 
-The bytes at an address never change (spec: kafka-0.7#virtual-addresses). A record is cut only where the protocol
+The bytes at an address never change (spec: kafka-0.7#virtual-addresses). A record is truncated only where the protocol
 requires it. Batches must be valid.
 
 A record is encoded as ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address. Its magic is 1 unless its
@@ -31,16 +31,19 @@ else:
 
 DONE: Final = 0  # all batches are written
 FULL: Final = 1  # the next record does not fit
-CUT: Final = 2  # the first record exceeds the limit and was cut
-HOLE: Final = 3  # no record is at the address
-PACKED: Final = 4  # a compressed batch is next
+CUT: Final = 2  # the first record is longer than the limit and was truncated
+HOLE: Final = 3  # there is no record at the address (a hole, left by compaction)
+PACKED: Final = 4  # the next batch is compressed
 
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 
 
 @cython.cclass
 class _Place:
-    """State of writing: next address, bytes written, and limit. ``skips``: holes are skipped and count as written."""
+    """The state of writing: next address, bytes written, and limit.
+
+    If ``skips`` is set, holes are skipped and count as written.
+    """
 
     if cython.compiled:
         out: Lent
@@ -115,7 +118,7 @@ def _put_part(
     skipped: cython.longlong,
     place: _Place,
 ) -> cython.bint:
-    """Write as much of a record as the limit allows, from its byte ``skipped`` on; return whether that was all."""
+    """Write a record from its byte ``skipped`` on, up to the limit. Return whether it was written completely."""
     value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * record)
     length: cython.longlong = load_i32(p, places[0] + 4 * record + 4) - load_i32(p, places[0] + 4 * record)
     size: cython.longlong = head + length - skipped
@@ -138,7 +141,7 @@ def _put_part(
 
 @cython.cfunc
 def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, place: _Place) -> cython.int:
-    """Write the batch's records from the address on; return DONE, FULL, CUT, HOLE or PACKED."""
+    """Write the batch's records, beginning at the address. Return DONE, FULL, CUT, HOLE or PACKED."""
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
     else:
@@ -189,7 +192,10 @@ def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 @cython.cfunc
 def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, place: _Place) -> cython.int:
-    """Write the chunk's batches from the address on; ``place.position`` is the batch at which it stopped."""
+    """Write the records of the chunk's batches, beginning at the address.
+
+    If it stops early, ``place.position`` is the batch at which it stopped.
+    """
     reason: cython.int
     place.position = 0
     while size - place.position >= _HEADER_BYTES:
@@ -208,9 +214,11 @@ def put_entries(
 ) -> tuple[int, int, int, int]:
     """Write the bytes from ``address`` on into ``out`` at ``at``, at most ``limit``.
 
-    chunks: stored batches back to back, in offset order. written: bytes of this answer before ``at``; if there are any,
-    no record is cut. Returns (reason, bytes written now, chunk and position of the batch at which it stopped). For
-    HOLE, PACKED and FULL everything before was written. Raises ValueError if ``out`` is too small.
+    ``chunks`` are consecutive stored batches in offset order. ``written`` is the size of this response before ``at``;
+    if it is not 0, no record is truncated.
+
+    Returns (reason, bytes written by this call, chunk and position of the batch at which it stopped). For HOLE, PACKED
+    and FULL, everything before that was written. Raises ValueError if ``out`` is too small.
     """
     place: _Place = _Place(out, at, limit, address, written)
     lent: Lent
@@ -218,7 +226,7 @@ def put_entries(
     number: cython.Py_ssize_t = 0
     reason: cython.int = 0
     if at < 0 or place.limit < 0 or place.limit > place.out.size - begun:
-        raise ValueError(f"answer outside its buffer position={at} limit={limit} size={place.out.size}")
+        raise ValueError(f"output is outside the buffer position={at} limit={limit} size={place.out.size}")
     for number in range(len(chunks)):
         lent = lend(chunks[number])
         reason = _put_chunk(lent.p, lent.size, place)
@@ -228,7 +236,9 @@ def put_entries(
 
 
 def gather_entries(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
-    """Write the records within ``limit`` bytes of addresses from ``address`` on into ``out``, adjacent despite holes.
+    """Write the records in ``limit`` bytes of addresses from ``address`` on into ``out``.
+
+    Holes between them are omitted.
 
     Stops at a compressed batch. Returns (bytes written, address after the last record). Raises ValueError if ``out`` is
     too small.
@@ -238,7 +248,7 @@ def gather_entries(chunks: Sequence[Lendable], address: int, limit: int, out: Bu
     chunk: object
     place.skips = True
     if place.limit < 0 or place.limit > place.out.size:
-        raise ValueError(f"answer outside its buffer limit={limit} size={place.out.size}")
+        raise ValueError(f"output is outside the buffer limit={limit} size={place.out.size}")
     for chunk in chunks:
         lent = lend(chunk)
         if _put_chunk(lent.p, lent.size, place) != 0:

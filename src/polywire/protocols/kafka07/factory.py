@@ -44,7 +44,11 @@ class Kafka07Factory:
     def __init__(
         self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None, shards: Shards | None = None
     ) -> None:
-        """off_loop: the process's, where it has one. shards: whose requests sessions carry; without them there are no others."""
+        """Create the factory.
+
+        ``off_loop`` is the queue for large requests, shared by the process. ``shards`` is None if there are no other
+        shards.
+        """
         self._shards: Final = shards
         self._broker = broker
         self._producer = Producer(broker)
@@ -57,7 +61,7 @@ class Kafka07Factory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether a frame begins with a possible length, one of five types and the start of a topic's name."""
+        """Return whether a frame begins with a valid length, one of the five types and the start of a topic name."""
         length = int.from_bytes(prefix[:4], "big")
         if len(prefix) < 4:
             return None if prefix[:1] <= _FIRST_BYTE_MAX else False

@@ -26,16 +26,19 @@ from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 
-BLOCK_BYTES: Final = 1024 * 1024 + 4096  # of an answer's buffer: fits a requested megabyte and its head
-ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH, shared by its entries; later ones get less
-SHARE_BYTES_MIN: Final = 64 * 1024  # of an entry's share
-ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: long first records may exceed their share
-# read beyond the limit: stored batches have headers, and may begin before the address
+BLOCK_BYTES: Final = 1024 * 1024 + 4096  # size of a buffer for responses; fits a requested megabyte and its head
+# size limit of a MULTIFETCH response, which its entries share; later entries get less
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+SHARE_BYTES_MIN: Final = 64 * 1024  # minimum size of an entry's share
+# entries beyond this size get no data, because long first records may exceed their share
+ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024
+# how much more is read than requested, because stored batches have headers and may begin before the address
 READ_ROOM_BYTES: Final = 64 * 1024
-SMALL_ENTRY_BYTES: Final = 64 * 1024  # an entry with fewer bytes waits for data that must be fetched
-READS_MAX: Final = 8  # of one entry
-BRIDGES_MAX: Final = 32  # bridged holes of one entry: a wrapper takes some 0.1 ms
-READ_CURSORS_MAX: Final = 256  # partitions with a remembered position per connection
+# an entry waits for data that must be read from disk only if it has fewer bytes than this
+SMALL_ENTRY_BYTES: Final = 64 * 1024
+READS_MAX: Final = 8  # reads for one entry
+BRIDGES_MAX: Final = 32  # filled holes per entry; a wrapper takes about 0.1 ms
+READ_CURSORS_MAX: Final = 256  # partitions whose read position is remembered per connection
 HEAD_BYTES: Final = 6
 ENTRY_HEAD_BYTES: Final = 10
 
@@ -48,23 +51,21 @@ _place: Final = header_fields("length", "base_offset")
 
 
 class ReadCursor(NamedTuple):
-    """Expected next position of a reader in a partition: ``address``, reached by a read from ``offset``."""
+    """Where a client's next read from a partition is expected: at ``address``, in the batch at ``offset``."""
 
     address: int
     offset: int
 
     def serves(self, address: int, first_offset: int) -> bool:
-        """Return whether a fetch from this byte address may begin at ``offset``."""
+        """Return whether a fetch from this address can begin to read at ``offset``."""
         return self.address == address and self.offset >= first_offset
 
 
 class FetchReply:
-    """An answer being built.
+    """A response that is being built.
 
-    Invariant: entries before ``_number`` are in ``_parts`` and ``_blocks[-1][_begun:_at]``, a block of which
-    ``_capacity`` is used. No read is held between calls. A callback counts only while its number is ``_awaited``.
-
-    done: gets the answer's parts and a function to call once they were sent.
+    Entries before ``_number`` are complete: they are in ``_parts`` and ``_blocks[-1][_begun:_at]``. ``_capacity`` bytes
+    of that block may be used. No read is held between calls. A callback is ignored unless its number is ``_awaited``.
     """
 
     __slots__ = (
@@ -99,7 +100,7 @@ class FetchReply:
         *,
         authorize: Authorize,
     ) -> None:
-        """done: gets the answer's parts and what to call once they were sent."""
+        """Create the response. ``done`` gets its parts, and a function to call when they were sent."""
         self._authorize = authorize
         self._broker = broker
         self._reply_buffers = reply_buffers
@@ -120,8 +121,8 @@ class FetchReply:
         self._waits_for: Handle | None = None
 
     def run(self) -> None:
-        """Continue as far as possible without waiting; ``done`` is called at the end."""
-        self._waits_for = None  # the handle is obsolete; keeping it would keep this answer and its blocks
+        """Continue until something has to be waited for. At the end, ``done`` is called."""
+        self._waits_for = None  # the handle is obsolete; it refers to this response and its blocks
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
             self._at += HEAD_BYTES if self._fetch.is_multiple else 0
@@ -136,7 +137,7 @@ class FetchReply:
         self._finish()
 
     def cancel(self) -> None:
-        """Cancel the answer."""
+        """Drop the response."""
         if self._waits_for is not None:
             self._waits_for.cancel()
             self._waits_for = None
@@ -144,7 +145,7 @@ class FetchReply:
     # One entry
 
     def _answer_entry(self, entry: FetchEntry) -> bool:
-        """Answer the entry, or begin to; False if something must come first."""
+        """Write the entry. Return False if something must be waited for first."""
         try:
             partition = self._partition(entry)
             if partition is None or not self._has_bytes(partition, entry):
@@ -156,7 +157,10 @@ class FetchReply:
             return True
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
-        """Return the partition, None without topic; raise Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC) or Denied."""
+        """Return the partition, or None if the request names no topic.
+
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC), Denied.
+        """
         name = topic_name(entry.topic)
         self._authorize(Action.FETCH, name)
         if not 0 <= entry.partition < self._broker.partition_count(name):
@@ -165,16 +169,16 @@ class FetchReply:
         return None if topic is None else topic.partitions[entry.partition]
 
     def _has_bytes(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Return whether there is anything to read; raise Missing(OFFSET_OUT_OF_RANGE)."""
+        """Return whether there is anything to read. Raises Missing(OFFSET_OUT_OF_RANGE)."""
         log = partition.log
         if log.next_offset == 0:
-            return False  # at any address (spec: kafka-0.7#reactions)
+            return False  # an empty topic accepts any address (spec: kafka-0.7#reactions)
         if not 0 <= entry.address <= log.next_address:
             raise _out_of_range(entry.address)
         return entry.address < log.next_address and self._size < ANSWER_BYTES_HARD_MAX
 
     def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Find the offset to read from."""
+        """Find the offset at which to start reading."""
         cursor = self._read_cursors.get(partition.incarnation)
         if cursor is not None and cursor.serves(entry.address, partition.log.first_offset):
             return self._read_from(partition, entry, cursor.offset)
@@ -185,7 +189,7 @@ class FetchReply:
         return False
 
     def _found(self, partition: Partition, entry: FetchEntry, found: int | BrokerError) -> None:
-        """The address was looked up."""
+        """Continue after the address was looked up."""
         try:
             if isinstance(found, BrokerError):
                 raise found
@@ -210,14 +214,14 @@ class FetchReply:
         return self._read_on(partition, entry, offset)
 
     def _bytes_wanted(self, entry: FetchEntry) -> int:
-        """Return the stored bytes to read for an entry."""
+        """Return how many stored bytes to read for an entry."""
         return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
 
     def _room(self, entry: FetchEntry) -> int:
         return min(min(entry.bytes_max, self._share) - self._written, self._capacity - self._at)
 
     def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
-        """Read and write until the entry is complete; False if bytes must be fetched first."""
+        """Read and write until the entry is complete. Return False if data must be read from disk first."""
         while True:
             then = partial(self._arrived, partition, entry, offset)
             try:
@@ -225,12 +229,12 @@ class FetchReply:
             except Corrupt:
                 if not self._written:
                     raise
-                break  # records before the damage are intact
+                break  # the records before the damage are intact
             if not isinstance(read, Read):
                 self._waits_for = read
                 if self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
                     return False
-                read.cancel()  # send what is available; the rest will be in memory for the next request
+                read.cancel()  # send what is available; the rest will be in memory when the client reads again
                 break
             if not self._write(partition, entry, offset, read):
                 break
@@ -239,7 +243,7 @@ class FetchReply:
         return True
 
     def _arrived(self, partition: Partition, entry: FetchEntry, offset: int, read: Read | BrokerError) -> None:
-        """Fetched bytes have arrived."""
+        """Continue after a read from disk."""
         try:
             if isinstance(read, BrokerError) and not (isinstance(read, Corrupt) and self._written):
                 raise read
@@ -255,7 +259,7 @@ class FetchReply:
             self.run()
 
     def _write(self, partition: Partition, entry: FetchEntry, offset: int, read: Read) -> bool:
-        """Write a read's records into the block; return whether to read more. Raises Missing, Corrupt."""
+        """Write a read's records into the block. Return whether to read more. Raises Missing, Corrupt."""
         try:
             reason, stopped_at = self._put(list(read.chunks), entry)
         finally:
@@ -272,8 +276,9 @@ class FetchReply:
         return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
 
     def _put(self, chunks: list[memoryview], entry: FetchEntry) -> tuple[int, int]:
-        """Write as much as fits: (reason, offset of the batch at which it stopped). A too long first record gets its
-        own block.
+        """Write records until the limit. Return (reason, offset of the batch at which it stopped).
+
+        A first record that is too long gets its own block.
         """
         while True:
             limit = self._room(entry)
@@ -298,7 +303,10 @@ class FetchReply:
             chunks = [plain, chunk[position + length :], *chunks[number + 1 :]]
 
     def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
-        """Write a substitute for the hole before the first of these records; False to leave it to the next answer."""
+        """Write bytes that replace the hole before the first of these records.
+
+        Return False to leave that to the next response.
+        """
         address, limit = entry.address + self._written, self._room(entry)
         found = holes.hole_at(chunks[0], address)
         if found is None or self._bridges == BRIDGES_MAX:
@@ -318,10 +326,9 @@ class FetchReply:
         return True
 
     def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
-        """Send a first record longer than the entry's share whole, with the hole before it, if the client requested as
-        much.
+        """Send a first record that is longer than the entry's share, with the hole before it, in its own block.
 
-        Source: spec: kafka-0.7#what-breaks.
+        The record is sent completely if the client requested that many bytes (spec: kafka-0.7#what-breaks).
         """
         self._at = self._entry_at
         size = min(entry.bytes_max, hole + longest_payload(batch) + ENTRY_HEAD_BYTES)
@@ -334,7 +341,7 @@ class FetchReply:
             self._read_cursors.clear()
         self._read_cursors[partition.incarnation] = cursor
 
-    # The bytes of the answer
+    # Bytes of the response
 
     def _open_block(self, size: int) -> None:
         if self._at > self._begun:
@@ -354,7 +361,7 @@ class FetchReply:
         self._number += 1
 
     def _put_code(self, error: WireError) -> None:
-        """Replace the entry by one without bytes."""
+        """Replace the entry by an error code without bytes."""
         if self._entry_at != NOT_BEGUN:
             self._at, self._entry_at = self._entry_at, NOT_BEGUN
         if self._capacity - self._at < HEAD_BYTES:
@@ -365,7 +372,7 @@ class FetchReply:
         self._number += 1
 
     def _refuse(self, error: BrokerError) -> None:
-        """End the entry with an error, unless it has bytes already: the next request then gets the error."""
+        """End the entry with an error. If it already has bytes, the client gets the error at its next request."""
         if self._entry_at != NOT_BEGUN and self._written:
             self._end_entry()
         else:

@@ -1,12 +1,12 @@
 """Bytes that replace a hole left by compaction (decision 0119).
 
-A client adds the sizes of messages to an address (spec: kafka-0.7#iterating), so it can pass a hole only if the hole
-contains bytes. The bytes for addresses [a, b) must have the size b - a. There are three ways to fill a hole:
+A client adds the sizes of messages to an address (spec: kafka-0.7#iterating), so it can pass a hole only if the
+response has bytes for it. The bytes for addresses [a, b) must have the size b - a. There are three ways to fill a hole:
 
-    kind      bytes                                                             the client gets   bytes
-    filler    a gzip wrapper around nothing, before a real message              no message        30 and more
-    wrapper   a gzip wrapper around the messages after the hole, at least one   messages          their compressed size and more
-    blank     a plain message of zero bytes                                     a message         10 and more
+    kind      bytes                                                             the client gets   bytes filler    a gzip
+    wrapper around nothing, before a real message              no message        30 and more wrapper   a gzip wrapper
+    around the messages after the hole, at least one   messages          their compressed size and more blank     a
+    plain message of zero bytes                                     a message         10 and more
 
 Wrappers are padded in the gzip header, which every gzip reader skips: ``1f 8b 08 flags 00000000 00 ff | extra field |
 deflate blocks | u32 CRC-32 | u32 size`` (RFC 1952). An extra field has at most 65,535 bytes; longer padding uses empty
@@ -28,23 +28,26 @@ from polywire.records.batch import address_of, record_at_address
 
 FILLER_BYTES_MIN: Final = 30
 BLANK_BYTES_MIN: Final = 10
-PACKED_BYTES_MAX: Final = 4 * 1024  # addresses that one wrapper covers from a small hole on, if messages are short
-MESSAGE_BYTES_MAX: Final = 16 * 1024  # of a message that is packed because of a small hole before it
-STORED: Final = 0  # no compression: costs one copy, however long the message is
-PACKED: Final = -1  # zlib's default
+# size of the addresses that one wrapper covers after a small hole, if messages are short
+PACKED_BYTES_MAX: Final = 4 * 1024
+# size limit of a message that is put in a wrapper because of a small hole before it
+MESSAGE_BYTES_MAX: Final = 16 * 1024
+STORED: Final = 0  # no compression; costs one copy, however long the message is
+PACKED: Final = -1  # zlib's default compression
 
 _GZIP_HEAD: Final = Struct("<BBBBIBB")
 _GZIP_TAIL: Final = Struct("<II")
 _U16: Final = Struct("<H")
-_WRAPPED_BYTES: Final = 10 + _GZIP_HEAD.size + _GZIP_TAIL.size  # of a wrapper beside its deflate blocks
+_WRAPPED_BYTES: Final = 10 + _GZIP_HEAD.size + _GZIP_TAIL.size  # size of a wrapper without its deflate blocks
 _EXTRA, _NAME = 4, 8  # flags of a gzip header
 _EXTRA_BYTES_MAX: Final = 0xFFFF
-_EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # stored, not the last block
+_EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # a stored block that is not the last one
 
 
 def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
-    """Return the size of the hole from ``address`` to the next record of a plain batch, and that record's size; None if
-    there is none.
+    """Return the size of the hole from ``address`` to the next record, and the size of that record.
+
+    Return None if there is no hole. The batch must not be compressed.
     """
     index = record_at_address(batch, address, covering=True)
     if index < 0:
@@ -58,10 +61,10 @@ def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
 def bridge(
     chunks: Sequence[memoryview], address: int, limit: int, *, hole: int, record_bytes: int, begun: bool
 ) -> bytes | None:
-    """Return the bytes of an answer from ``address`` on, at most ``limit``; None if that is impossible.
+    """Return the bytes of a response from ``address`` on, at most ``limit``; None if that is impossible.
 
-    chunks: begin with the batch after the hole. hole, record_bytes: from ``hole_at``. begun: the answer has messages,
-    so the hole may be left to the next one.
+    ``chunks`` begin with the batch after the hole. ``hole`` and ``record_bytes`` are the result of ``hole_at``.
+    ``begun`` says whether the response already has messages, so that the hole can be left to the next response.
     """
     if hole + record_bytes <= limit:
         if hole >= FILLER_BYTES_MIN:
@@ -73,10 +76,10 @@ def bridge(
         return wrapper(messages, end - address) or _blank(hole)
     if begun:
         return None
-    if record_bytes > limit:  # longer than the fetch size: cut, as without a hole
+    if record_bytes > limit:  # the record is longer than the fetch size and is truncated, as without a hole
         return _cut(chunks[0], address + hole, limit)
     size = hole if hole <= limit else min(limit, hole - FILLER_BYTES_MIN)
-    if size < BLANK_BYTES_MIN:  # no message fits before the rest of the hole
+    if size < BLANK_BYTES_MIN:  # the rest of the hole is too small for a message
         whole = _blank(hole)
         return None if whole is None else whole[:limit]
     if record_bytes > size:
@@ -86,8 +89,9 @@ def bridge(
 
 
 def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
-    """Return the message after a hole in a wrapper of ``size`` bytes, or unchanged; None if the rest of the hole could
-    not be bridged.
+    """Return the message after a hole, in a wrapper of ``size`` bytes or unchanged.
+
+    Return None if the rest of the hole could then not be filled.
     """
     packed = wrapper(message, size, level=STORED)
     if packed is None and len(message) <= MESSAGE_BYTES_MAX:
@@ -98,7 +102,7 @@ def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
 
 
 def wrapper(message_set: bytes, size: int, *, level: int = PACKED) -> bytes | None:
-    """Return a set as one gzip message of exactly this size; None if that is too small."""
+    """Return a message set as one gzip message of exactly this size, or None if that is too small."""
     packer = zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
     blocks = packer.compress(message_set) + packer.flush()
     padding = size - _WRAPPED_BYTES - len(blocks)
@@ -117,19 +121,19 @@ def wrapper(message_set: bytes, size: int, *, level: int = PACKED) -> bytes | No
 
 
 def _blank(size: int) -> bytes | None:
-    """Return a message of zero bytes with this size; None if that is too small."""
+    """Return a message of zero bytes that has this size, or None if that is too small."""
     return encode_message(bytes(size - BLANK_BYTES_MIN)) if size >= BLANK_BYTES_MIN else None
 
 
 def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[bytes, int]:
-    """Return the messages within [address, stop), adjacent despite holes, and the address after the last."""
+    """Return the messages in [address, stop) without the holes between them, and the address after the last one."""
     out = bytearray(stop - address)
     size, end = encoder.gather_entries(chunks, address, stop - address, out)
     return bytes(out[:size]), end
 
 
 def _cut(batch: memoryview, address: int, limit: int) -> bytes:
-    """Return the first ``limit`` bytes of the longer message at an address."""
+    """Return the first ``limit`` bytes of the message at an address, which is longer."""
     out = bytearray(limit)
     encoder.put_entries([batch], address, limit, out, 0)
     return bytes(out)

@@ -1,7 +1,7 @@
 """Decode requests and encode responses of Kafka 0.7, one frame at a time (spec: kafka-0.7#framing).
 
-``parse`` reads any frame as a 0.7.2 broker does, or raises PeerError, which closes the connection. A request is decoded
-completely before it is executed.
+``parse`` accepts the same frames as a 0.7.2 broker. For other frames it raises PeerError, which closes the connection.
+A request is decoded completely before it is executed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from polywire.errors import ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.types import FULL_NAME_BYTES_MAX, Buffer
 
-LATEST: Final = -1  # times of OFFSETS (spec: kafka-0.7#offsets)
+LATEST: Final = -1  # special times in OFFSETS (spec: kafka-0.7#offsets)
 EARLIEST: Final = -2
-ANY_PARTITION: Final = -1  # of PRODUCE: the broker picks one
+ANY_PARTITION: Final = -1  # partition number in PRODUCE with which the broker chooses the partition
 MAGIC_0: Final = 0
 MAGIC_1: Final = 1
-NAME_UNITS_MAX: Final = 255  # of a topic created over this protocol, in UTF-16 (spec: kafka-0.7#topic-names)
-NAME_BYTES_MAX: Final = 3 * FULL_NAME_BYTES_MAX  # of a topic's name in which every byte is escaped
-ENTRY_BYTES_MIN: Final = 9  # of a message with magic 0 without payload
+# length of the name of a topic created over this protocol, in UTF-16 units (spec: kafka-0.7#topic-names)
+NAME_UNITS_MAX: Final = 255
+NAME_BYTES_MAX: Final = 3 * FULL_NAME_BYTES_MAX  # size of a topic's name if every byte is escaped
+ENTRY_BYTES_MIN: Final = 9  # size of a message with magic 0 and an empty value
 
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
@@ -48,7 +49,7 @@ class RequestType(IntEnum):
 
 
 class WireError(IntEnum):
-    """Error codes of the protocol (spec: kafka-0.7#errors); a broker sends the first, second, fourth and last."""
+    """Error codes of the protocol (spec: kafka-0.7#errors). A broker sends only the first, second, fourth and last."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -78,7 +79,7 @@ class ProduceEntry:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """PRODUCE, or MULTIPRODUCE with several entries; it has no answer."""
+    """PRODUCE, or MULTIPRODUCE with several entries. It has no response."""
 
     entries: Sequence[ProduceEntry]
     is_multiple: bool
@@ -91,7 +92,7 @@ class Produce:
 
 @dataclass(frozen=True, slots=True)
 class FetchEntry:
-    """Request for one partition: bytes from an address on, at most ``bytes_max``."""
+    """A request for one partition: at most ``bytes_max`` bytes from an address on."""
 
     topic: bytes
     partition: int
@@ -114,7 +115,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """OFFSETS: addresses at or before a time in milliseconds, ``LATEST`` or ``EARLIEST``."""
+    """OFFSETS: addresses at or before a time, in milliseconds, or ``LATEST`` or ``EARLIEST``."""
 
     topic: bytes
     partition: int
@@ -131,7 +132,7 @@ Request = Produce | Fetch | Offsets
 
 
 class _Reader:
-    """Reads the fields of one frame, never beyond ``stop``; raises PeerError."""
+    """A reader of one frame's fields. It raises PeerError instead of reading beyond ``stop``."""
 
     __slots__ = ("at", "data", "stop")
 
@@ -144,7 +145,7 @@ class _Reader:
         """Return the position of the next ``size`` bytes."""
         at = self.at
         if size < 0 or size > self.stop - at:
-            raise PeerError(f"request is shorter than its fields wanted={size} left={self.stop - at}", fatal=True)
+            raise PeerError(f"request ends inside a field wanted={size} left={self.stop - at}", fatal=True)
         self.at = at + size
         return at
 
@@ -176,7 +177,7 @@ class _Reader:
 
 
 def frame_length(data: Buffer, at: int) -> int:
-    """Return the length of the frame at ``at`` without its length field; raise PeerError if it is impossible."""
+    """Return the length of the frame at ``at``, without its length field. Raises PeerError if it is impossible."""
     length: int = _I32.unpack_from(data, at)[0]
     if not 2 <= length <= FRAME_BYTES_MAX:
         raise PeerError(f"frame has an impossible length bytes={length} limit={FRAME_BYTES_MAX}", fatal=True)
@@ -184,14 +185,17 @@ def frame_length(data: Buffer, at: int) -> int:
 
 
 def entry_count(data: Buffer, at: int, stop: int) -> int:
-    """Return the number of entries that the request at ``at`` declares; 1 for types without a count."""
+    """Return the number of entries that the request at ``at`` claims to have; 1 for request types without a count."""
     reader = _Reader(data, at, stop)
     many = reader.i16() in (RequestType.MULTIPRODUCE, RequestType.MULTIFETCH)
     return reader.i16() if many else 1
 
 
 def parse(data: Buffer, at: int, stop: int) -> Request:
-    """Parse the frame whose type is at ``at`` and that ends at ``stop``; surplus bytes are ignored. Raises PeerError."""
+    """Parse the frame whose type is at ``at`` and that ends at ``stop``.
+
+    Surplus bytes are ignored. Raises PeerError.
+    """
     reader = _Reader(data, at, stop)
     kind = reader.i16()
     match kind:
@@ -218,7 +222,7 @@ def _framed(kind: RequestType, body: bytes) -> bytes:
 
 
 class _Refused:
-    """Characters that 0.7 permits in no topic name (spec: kafka-0.7#topic-names)."""
+    """The characters that Kafka 0.7 does not allow in topic names (spec: kafka-0.7#topic-names)."""
 
     def __contains__(self, char: object) -> bool:
         return isinstance(char, str) and (
@@ -230,12 +234,12 @@ _REFUSED: Final = _Refused()
 
 
 def topic_bytes(name: str) -> bytes:
-    """Encode a topic's name, with ``%XX`` for characters that 0.7 refuses (decision 0116)."""
+    """Encode a topic's name. Characters that Kafka 0.7 does not allow become ``%XX`` (decision 0116)."""
     return names.escape(name, _REFUSED).encode("utf-8", "surrogateescape")
 
 
 def topic_name(topic: bytes) -> str:
-    """Decode a name from ``topic_bytes``; raise Invalid(INVALID_TOPIC) for one that 0.7 refuses."""
+    """Decode the result of ``topic_bytes``. Raises Invalid(INVALID_TOPIC) for a name that Kafka 0.7 does not allow."""
     text = topic.decode("utf-8", "replace")
     if not names.is_simple(text) and any(char in _REFUSED for char in text):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name has an invalid character name={text!r}")
@@ -256,7 +260,7 @@ def encode_produce(topic: bytes, partition: int, message_set: bytes) -> bytes:
 
 
 def encode_multiproduce(entries: Sequence[tuple[bytes, int, bytes]]) -> bytes:
-    """Return a MULTIPRODUCE frame of (topic, partition, set)."""
+    """Return a MULTIPRODUCE frame with (topic, partition, message set) entries."""
     bodies = b"".join(_produce_body(*entry) for entry in entries)
     return _framed(RequestType.MULTIPRODUCE, _I16.pack(len(entries)) + bodies)
 
@@ -284,27 +288,27 @@ def encode_offsets(topic: bytes, partition: int, time_ms: int, count_max: int) -
 
 
 def encode_message(value: bytes, magic: int = MAGIC_1, codec: CompressionCodec = CompressionCodec.NONE) -> bytes:
-    """Return one entry of a set."""
+    """Return one entry of a message set."""
     if magic == MAGIC_0:
         return _MAGIC_0_ENTRY.pack(len(value) + 5, 0, zlib.crc32(value)) + value
     return _MAGIC_1_ENTRY.pack(len(value) + 6, 1, codec, zlib.crc32(value)) + value
 
 
 def encode_set(values: Iterable[bytes], magic: int = MAGIC_1) -> bytes:
-    """Return a plain set of these values."""
+    """Return an uncompressed message set with these values."""
     return b"".join([encode_message(value, magic) for value in values])
 
 
-# Answers
+# Responses
 
 
 def answer_head(size: int, error: WireError = WireError.NONE) -> bytes:
-    """Return the six bytes before ``size`` bytes of an answer."""
+    """Return the six bytes that precede ``size`` bytes of a response."""
     return _HEAD.pack(size + 2, error)
 
 
 def encode_offsets_answer(addresses: Sequence[int]) -> bytes:
-    """Return the answer to OFFSETS."""
+    """Return the response to OFFSETS."""
     return _LISTED.pack(6 + 8 * len(addresses), 0, len(addresses)) + b"".join(
         [address.to_bytes(8, "big") for address in addresses]
     )
@@ -316,7 +320,7 @@ def parse_error(data: Buffer, at: int) -> int:
 
 
 def parse_offsets_answer(data: Buffer) -> list[int]:
-    """Return the addresses of an answer to OFFSETS, given without its length; raise PeerError."""
+    """Return the addresses in a response to OFFSETS that has no length field. Raises PeerError."""
     reader = _Reader(data, 2, len(data))
     (count,) = _I32.unpack_from(data, reader.skip(4))
     at = reader.skip(8 * count)
@@ -326,7 +330,10 @@ def parse_offsets_answer(data: Buffer) -> list[int]:
 
 
 def split_multifetch_answer(data: Buffer) -> list[tuple[int, memoryview]]:
-    """Return (error, set) of every entry of an answer to MULTIFETCH, given without its length; raise PeerError."""
+    """Return (error, message set) for each entry of a MULTIFETCH response that has no length field.
+
+    Raises PeerError.
+    """
     reader = _Reader(data, 2, len(data))
     found = []
     while reader.at < reader.stop:

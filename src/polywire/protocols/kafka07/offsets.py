@@ -1,7 +1,6 @@
 """One OFFSETS request: addresses at which a client may start reading (spec: kafka-0.7#times).
 
-Addresses are in descending order, and each is the beginning of a record. Reading the data for it delays no other
-client.
+Addresses are in descending order, and each is the beginning of a record. Looking them up does not delay other clients.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from polywire.protocols.kafka07.produce import Authorize, topic_name
 
 TIME_MS_MAX: Final = (
     2**62 // 1000
-)  # no client means a later time; npm's ``kafka`` sends such values by mistake and expects the end
+)  # later times are treated as LATEST; the npm package ``kafka`` sends such values by mistake and expects the end
 
 
 class OffsetsReply:
-    """Finds the end, or the first address after a time, then the partition's first address, newest first, which is all
-    a client needs.
+    """Looks up the addresses of one request.
 
-    Invariant: ``_waits_for`` is the pending lookup of the log, if any.
-
-    done: gets the addresses or the error.
+    These are at most two, newest first: the end or the first address after a time, and the partition's first address.
+    ``_waits_for`` is the pending lookup in the log, if any.
     """
 
     __slots__ = ("_addresses", "_authorize", "_broker", "_done", "_request", "_waits_for")
@@ -36,7 +33,7 @@ class OffsetsReply:
     def __init__(
         self, broker: Kafka07Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize
     ) -> None:
-        """done: gets the addresses or the error."""
+        """Create the lookup. ``done`` gets the addresses or the error."""
         self._authorize = authorize
         self._broker = broker
         self._request = request
@@ -45,12 +42,12 @@ class OffsetsReply:
         self._waits_for: Handle | None = None
 
     def cancel(self) -> None:
-        """Cancel the answer."""
+        """Cancel the lookup."""
         if self._waits_for is not None:
             self._waits_for.cancel()
 
     def run(self) -> None:
-        """Begin; ``done`` may be called from inside. Raises PeerError for a request that closes the connection."""
+        """Start. ``done`` may be called before this returns. Raises PeerError if the connection must be closed."""
         request = self._request
         try:
             name = topic_name(request.topic)
@@ -83,7 +80,10 @@ class OffsetsReply:
             self._find_time(partition, time_ms)
 
     def _find_time(self, partition: Partition, time_ms: int) -> None:
-        """Find the address after the last record that is not newer; none if all are."""
+        """Find the address after the last record that is not newer than the time.
+
+        If all records are newer, there is none.
+        """
         then = partial(self._time_found, partition)
         found = partition.log.offset_at(time_ms * 1000 + 1, then)
         if isinstance(found, int):
@@ -100,7 +100,7 @@ class OffsetsReply:
             self._take_offset(partition, partition.log.first_offset, min(found, partition.log.readable_offset))
 
     def _take_offset(self, partition: Partition, first: int, offset: int) -> None:
-        """Add the address of an offset, then of the first one."""
+        """Add the address of an offset, then that of the first offset."""
         then = partial(self._address_found, partition, first, offset)
         try:
             found = partition.log.address_of_offset(offset, then)

@@ -2,7 +2,7 @@
 
 * The message sets of a connection are appended in order.
 * A message set is stored completely or not at all.
-* After a refused message set, later ones are not stored.
+* After a rejected message set, later ones are not stored.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from polywire.records.memory import Lendable
 from polywire.records.partitioner import rows_by_partition
 from polywire.types import Buffer, TopicName, check_topic_name
 
-BATCH_VALUES_BYTES_MAX: Final = 8 * 1024 * 1024  # of one batch: a long set becomes several, one after the other
-# header and alignment of a stored batch; a stored record is no longer than in the protocol
+# limit for the values of one batch; a longer message set becomes several consecutive batches
+BATCH_VALUES_BYTES_MAX: Final = 8 * 1024 * 1024
+# size of the header and alignment of a stored batch; a stored record is not longer than in the protocol
 BATCH_ROOM_BYTES: Final = 1024
-RECORD_ROOM_BYTES: Final = 9  # of a stored record beside its value: delta, CRC and flags
+RECORD_ROOM_BYTES: Final = 9  # size of a stored record without its value: delta, CRC and flags
 
 Append = Callable[[Partition, bytearray], None]
 Authorize = Callable[[Action, str], None]
-"""Authorizes an action on the topic with this name; raises Denied."""
+"""Authorizes an action on the topic with this name. Raises Denied."""
 
 
 class Peer(NamedTuple):
-    """A producer; ``caller`` is the owner of topics it creates, once authorized."""
+    """A producer. ``caller`` owns the topics that it creates."""
 
     authorize: Authorize
     caller: Callable[[], Caller]
 
 
 def topic_name(topic: bytes) -> str:
-    """Decode a valid topic name; raise Invalid(INVALID_TOPIC) for one that 0.7 forbids, that is invalid here, or
-    reserved.
+    """Decode a topic name.
+
+    Raises Invalid(INVALID_TOPIC) if Kafka 0.7 or Polywire does not allow it, or if it is reserved.
     """
     name = messages.topic_name(topic)
     if name.startswith("__"):
@@ -55,13 +57,16 @@ def topic_name(topic: bytes) -> str:
 
 
 def _check_length(name: str) -> None:
-    """Refuse to create a topic with a name too long for 0.7; other protocols may have created one."""
+    """Raise Invalid if a new topic's name is too long for Kafka 0.7. Other protocols may have created such a topic."""
     if len(name.encode("utf-16-le")) > 2 * messages.NAME_UNITS_MAX:
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is too long limit={messages.NAME_UNITS_MAX} name={name!r}")
 
 
 class Producer:
-    """Builds batches for all connections of a listener, which share its buffers; ``_run`` is used within one call only."""
+    """Builds the batches of all connections of a listener, which share its buffers.
+
+    ``_run`` is used only during a call.
+    """
 
     __slots__ = ("_broker", "_run", "_run_bytes_max", "_values_bytes_max")
 
@@ -74,9 +79,11 @@ class Producer:
         )
 
     def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
-        """Append every plain, valid produce frame from ``start`` on: (reason, position, end) of ``decoder.scan``.
+        """Append all uncompressed, valid produce frames from ``start`` on.
 
-        Raises PeerError if a topic or partition is refused; earlier ones are appended then.
+        Return (reason, position, end) of ``decoder.scan``.
+
+        Raises PeerError if a topic or partition is rejected. The message sets before it are appended.
         """
         run = self._run
         reason, at, end = decoder.scan(data, start, len(data), run, self._run_bytes_max)
@@ -111,7 +118,10 @@ class Producer:
         partition: int,
         append: Append,
     ) -> None:
-        """Append these records, or the first ``count``, to their partition, or each set to a random partition."""
+        """Append these records to their partition. With ``rows`` None, append the first ``count`` records.
+
+        If the partition is -1, append each message set to a random partition.
+        """
         run, partitions = self._run, topic.partitions
         spans, flags = run.spans[: 4 * count], memoryview(run.flags)[:count]
         if not (count if rows is None else rows):
@@ -134,8 +144,11 @@ class Producer:
         return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: decoder.crcs_of(self._run, rows)})
 
     def take_sets(self, sets: Iterable[OpenedSet], append: Append, peer: Peer) -> Iterator[bool]:
-        """Append the sets of a decoded request batch by batch, yielding whether a set has ended. Raises PeerError at
-        the first refused one.
+        """Append the message sets of a decoded request, batch by batch.
+
+        Yield after each batch whether a set is complete.
+
+        Raises PeerError at the first rejected set.
         """
         for entry, plain in sets:
             topic = self._target(entry.topic, entry.partition, peer)
@@ -161,7 +174,7 @@ class Producer:
             yield False
 
     def _target(self, name: bytes, partition: int, peer: Peer) -> Topic:
-        """Return the topic of a set, created if missing, before the set is checked; raise PeerError.
+        """Return the topic of a message set, before the set is checked. A missing topic is created. Raises PeerError.
 
         Source: spec: kafka-0.7#topics-and-partitions.
         """

@@ -1,7 +1,8 @@
 """One Kafka 0.7 connection: requests strictly in order, with produce frames handled in bulk.
 
-Responses leave in the order of the requests. Producers get no responses: their only acknowledgement is that a later
-FETCH or OFFSETS sees every message set produced before it on the connection. A request needs no task and no future.
+Responses are sent in the order of the requests. Producers get no responses. Their only acknowledgement is that a later
+FETCH or OFFSETS on the connection sees all message sets that were produced before it. Requests need no tasks or
+futures.
 """
 
 from __future__ import annotations
@@ -45,30 +46,34 @@ from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.types import Level
 
 LENGTH_BYTES: Final = 4
-BUSY_WAIT_S: Final = (
-    30.0  # how long sets wait for space in the log before the connection is closed, the only way to refuse them
-)
-ENTRIES_AT_ONCE_MAX: Final = 512  # entries of one request that is parsed on the loop: a millisecond or two
-SMALL_ANSWER_BYTES: Final = 16 * 1024  # a copy of a smaller answer costs less than holding the buffer
+# how long message sets wait for space in the log; then the connection is closed, the only way to reject them
+BUSY_WAIT_S: Final = 30.0
+ENTRIES_AT_ONCE_MAX: Final = 512  # entries of a request that is parsed on the event loop, in one or two milliseconds
+SMALL_ANSWER_BYTES: Final = 16 * 1024  # for a smaller response, a copy costs less than holding the buffer
 
 
 class Handler(Protocol):
-    """Executes one request, whose sets are in ``data``; raises PeerError."""
+    """Executes one request, whose message sets are in ``data``. Raises PeerError."""
 
     def __call__(self, session: KafkaSession, data: memoryview, request: Any, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[RequestType, Handler]):
-    """A command of the protocol; its actions are checked for each entry."""
+    """A request type and its handler. Permissions for its actions are checked for each entry."""
 
 
 class KafkaSession(SequentialSession[Kafka07Broker]):
-    """One client.
+    """The session of one client.
 
-    Invariant: at most one answer is being built (``_pending``). Nothing further is handled while there is one, while
-    sets wait for space, while a request waits for earlier sets to be stored (``_behind``), or while a large one is
-    prepared off the loop (``_large``) and stored in slices (``_storing``). ``_is_inside``: a set is partly stored.
+    At most one response is being built (``_pending``). No further request is handled while
+
+    * a response is being built,
+    * message sets wait for space in the log,
+    * a request waits until earlier message sets are stored (``_behind``),
+    * a large request is prepared in a thread (``_large``) and stored in slices (``_storing``).
+
+    ``_is_inside`` says whether only a part of a message set has been stored so far.
     """
 
     __slots__ = (
@@ -118,7 +123,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame with its length field."""
+        """The longest frame, including its length field."""
         return LENGTH_BYTES + FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
@@ -151,14 +156,14 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return at
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
-        """Execute one request by the precise rules; raise PeerError."""
+        """Parse and execute one request that was not handled in bulk. Raises PeerError."""
         if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
             self._large = self._off_loop.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
         else:
             self._begin(data, parse(data, at, end))
 
     def _prepared_many(self, prepared: Any) -> None:
-        """A request with very many entries was parsed."""
+        """Continue with a request with very many entries, after it was parsed."""
         if isinstance(prepared, PeerError):
             self._fail(prepared)
             return
@@ -173,7 +178,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._fail(error)
 
     def _begin(self, data: memoryview, request: Request) -> None:
-        """Execute a request, whose sets are in ``data``; raise PeerError."""
+        """Execute a request whose message sets are in ``data``. Raises PeerError."""
         command = self._commands[request.kind]
         if self._dirty and not command.pipelined:
             self._settle(partial(command.handler, self, memoryview(b""), request))
@@ -181,7 +186,10 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             command.handler(self, data, request)
 
     def _settle(self, then: Callable[[], None]) -> None:
-        """Continue once all earlier sets are stored, because the answer implies that. Raises PeerError."""
+        """Call ``then`` when all earlier message sets are stored, because the response implies that.
+
+        Raises PeerError.
+        """
         self._dirty = False
         self._behind = then
         try:
@@ -191,7 +199,10 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self.broker.commit()
 
     def _settled(self, result: int | BrokerError) -> None:
-        """Earlier sets are stored; errors are raised later, because the session may be in ``receive``."""
+        """Continue, because earlier message sets are stored.
+
+        An error is raised later, because the session may be in ``receive``.
+        """
         then, refusal = self._behind, None
         if then is None or self._phase is CLOSED:
             return
@@ -209,7 +220,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self.broker.loop.call_soon(self._fail, refusal)
 
     def fetch(self, _: memoryview, request: Fetch) -> None:
-        """Handle FETCH and MULTIFETCH; raise PeerError."""
+        """Handle FETCH and MULTIFETCH. Raises PeerError."""
         if any(entry.bytes_max < 0 for entry in request.entries):
             raise PeerError("fetch size is negative", fatal=True)
         answering = FetchReply(
@@ -225,7 +236,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         listing.run()
 
     def _listed(self, addresses: list[int] | BrokerError) -> None:
-        """Answer OFFSETS; on an error close, because the protocol has no error answer."""
+        """Respond to OFFSETS. After an error, close the connection, because the protocol has no error response."""
         if isinstance(addresses, BrokerError):
             self._pending = None
             self._fail(PeerError(f"cannot list offsets: {addresses.message}", fatal=True))
@@ -233,7 +244,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._answered([memoryview(encode_offsets_answer(addresses))], _nothing)
 
     def _answered(self, parts: Parts, release: Release) -> None:
-        """The answer is complete."""
+        """Send the complete response."""
         self._pending = None
         if len(parts) == 1 and len(parts[0]) <= SMALL_ANSWER_BYTES:
             answer = bytes(parts[0])
@@ -244,7 +255,10 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._go_on()
 
     def _authorize(self, action: Action, name: str) -> None:
-        """Authorize an action; this protocol has no authentication (decision 0115). Raises Denied."""
+        """Authorize an action of the user ``anonymous``, because this protocol has no logins (decision 0115).
+
+        Raises Denied.
+        """
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)
@@ -252,13 +266,16 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         access.authorize(self._principal, action, self.broker.resource(name))
 
     def _caller(self) -> Caller:
-        """The client, as owner of state it creates."""
+        """The user who owns what the client creates."""
         return caller_of(self._principal, self.output.peer)
 
     # Produce
 
     def produce(self, data: memoryview, request: Produce) -> None:
-        """Handle PRODUCE and MULTIPRODUCE: store the sets now or, if they expand a lot, in slices. Raises PeerError."""
+        """Handle PRODUCE and MULTIPRODUCE: store the message sets now, or in slices if they are large.
+
+        Raises PeerError.
+        """
         entries = request.entries
         sets: list[OpenedSet] | None = None
         if not entries or entries[-1].stop - entries[0].start <= LONG_BYTES:
@@ -269,10 +286,10 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._large = self._off_loop.put(prepare, self._prepared, self.output.pin())
             return
         for _ in self._producer.take_sets(sets, self._append, self._peer):
-            pass  # few and short
+            pass  # there are few entries, and they are short
 
     def _prepared(self, sets: Any) -> None:
-        """A large request was expanded."""
+        """Continue with a large request, after it was decompressed."""
         if isinstance(sets, PeerError):
             self._fail(sets)
             return
@@ -280,7 +297,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._store()
 
     def _store(self) -> None:
-        """Continue with a large request until others get their turn."""
+        """Continue with a large request until the end of a time slice."""
         if self._large is None or self._append_queue.waiting:
             return
         now = self.broker.clock.monotonic
@@ -306,24 +323,27 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             large.leave()
 
     def _append(self, partition: Partition, batch: bytearray) -> None:
-        """Pass a batch to the broker; if it must wait, so must this connection."""
+        """Pass a batch to the broker. If the batch must wait for space, the connection waits, too."""
         self._dirty = True
         self._append_queue.produce(partition, batch, Level.WRITTEN, None)
 
     def _refused(self, done: Completion[int] | None, error: BrokerError) -> None:
-        """A set was not stored, so no later one may be; the protocol has no error answer."""
-        del done  # producers are not answered
+        """Close the connection, because a message set was not stored and later ones must not be.
+
+        The protocol has no error response.
+        """
+        del done  # producers get no responses
         self._fail(_not_stored(error))
 
     def _space_found(self) -> None:
-        """No batch waits for space any more."""
+        """Continue, because no batch waits for space any more."""
         self._store()
         self._go_on()
 
     # Connection
 
     def _fail(self, error: PeerError) -> None:
-        """Close after an error outside of ``receive``, dropping unhandled requests."""
+        """Close the connection after an error that was found outside ``receive``. Waiting requests are dropped."""
         self._append_queue.drop()
         self._behind = None
         self._stop_taking()
@@ -332,11 +352,11 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self.output.fail(error)
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Release everything, because the connection is closed."""
         self._enter(CLOSED)
         self._behind = None
         if self._is_inside and not self._append_queue.waiting:
-            with suppress(PeerError):  # a partly stored set is stored completely
+            with suppress(PeerError):  # a message set that is partly stored must be stored completely
                 any(self._storing)
         self._leave_off_loop()
         if self._pending is not None:
@@ -347,7 +367,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
 
 def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedSet] | None]:
-    """Parse a request with very many entries, and expand its sets, if any. Raises PeerError."""
+    """Parse a request with very many entries, and decompress its message sets, if it has any. Raises PeerError."""
     request = parse(data, at, end)
     return request, open_sets(data, request.entries, EXPANDED_BYTES_MAX) if isinstance(request, Produce) else None
 

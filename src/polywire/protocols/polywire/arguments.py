@@ -1,4 +1,4 @@
-"""Decode arguments of requests: levels, kinds of owners, partitions (spec: polywire#verbs).
+"""Decode arguments of requests: levels, kinds of positions, partitions (spec: polywire#verbs).
 
 An argument that cannot be decoded raises Invalid or Missing.
 """
@@ -21,33 +21,36 @@ KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
 
 
 def level_of(number: int) -> Level:
-    """Return the level with this number; raise Invalid(INVALID_REQUEST)."""
+    """Return the level with this number. Raises Invalid(INVALID_REQUEST)."""
     if not 0 <= number < len(LEVELS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown level level={number}")
     return LEVELS[number]
 
 
 def kind_of(number: int) -> PositionKind:
-    """Return the kind of owner with this number; raise Invalid(INVALID_REQUEST)."""
+    """Return the kind of committed position with this number: of a group or a consumer.
+
+    Raises Invalid(INVALID_REQUEST).
+    """
     if not 0 <= number < len(KINDS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown kind of position kind={number}")
     return KINDS[number]
 
 
 def partition_of(topic: Topic, number: int) -> Partition:
-    """Return a partition by number; raise Missing(PARTITION_MISSING)."""
+    """Return a partition by its number. Raises Missing(PARTITION_MISSING)."""
     if not 0 <= number < len(topic.partitions):
         raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full} partition={number}")
     return topic.partitions[number]
 
 
 def find_partition(broker: PolywireBroker, name: str, number: int) -> Partition:
-    """Return a partition of a named topic; raise Missing(TOPIC_MISSING) or Missing(PARTITION_MISSING)."""
+    """Return a partition of the topic with this name. Raises Missing(TOPIC_MISSING, PARTITION_MISSING)."""
     return partition_of(broker.topic(name), number)
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise Invalid(INVALID_NAME) for an empty or overlong name."""
+    """Raise Invalid(INVALID_NAME) for a name that is empty or too long."""
     size = len(name.encode())
     if not 0 < size <= NAME_BYTES_MAX:
         raise Invalid(ErrorCode.INVALID_NAME, f"name must have 1 to {NAME_BYTES_MAX} bytes what={what} size={size}")

@@ -1,7 +1,7 @@
 """Authentication and authorization of a `polywire` connection (spec: polywire#login).
 
-Every request is authorized before it is executed. If a command allows several actions, the action that the request
-names is checked.
+Every request is authorized before it is executed. If a command has several actions, the request says which of them is
+checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 
 
 class Admission:
-    """State of one connection. Invariant: ``principal`` is the last login, before that the certificate's user, else
-    None.
+    """The login of one connection.
+
+    ``principal`` is the user who logged in last; before a login, the user of the TLS certificate, or None.
     """
 
     __slots__ = ("_access", "_broker", "_caller", "_is_met", "_output", "_principal")
@@ -49,19 +50,20 @@ class Admission:
 
     @property
     def principal(self) -> Principal | None:
-        """Current principal of the client."""
+        """The client's current user, or None."""
         return self._principal if self._is_met else self._output.certified
 
     @property
     def caller(self) -> Caller:
-        """The caller, as owner of state."""
+        """The user who owns what the client creates."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self._output.peer)
         return self._caller
 
     def log_in(self, request: messages.LogIn, done: Callable[[BrokerError | None], None]) -> bool:
-        """Authenticate: True if the result is known at once; otherwise ``done`` gets the error or None later. Raises
-        Busy.
+        """Start a login.
+
+        Return True if it succeeded at once; otherwise ``done`` gets None or the error later. Raises Busy.
         """
         self._set(None)
         found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._holder(request)
@@ -89,24 +91,24 @@ class Admission:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame accepted from this client now."""
+        """The longest frame that this client may send now."""
         return FRAME_BYTES_MAX if self.principal is not None or self._access.is_open else LOGIN_FRAME_BYTES_MAX
 
     def _holder(self, request: messages.LogIn) -> Principal | None:
-        """Return the holder of an access token used as password."""
+        """Return the user of the access token that was sent as a password, or None if it is not a token."""
         try:
             return self._access.log_in_with_token(request.password, peer=self._output.peer, name=request.name)
         except Denied:
             return None
 
     def check(self, command: Command[Any, Any], request: Head) -> None:
-        """Authorize a request; raise Denied."""
+        """Authorize a request. Raises Denied."""
         if command.anonymous:
             return
         if self._access.is_open and self.principal is None:
             topic = self._broker.find_topic(getattr(request, "name", ""))
             if topic is None or topic.settings.access is None:
-                return  # only a topic's access list applies
+                return  # only the topic's access list applies
         action, *others = command.actions
         if self.principal is None and not self._access.is_open:
             raise Denied(ErrorCode.LOGIN_REQUIRED, LOGIN_HINT)
@@ -129,25 +131,28 @@ class Admission:
                 self.check_topic(action, getattr(request, "name", ""))
 
     def check_topic(self, action: Action, full_name: str) -> None:
-        """Authorize an action on a topic; raise Denied."""
+        """Authorize an action on a topic. Raises Denied."""
         self._access.authorize(self.principal, action, self._broker.resource(full_name))
 
     def check_tokens(self, tokens: Sequence[bytes]) -> None:
-        """Authorize publishing or dropping batches staged for these topics; raise Denied."""
+        """Authorize publishing or dropping the batches staged under these tokens, by their topics. Raises Denied."""
         for topic in self._broker.staging.staged_topics(tokens):
             self._access.authorize(self.principal, Action.PRODUCE, topic)
 
     def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
-        """Return whether a topic may be listed."""
+        """Return whether the client may see a topic in lists."""
         return self._access.permits(self.principal, action, topic)
 
     def sees_files(self) -> bool:
-        """Return whether file locations may be disclosed: with users, only to clients on this machine."""
+        """Return whether the client may learn where files are stored.
+
+        If authentication is on, only clients on this machine may.
+        """
         return self._access.is_open or self._output.on_loopback
 
 
 def created_name(request: messages.CreateTopic) -> TopicName:
-    """Return the name of a topic to be created; with the stream ``default``, it is a full name."""
+    """Return the name of the topic to create. If the stream is ``default``, the topic's name is a full name."""
     if request.stream == DEFAULT_STREAM:
         return TopicName.parse(request.name)
     return TopicName(request.stream, request.name)

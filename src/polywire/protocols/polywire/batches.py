@@ -1,4 +1,4 @@
-"""Check the batches of a request and split them over partitions by their records' keys (spec: polywire#produce).
+"""Check the batches of a request, and split them by the partitions of their records' keys (spec: polywire#produce).
 
 A split keeps the order of records within each partition.
 """
@@ -31,8 +31,9 @@ def _bits(*columns: Column) -> int:
     return sum([1 << column for column in columns])
 
 
-# Set by the broker or other protocols only: events are Cursus's (concepts: records#event-fields), a CRC column asserts
-# that it was verified, and deltas exist only after compaction.
+# Columns that only the broker or other protocols may set. Events belong to Cursus (concepts: records#event-fields), a
+# CRC
+# column states that it was verified, and deltas exist only after compaction.
 REFUSED_COLUMNS: Final = _bits(
     Column.RECORD_FLAGS,
     Column.EVENT_TYPE_OFFSETS,
@@ -45,19 +46,19 @@ REFUSED_COLUMNS: Final = _bits(
     Column.OFFSET_DELTAS,
     Column.ADDRESS_DELTAS,
 )
-_REFUSED_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain integer: an enum would cost more than the test
+_REFUSED_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain integer, because a test with an enum is slow
 _KEY_BIT: Final = _bits(Column.KEY_OFFSETS)
 _PRODUCER_BIT: Final = _bits(Column.PRODUCER_ID)
 _NUMBER: Final = Struct("<I")
-SPAN_BYTES: Final = 32  # of a record: two positions and two lengths
-STRETCH_RECORDS: Final = 50_000  # some 2 ms
+SPAN_BYTES: Final = 32  # size of the span of a record: two positions and two lengths
+STRETCH_RECORDS: Final = 50_000  # records that are processed without a pause, about 2 ms
 STRETCH_BYTES: Final = 1 << 20
 MAPPED_BYTES_MIN: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A batch and its partition."""
+    """A batch for one partition."""
 
     partition: Partition
     batch: Buffer
@@ -68,10 +69,10 @@ class Part:
 
 
 def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryview]:
-    """Yield the batches of a payload, each validated completely.
+    """Yield the batches of a payload. Each is validated completely.
 
-    Raises Invalid(INVALID_BATCH) for content that clients may not send, and with ``by_key`` for a batch with a
-    producer, whose sequences belong to one partition.
+    Raises Invalid(INVALID_BATCH) for content that clients may not send. With ``by_key``, a batch with a producer is
+    also rejected, because its sequence numbers belong to one partition.
     """
     if not payload:
         raise Invalid(ErrorCode.INVALID_BATCH, "request contains no batch")
@@ -94,10 +95,12 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
 def split_by_key(
     topic: Topic, batch: memoryview, round_robin: Iterator[int], chosen: list[bytes]
 ) -> Iterator[Part | None]:
-    """Yield a batch's records by the partition of their key; each record's partition (u32) is appended to ``chosen``.
+    """Yield the records of a batch, grouped by the partition of their key.
 
-    Parts are built on demand; None is yielded while preparation takes time. A batch without keys goes as a whole to the
-    next partition in turn. Raises Missing(PARTITION_MISSING) if the topic has none.
+    Append each record's partition (u32) to ``chosen``.
+
+    Parts are built on demand. None is yielded as a pause while that takes time. A batch without keys goes to the next
+    partition as a whole, round-robin. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
     """
     _, columns, record_count = _facts(batch)
     partitions = list(topic.written_to())
@@ -121,12 +124,15 @@ def split_by_key(
 
 
 def _memory_for_spans(record_count: int) -> memoryview:
-    """Return memory for the spans of this many records; large memory costs nothing before it is filled."""
+    """Return memory for the spans of this many records.
+
+    A large block is mapped, so it uses no memory until it is filled.
+    """
     size = SPAN_BYTES * record_count
     return memoryview(bytearray(size) if size < MAPPED_BYTES_MIN else mmap.mmap(-1, size))
 
 
 def _stretches(record_count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of records to process at once, limited in number and bytes."""
+    """Yield ranges of records to process without a pause. Their number and size are limited."""
     count = max(1, min(STRETCH_RECORDS, record_count * STRETCH_BYTES // size))
     return ((first, min(first + count, record_count)) for first in range(0, record_count, count))

@@ -36,14 +36,14 @@ class Carried(Protocol):
     """A forwarded request."""
 
     def answered(self, prefix: Prefix, frame: bytes) -> None:
-        """A frame has arrived."""
+        """Handle a response frame of the shard."""
 
     def failed(self, error: BrokerError) -> None:
-        """The shard does not respond any more."""
+        """Handle the error that the shard does not respond any more."""
 
 
 class CarryingSession(carrying.CarryingSession, PolywireSession):
-    """One connection. ``_carried`` are the unanswered forwarded requests, by shard and correlation."""
+    """The session of one client. ``_carried`` has the unanswered forwarded requests, by shard and correlation id."""
 
     __slots__ = ("_carried", "_links", "_login", "shards")
 
@@ -63,7 +63,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         self._login = b""
 
     def _run_bytes(self, data: memoryview, at: int) -> int:
-        """Take only runs for this shard together; others are forwarded frame by frame."""
+        """Return the size of a run of frames, as in the base class, but only if the run is for this shard."""
         body = at + PREFIX_BYTES
         try:
             request = decode_request(self._prefix.verb, data[body : body + self._prefix.head_bytes])
@@ -82,7 +82,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
             request = decode_request(prefix.verb, data[body : body + prefix.head_bytes])
             shard = self._place(prefix, request, data[at:end])
         except PeerError:
-            shard = self.shards.own  # it reports the error
+            shard = self.shards.own  # this shard reports the error
         except BrokerError as error:
             self.refuse(prefix.verb, prefix.correlation, error)
             return True
@@ -95,7 +95,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return self.broker.access.is_open or self.admission.principal is not None
 
     def _place(self, prefix: Prefix, request: Head, frame: memoryview) -> int | None:
-        """Forward a request, or return this shard if it belongs here; raise Invalid or Missing."""
+        """Forward a request, or return this shard if the request is for it. Raises Invalid, Missing."""
         own, name = self.shards.own, getattr(request, "name", None)
         if isinstance(request, messages.Cancel):
             return self._cancel(prefix, request, bytes(frame))
@@ -114,7 +114,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
             shard = self._begins(request, name)
         if shard == own:
             return own
-        holds = is_new or prefix.verb == Verb.DELETE_TOPIC  # the next request must see the change
+        holds = is_new or prefix.verb == Verb.DELETE_TOPIC  # later requests wait, because they must see the change
         self.carry(shard, prefix.correlation, bytes(frame), _One(self, prefix, holds=holds))
         if holds:
             self.hold()
@@ -123,7 +123,10 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return None
 
     def _begins(self, request: Head, name: str) -> int:
-        """Return the shard for a topic that does not exist; this one reports the error."""
+        """Return the shard for a topic that does not exist.
+
+        If the request cannot create it, this shard reports the error.
+        """
         if isinstance(request, messages.CreateTopic):
             return self.shards.least_loaded()
         if isinstance(request, messages.Produce) and request.create:
@@ -139,7 +142,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return self.shards.own
 
     def carry(self, shard: int, correlation: int, frame: bytes, carried: Carried) -> None:
-        """Send a request to a shard; raise Invalid."""
+        """Send a request to a shard. Raises Invalid."""
         if correlation == 0 or (shard, correlation) in self._carried:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         self._carried[shard, correlation] = carried
@@ -149,19 +152,22 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return ShardLink(self.shards, shard, self, self._login)
 
     def pass_on(self, frame: bytes) -> None:
-        """Send a frame of a forwarded request's answer to the client."""
+        """Send a response frame of another shard to the client."""
         self._answers.append(frame)
 
     def over(self, *, holds: bool) -> None:
-        """A forwarded request has got its last frame."""
+        """Count a forwarded request as answered."""
         if holds:
             self._reasons &= ~Wait.HOLDING
         self._paid()
 
-    # Events of links
+    # Called by links
 
     def frames_came(self, shard: int, frames: Sequence[tuple[Prefix, bytes]]) -> None:
-        """A shard responds; the results leave in one write. Pause shards while the client does not read."""
+        """Handle response frames of a shard.
+
+        The results are sent with one write. Pause shards while the client does not read.
+        """
         self._busy = True
         try:
             for prefix, frame in frames:
@@ -178,23 +184,23 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         self._go_on()
 
     def link_lost(self, shard: int, error: BrokerError | None = None) -> None:
-        """A shard does not respond any more."""
+        """Fail the requests to a shard that does not respond any more."""
         super().link_lost(shard)
         for place in [place for place in self._carried if place[0] == shard]:
             carried = self._carried.pop(place, None)
             if carried is not None:
                 carried.failed(error or Unavailable(ErrorCode.STOPPING, LOST))
 
-    # The client's side
+    # Client
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Close the links and drop forwarded requests."""
         super().close()
         self._carried.clear()
         self._links.close()
 
     def _replace_links(self, frame: bytes) -> None:
-        """Replace the links, which belong to the previous login."""
+        """Replace the links after a login, because the old ones belong to the previous user."""
         self._login = frame
         for link in self._links:
             link.close()
@@ -202,7 +208,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
 
 
 class _One:
-    """A request to one shard; its frames go to the client unchanged."""
+    """A request to one shard. Its response frames go to the client unchanged."""
 
     __slots__ = ("_holds", "_prefix", "_session")
 
@@ -224,7 +230,7 @@ class _One:
 
 
 class _Several:
-    """A request to several shards, one after the other, with one answer. Holds the session."""
+    """A request to several shards, one after the other, with one combined response. Later requests wait."""
 
     __slots__ = ("_gathered", "_prefix", "_session")
 
@@ -234,7 +240,7 @@ class _Several:
         self._gathered: Final = gathered
 
     def ask_next(self) -> None:
-        """Ask the next shard, or answer after the last."""
+        """Send the request to the next shard, or respond after the last one."""
         verb, correlation = self._prefix.verb, self._prefix.correlation
         question = self._gathered.next_question()
         if question is not None:

@@ -15,7 +15,7 @@ from polywire.protocols.polywire.messages import REQUESTS, Head
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer
 
-# byte 0: begins no other protocol; then the name; then the version, big-endian (spec: polywire#opening)
+# A zero byte, with which no other protocol begins; then the name; then the version, big-endian (spec: polywire#opening)
 NAME: Final = b"\xf1PWIRE"
 VERSION: Final = 1
 MAGIC: Final = NAME + VERSION.to_bytes(2, "big")
@@ -28,10 +28,11 @@ MORE: Final = 1
 ERROR: Final = 2
 
 HEAD_BYTES_MAX: Final = 1 << 20  # fits 1,000 names of 511 bytes, or 10,000 tokens
-FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 4096 + HEAD_BYTES_MAX  # one largest batch and its head: 17 MiB
-# payload of a FETCH frame: large enough to amortize its cost, small enough to take turns
+FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 4096 + HEAD_BYTES_MAX  # fits one batch of maximum size and its head: 17 MiB
+# Payload of a FETCH frame: large enough that the cost of a frame does not matter, small enough that connections take
+# turns
 ANSWER_BYTES_MAX: Final = 4 << 20
-# Limits of a client for a broker's frames: heads of half a million partitions, and any valid payload.
+# Limits of a client for the broker's frames: heads with half a million partitions, and any valid payload
 ANSWER_HEAD_BYTES_MAX: Final = 64 << 20
 ANSWER_FRAME_BYTES_MAX: Final = ANSWER_HEAD_BYTES_MAX + (64 << 20)
 
@@ -42,7 +43,7 @@ _H = TypeVar("_H", bound=Head)
 
 
 class Prefix(NamedTuple):
-    """Fixed part of a frame."""
+    """The part of a frame that has a fixed size."""
 
     length: int
     verb: int
@@ -54,7 +55,7 @@ class Prefix(NamedTuple):
 def decode_prefix(
     data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX, head_bytes_max: int = HEAD_BYTES_MAX
 ) -> Prefix:
-    """Decode the 16-byte prefix at ``at``; raise PeerError(fatal=True). The default limits are those of requests."""
+    """Decode the 16-byte prefix at ``at``. Raises PeerError(fatal=True). The default limits are those for requests."""
     length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
     if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
         raise PeerError(
@@ -70,19 +71,19 @@ def decode_prefix(
 
 
 def decode_answer_prefix(data: Buffer, at: int = 0) -> Prefix:
-    """Decode the prefix of an answer, as ``decode_prefix`` with a client's limits."""
+    """Decode the prefix of a response at ``at``, with the limits for responses. Raises PeerError(fatal=True)."""
     return decode_prefix(data, at, length_max=ANSWER_FRAME_BYTES_MAX, head_bytes_max=ANSWER_HEAD_BYTES_MAX)
 
 
 def decode_request(verb: int, head: Buffer) -> Head:
-    """Decode the head of a request; raise PeerError(fatal=False) for an unknown verb or an invalid head."""
+    """Decode the head of a request. Raises PeerError(fatal=False) for an unknown verb or an invalid head."""
     decoder = _requests.get(verb)
     if decoder is None:
         raise PeerError(f"unknown verb verb={verb}", fatal=False)
     try:
         return decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise PeerError(f"unreadable head verb={verb} reason={error}", fatal=False) from None
+        raise PeerError(f"request has an invalid head verb={verb} reason={error}", fatal=False) from None
 
 
 def decode_answer(head: Buffer, kind: type[_H]) -> _H:
@@ -90,10 +91,10 @@ def decode_answer(head: Buffer, kind: type[_H]) -> _H:
     try:
         return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise PeerError(f"unreadable answer kind={kind.__name__} reason={error}", fatal=True) from None
+        raise PeerError(f"response has an invalid head kind={kind.__name__} reason={error}", fatal=True) from None
 
 
 def encode_head(verb: int, correlation: int, head: Head, *, payload_bytes: int = 0, flags: int = 0) -> bytes:
-    """Return prefix and head of a frame; the caller sends ``payload_bytes`` of payload right after them."""
+    """Return prefix and head of a frame. The caller sends ``payload_bytes`` of payload directly after them."""
     body = _encoder.encode(head)
     return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body

@@ -15,7 +15,7 @@ from polywire.protocols.runtime.broker import WireBroker
 
 
 class PolywireBroker(TopicVerbs, RemovalVerbs, StagingVerbs, PositionVerbs, WireBroker, Protocol):
-    """Nearly all verbs, because this is the native protocol."""
+    """Nearly all operations of the broker, because this is its native protocol."""
 
     @property
     def groups(self) -> Coordinator:
@@ -23,7 +23,7 @@ class PolywireBroker(TopicVerbs, RemovalVerbs, StagingVerbs, PositionVerbs, Wire
 
     @property
     def publish_work(self) -> OrderedWork:
-        """Publishes of many batches, one at a time."""
+        """Publishes of many batches, which run one at a time."""
 
     @property
     def transactions(self) -> Transactions:

@@ -1,6 +1,7 @@
 """Error numbers of the `polywire` protocol: code and kind (spec: polywire#errors).
 
-Every ``ErrorCode`` has a number, and every number a code. A client raises an unknown code as an error of its kind.
+Every ``ErrorCode`` has a number, and every number has a code. If a client does not know a code, it raises an error of
+the kind.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ KINDS: Final[dict[type[BrokerError], int]] = {
     Unavailable: 7,
     Corrupt: 8,
 }
-# Replacement for an unknown code of a known kind: the kind's most general code.
+# The code to use instead of an unknown one: the most general code of its kind.
 _KINDS_BY_NUMBER: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     1: (Invalid, ErrorCode.INVALID_REQUEST),
     2: (Denied, ErrorCode.DENIED),
@@ -96,12 +97,12 @@ RETRIES: Final[dict[Retry, int]] = {Retry.NEVER: 0, Retry.NOW: 1, Retry.LATER: 2
 
 
 def failure_of(error: BrokerError) -> Failure:
-    """Return the head of the error frame for ``error``."""
+    """Return the head of an error frame for ``error``."""
     return Failure(CODES[error.code], KINDS[type(error)], error.message, RETRIES[error.retry], error.retry_after_ms)
 
 
 def error_of(failure: Failure) -> BrokerError:
-    """Return the error of a failure; an unknown kind becomes Unavailable, which guarantees nothing."""
+    """Return the exception for a failure. An unknown kind becomes Unavailable, which leaves the outcome open."""
     kind, plain = _KINDS_BY_NUMBER.get(failure.kind, (Unavailable, ErrorCode.STOPPING))
     code = _CODES_BY_NUMBER.get(failure.code, plain)
     return kind(code, failure.message, retry_after_ms=failure.retry_after_ms)

@@ -53,15 +53,12 @@ COMMANDS: Final[Mapping[int, Command]] = table(
 
 
 class PolywireFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``.
-
-    shards: shards to which sessions forward requests; None without other shards.
-    """
+    """Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_broker", "_round_robin", "_shards")
 
     def __init__(self, broker: PolywireBroker, shards: Shards | None = None) -> None:
-        """shards: whose requests sessions carry; without them there are no others."""
+        """Create the factory. ``shards`` is None if there are no other shards to forward requests to."""
         self._broker: Final = broker
         self._round_robin: Final = count()
         self._shards: Final = shards
@@ -72,7 +69,7 @@ class PolywireFactory:
         return "polywire"
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the prefix has the protocol's name, whatever the version."""
+        """Return whether the prefix has the protocol's name, with any version."""
         if prefix[: len(NAME)] != NAME[: len(prefix)]:
             return False
         return True if len(prefix) >= len(NAME) else None

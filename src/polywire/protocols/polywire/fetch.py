@@ -1,7 +1,7 @@
 """One open FETCH of a connection: reads, waits, and paced frames (spec: polywire#bounds-and-fetch).
 
-Stored bytes go from the log to the output as pinned views, which are released once sent. A fetch has at most one read
-in flight. When it ends, it holds no pin, wait or timer.
+Stored bytes go from the log to the output as pinned views, which are released when they were sent. A fetch has at most
+one read in flight. When it ends, it holds no pin, registration or timer.
 """
 
 from __future__ import annotations
@@ -21,27 +21,24 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition
     from polywire.protocols.polywire.context import PolywireBroker
 
-WAIT_MS_MAX: Final = 60_000  # so that dead clients are noticed; a live one repeats the request at little cost
+WAIT_MS_MAX: Final = 60_000  # limit, so that vanished clients are noticed; repeating the request costs a client little
 
 
 class FetchOwner(Protocol):
     """Methods of the session that a fetch uses."""
 
     def ready(self, fetch: RangeFetch) -> None:
-        """``fetch`` can advance."""
+        """Continue ``fetch``, because it can make progress."""
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
-        """``fetch`` ends with this error."""
+        """Send this error as the end of ``fetch``."""
 
     def ended(self, fetch: RangeFetch) -> None:
-        """The last frame of ``fetch`` was written."""
+        """Remove ``fetch``, because its last frame was written."""
 
 
 class RangeFetch:
-    """State of one FETCH. Frames go out in offset order and end exactly once.
-
-    The constructor checks the request against the partition and raises Conflict or Invalid.
-    """
+    """The state of one FETCH. Frames are sent in offset order, and there is exactly one last frame."""
 
     __slots__ = (
         "_bodies",
@@ -58,7 +55,7 @@ class RangeFetch:
     )
 
     def __init__(self, owner: FetchOwner, correlation: int, head: Fetch, partition: Partition) -> None:
-        """Check the request against the partition as it is. Raises Conflict, Invalid."""
+        """Check the request against the partition. Raises Conflict, Invalid."""
         check_identity(partition, head)
         self.correlation: Final = correlation
         self.over = False
@@ -71,10 +68,10 @@ class RangeFetch:
         self._started = False
         self._read: Read | None = None
         self._waits: list[Handle] = []
-        """Pending waits: for bytes, or for records with a timeout."""
+        """Pending registrations: for a read from disk, or for new records and a timeout."""
 
     def start(self, broker: PolywireBroker, wait_ms: int) -> None:
-        """Read for the first time; wait up to ``wait_ms`` for data. Raises BrokerError."""
+        """Read for the first time. If there is no data, wait up to ``wait_ms`` for it. Raises BrokerError."""
         empty = self._offset_end == self._offset
         log = self._partition.log
         if wait_ms > 0 and not empty and log.readable_offset <= self._offset <= log.next_offset:
@@ -84,12 +81,13 @@ class RangeFetch:
 
     @property
     def holds_bytes(self) -> bool:
-        """Whether bytes read ahead are pinned."""
+        """Whether bytes that were read ahead are pinned."""
         return self._read is not None
 
     def prepare(self, broker: PolywireBroker) -> bool:
-        """Begin to read the next frame's bytes; False if they are not in memory yet (the owner is notified later).
-        Raises BrokerError.
+        """Start to read the next frame's bytes. Raises BrokerError.
+
+        Return False if they are not in memory yet; the owner is then notified later.
         """
         if self.over or self._read is not None:
             return True
@@ -104,8 +102,9 @@ class RangeFetch:
         return self._read is not None
 
     def advance(self, broker: PolywireBroker, output: Output) -> None:
-        """Write the next frame if its bytes are available, else wait for them; report the result to the owner. Raises
-        BrokerError.
+        """Write the next frame, or wait for its bytes if they are not in memory. Raises BrokerError.
+
+        The owner is notified of the result.
         """
         if not self.over and self.prepare(broker) and self._read is not None:
             read, self._read = self._read, None
@@ -119,7 +118,7 @@ class RangeFetch:
             self._owner.ended(self)
 
     def drop(self) -> None:
-        """Drop everything; write nothing more."""
+        """Release everything without writing another frame."""
         self.over = True
         self._stop_waiting()
         if self._read is not None:
@@ -157,8 +156,9 @@ class RangeFetch:
             self._owner.ended(self)
             return
         if self._offset_end < 0:
-            # Without an end, the range ends at the readable offset of its first read; a busy producer would keep it
-            # open forever.
+            # Without ``offset_end``, the range ends at the readable offset of the first read. Otherwise a busy producer
+            # would keep it open
+            # forever.
             self._offset_end = read.readable_offset
         self._started = True
         self._offset = read.next_offset
@@ -190,8 +190,9 @@ class RangeFetch:
 
 
 def check_identity(partition: Partition, head: OffsetRange) -> None:
-    """Refuse a request for another incarnation, or for offsets lost with the end of an epoch; raise Conflict or
-    Invalid.
+    """Check incarnation and epoch of a request. Raises Conflict, Invalid.
+
+    It is rejected if the partition was created again, or if its offsets were lost at the end of an epoch.
     """
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"range is empty offset={head.offset} offset_end={head.offset_end}")

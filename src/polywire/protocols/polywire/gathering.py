@@ -1,6 +1,6 @@
 """Scatter-gather for requests that name no topic, or several (decision 0126).
 
-The combined lists equal those of a single broker with all topics, page for page.
+The combined lists are the same, page by page, as those of a single broker with all topics.
 """
 
 from __future__ import annotations
@@ -26,32 +26,35 @@ _Question = tuple[int, Head]
 
 
 class Gathered(ABC):
-    """Answers of several shards, which are asked one at a time, in the order of ``_questions``."""
+    """The combined response of several shards. They are asked one at a time, in the order of ``_questions``."""
 
     def __init__(self, questions: Sequence[_Question]) -> None:
         self._questions: Final = list(reversed(questions))
         self._failure: Failure | None = None
 
     def next_question(self) -> _Question | None:
-        """Return the next shard and request; None when all is known."""
+        """Return the next shard and the request to send to it, or None if no other response is needed."""
         return self._questions.pop() if self._questions else None
 
     @abstractmethod
     def answered(self, head: bytes) -> None:
-        """A shard has responded."""
+        """Add a shard's response."""
 
     @abstractmethod
     def whole(self) -> Head:
-        """Return the combined answer; a ``Failure`` for an error."""
+        """Return the combined response, or a ``Failure``."""
 
     def refused(self, failure: Failure) -> None:
-        """A shard has refused; no other is asked."""
+        """Handle an error of a shard. No other shard is then asked."""
         self._failure = failure
         self._questions.clear()
 
 
 class _Lists(Gathered, Generic[_Entry]):
-    """Entries of all shards in order. If a shard returned a partial list, entries after its last one are dropped."""
+    """Sorted entries of all shards.
+
+    If a shard returned only a part of its list, all entries after the last one of this part are dropped.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,10 @@ class _Bounds(Gathered):
 
 
 class _Anyone(Gathered):
-    """State of an unknown shard: the first that has it answers. ``is_all``: all that have it execute the request."""
+    """A request about something whose shard is unknown. The first shard that has it responds.
+
+    With ``is_all``, all shards that have it execute the request.
+    """
 
     def __init__(
         self, questions: Sequence[_Question], kind: type[Head], *, is_all: bool = False, advice: str = ""
@@ -130,7 +136,7 @@ class _Anyone(Gathered):
 
 
 def gathering(shards: Shards, verb: int, request: Head) -> Gathered | None:
-    """Return how to answer a request without a single topic; None for one with it."""
+    """Return how to combine responses to a request. Return None if the request names a single topic."""
     everyone = [(shard, request) for shard in range(shards.count)]
     match request:
         case messages.ListTopics():
@@ -162,7 +168,7 @@ def gathering(shards: Shards, verb: int, request: Head) -> Gathered | None:
 
 
 def _places(shards: Shards, names: Sequence[str]) -> dict[int, list[str]]:
-    """Group topics by shard; this shard reports those that do not exist."""
+    """Group topic names by shard. Names that do not exist are for this shard, which then reports the error."""
     places: dict[int, list[str]] = {}
     for name in dict.fromkeys(names):
         shard = shards.shard_of(name)

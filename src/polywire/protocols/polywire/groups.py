@@ -1,4 +1,7 @@
-"""Offsets and groups in the `polywire` protocol (spec: polywire#groups). A change is answered once it is written."""
+"""Offsets and groups in the `polywire` protocol (spec: polywire#groups).
+
+The response to a change is sent when it is written.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ if TYPE_CHECKING:
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
 
-GROUPS_MAX: Final = 1_000  # of one answer (spec: polywire#limits)
-GROUP_ENTRIES_MAX: Final = 20_000  # members and offsets in one answer, unless a single group has more
+GROUPS_MAX: Final = 1_000  # groups in one response (spec: polywire#limits)
+GROUP_ENTRIES_MAX: Final = 20_000  # members and offsets in one response; a single group may have more
 
 
 def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: memoryview) -> None:
-    """Handle COMMIT; raise BrokerError if refused at once."""
+    """Handle COMMIT. Raises BrokerError if it is rejected immediately."""
     broker, by = session.broker, session.admission.caller
     check_name("owner", request.owner)
     find_partition(broker, request.name, request.partition)
@@ -64,14 +67,14 @@ def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: m
 
 
 def ask_position(session: ReplyOwner, correlation: int, request: messages.AskPosition, _: memoryview) -> None:
-    """Handle POSITION; raise Invalid or Missing."""
+    """Handle POSITION. Raises Invalid, Missing."""
     kind = kind_of(request.kind)
     offset = session.broker.position(request.name, request.partition, kind, request.owner)
     session.answer(Verb.POSITION, correlation, messages.Position(offset))
 
 
 def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memoryview) -> None:
-    """Handle JOIN; raise BrokerError if refused at once."""
+    """Handle JOIN. Raises BrokerError if it is rejected immediately."""
     if request.assignor is not None and request.assignor not in _ASSIGNORS:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown assignor assignor={request.assignor!r}")
     session.broker.topic(request.name)
@@ -98,19 +101,19 @@ def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memor
 
 
 def sync(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """Handle SYNC; raise BrokerError."""
+    """Handle SYNC. Raises BrokerError."""
     membership = session.broker.groups.sync(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.SYNC, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def heartbeat(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """Handle HEARTBEAT; raise BrokerError."""
+    """Handle HEARTBEAT. Raises BrokerError."""
     membership = session.broker.groups.heartbeat(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.HEARTBEAT, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def leave(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """Handle LEAVE; raise BrokerError if refused at once."""
+    """Handle LEAVE. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.LEAVE, correlation)
     session.broker.groups.leave(*_place(request), wire=WIRE, by=session.admission.caller, done=done)
     session.owe()
@@ -121,7 +124,7 @@ def _place(request: messages.Member) -> tuple[str, str, str, int]:
 
 
 def list_groups(session: ReplyOwner, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
-    """Handle GROUPS: groups with members or offsets, by topic and name; raise Invalid."""
+    """Handle GROUPS: list groups with members or offsets, sorted by topic and name. Raises Invalid."""
     if request.after and len(request.after) != 2:
         raise Invalid(ErrorCode.INVALID_REQUEST, "after must contain a topic and a group")
     listing = _Listing(session.broker, request, partial(_sees, session))
@@ -133,7 +136,7 @@ def _sees(session: ReplyOwner, full_name: str) -> bool:
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteGroup, _: memoryview) -> None:
-    """Handle DELETE_GROUP; raise BrokerError if refused at once."""
+    """Handle DELETE_GROUP. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.DELETE_GROUP, correlation)
     session.broker.groups.delete(request.group, request.name, by=session.admission.caller, done=done)
     session.owe()
@@ -147,9 +150,7 @@ def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | Broke
 
 
 class _Listing:
-    """A GROUPS request in progress. Invariant: ``_first`` holds the first of the groups found; ``wanted`` counts all of
-    them.
-    """
+    """A GROUPS request in progress. ``wanted`` counts all groups that match; ``_first`` has those of the first page."""
 
     __slots__ = ("_broker", "_first", "_request", "_sees", "wanted")
 
@@ -161,7 +162,7 @@ class _Listing:
         self.wanted = 0
 
     def entries(self) -> Iterator[messages.GroupEntry | None]:
-        """Yield the groups of the answer, and None regularly."""
+        """Yield the groups of the response, and None as a pause."""
         keys = self._broker.groups.pairs()
         for _ in self._scan(keys):
             yield None
@@ -175,11 +176,11 @@ class _Listing:
             entry = _entry(key, view, self._broker.positions_in(key[0], PositionKind.GROUP, key[1]), owner)
             room -= len(entry.members) + len(entry.positions)
             if room < 0 and room + len(entry.members) + len(entry.positions) < GROUP_ENTRIES_MAX:
-                break  # it is beyond the limit
+                break  # this group is beyond the limit
             yield entry
 
     def answer(self, entries: list[messages.GroupEntry]) -> messages.GroupList:
-        """Return the answer with these groups, and whether there are more."""
+        """Return the response with these groups. It also says whether there are more."""
         return messages.GroupList(entries, len(entries) < self.wanted)
 
     def _scan(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Heads of the `polywire` protocol's frames as values (spec: polywire#verbs).
 
-Each struct is one MessagePack array, with elements in the order of the specification. Missing elements at the end get
-their defaults.
+Each struct is one MessagePack array, with elements in the order of the specification. Elements that are missing at the
+end get their defaults.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ANY_INCARNATION: Final = 0
 ANY_EPOCH: Final = -1
 BY_KEY: Final = -1
 
-# MessagePack has numbers up to 2^64 - 1, this protocol does not (spec: polywire#frames): such a head is invalid.
+# MessagePack allows numbers up to 2^64 - 1, this protocol does not (spec: polywire#frames); such a head is invalid.
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 SettingValue = Int | str | None
 
 
 class Verb(IntEnum):
-    """Request or answer of a frame."""
+    """The request or response in a frame."""
 
     HELLO = 1
     PING = 2
@@ -57,11 +57,11 @@ class Verb(IntEnum):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base of all heads, and the empty head."""
+    """Base class of all heads. It is also the empty head."""
 
 
 class Limits(Head, frozen=True):
-    """The broker's limits, sent on opening (spec: polywire#limits)."""
+    """The broker's limits, sent when a connection opens (spec: polywire#limits)."""
 
     broker: str
     frame_bytes_max: Int
@@ -143,7 +143,7 @@ class AskBounds(Head, frozen=True):
 
 
 class PartitionEntry(Head, frozen=True):
-    """Bounds of one partition; ``offsets`` answers the request's times in order."""
+    """The bounds of one partition. ``offsets`` has an offset for each requested time, in order."""
 
     partition: Int
     incarnation: Int
@@ -164,7 +164,10 @@ class BoundsList(Head, frozen=True):
 
 
 class OffsetRange(Head, frozen=True):
-    """Range for FETCH and LOCATE: offsets of one incarnation of a partition, as learnt in an epoch."""
+    """The range for FETCH and LOCATE: offsets in one incarnation of a partition.
+
+    ``epoch`` is the epoch in which the client learnt the offsets.
+    """
 
     name: str
     partition: Int
@@ -190,7 +193,10 @@ class Locate(OffsetRange, frozen=True):
 
 
 class SealedRange(Head, frozen=True):
-    """Records [first_offset, next_offset) in bytes [start, stop) of a blob, whole batches back to back."""
+    """Where the records [first_offset, next_offset) are stored.
+
+    They are in the bytes [start, stop) of a blob, as consecutive complete batches.
+    """
 
     blob: str
     start: Int
@@ -200,7 +206,10 @@ class SealedRange(Head, frozen=True):
 
 
 class Located(Head, frozen=True):
-    """``address``: a directory or a bucket's URL; empty if sealed records are readable through the broker only."""
+    """Where sealed records are stored.
+
+    ``address`` is a directory or the URL of a bucket. It is empty if clients can read them only through the broker.
+    """
 
     address: str
     mark: bytes
@@ -304,7 +313,7 @@ class Membership(Head, frozen=True):
 
 
 class AskGroups(Head, frozen=True):
-    """``after``: topic and group of the last entry seen, or empty."""
+    """Head of GROUPS. ``after`` is the topic and group of the last entry that the client has; empty at first."""
 
     group: str | None = None
     after: list[str] = []
@@ -318,8 +327,9 @@ class MemberEntry(Head, frozen=True):
 
 
 class GroupEntry(Head, frozen=True):
-    """A group of one topic; ``generation`` is -1 and ``assignor`` None if it has only offsets, [partition, offset]
-    each.
+    """A group of one topic, with [partition, offset] pairs.
+
+    If it has only offsets and no members, ``generation`` is -1 and ``assignor`` None.
     """
 
     name: str
@@ -337,14 +347,14 @@ class GroupList(Head, frozen=True):
 
 
 class DeleteGroup(Head, frozen=True):
-    """A group of a topic, with members and offsets."""
+    """Head of DELETE_GROUP, which deletes a group of a topic with its members and offsets."""
 
     group: str
     name: str
 
 
 class AskKept(Head, frozen=True):
-    """Head of TRANSACTIONS and WRITERS; ``after``: name of the last entry seen, or empty."""
+    """Head of TRANSACTIONS and WRITERS. ``after`` is the name of the last entry that the client has; empty at first."""
 
     after: str = ""
 
@@ -356,13 +366,13 @@ class DeleteKept(Head, frozen=True):
 
 
 class KeptEntry(Head, frozen=True):
-    """Common fields of list entries."""
+    """Fields that all list entries have."""
 
     name: str
 
 
 class TransactionEntry(KeptEntry, frozen=True):
-    """A transactional id; ``owner`` is a user's name, or empty."""
+    """A transactional id. ``owner`` is the name of a user, or empty."""
 
     epoch: Int
     state: str
@@ -373,7 +383,7 @@ class TransactionEntry(KeptEntry, frozen=True):
 
 
 class WriterEntry(KeptEntry, frozen=True):
-    """A writer and its last published number."""
+    """A writer and the last number that it published."""
 
     number: Int
     idle_ms: Int
@@ -384,7 +394,7 @@ _Entry = TypeVar("_Entry", bound=KeptEntry)
 
 
 class KeptList(Head, Generic[_Entry], frozen=True):
-    """Answer to TRANSACTIONS and WRITERS."""
+    """Response to TRANSACTIONS and WRITERS."""
 
     entries: list[_Entry]
     more: bool

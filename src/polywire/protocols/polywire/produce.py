@@ -1,11 +1,12 @@
 """PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` protocol (spec: polywire#produce, polywire#staged-produce).
 
 * Nothing is stored before every batch of the request was validated.
-* A request gets one response: when all of its batches have reached the requested level, or one has failed.
+* A request gets one response, when all of its batches have reached the requested level or one has failed.
 
 A request that takes longer than a time slice is executed in slices, between requests of other connections. Its own
-connection accepts no further request until the last batch was appended. Such a request is not atomic: after a stop or a
-refused batch, earlier batches remain. If the connection closes, the remaining batches are still stored.
+connection accepts no further request until the last batch was appended. Such a request is not atomic: if the broker
+stops, or rejects a batch, the batches before it are stored. If the connection closes, the remaining batches are still
+stored.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ TOKENS_MAX: Final = 10_000  # tokens of one publish (spec: polywire#limits)
 
 
 class _Collected:
-    """Answers of one request's batches; settled exactly once, after ``end`` and its last batch."""
+    """The response to a request with several batches.
+
+    It is sent once, after ``end`` and the result of the last batch.
+    """
 
     __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_session", "_verb", "chosen")
 
@@ -50,11 +54,11 @@ class _Collected:
         self._left = 1
         self._error: BrokerError | None = None
         self.chosen: Final[list[bytes]] = []
-        """Each record's partition, if the broker chose it."""
+        """The partition of each record, if the broker chose it."""
 
     def expect(self, part: Part) -> Completion[int]:
-        """Return the completion of one more batch."""
-        # Read now: the receive buffer may have other content when the answer comes.
+        """Return the completion of another batch."""
+        # Read it now, because the receive buffer may have other content when the response is sent.
         self._counts.append((part.partition.number, part.record_count))
         self._offsets.append(-1)
         self._left += 1
@@ -68,7 +72,7 @@ class _Collected:
             self.end(None)
 
     def end(self, result: BrokerError | None) -> None:
-        """No further batch follows."""
+        """End the request: no further batch follows."""
         self._error = self._error or result
         self._left -= 1
         if self._left:
@@ -88,7 +92,7 @@ class _Collected:
 
 
 class _OneAppended:
-    """Answer of a request with one batch, the usual case; settled once, by ``done``."""
+    """The response to a request with one batch, the usual case. It is sent once, by ``done``."""
 
     __slots__ = ("_correlation", "_partition", "_record_count", "_session")
 
@@ -96,11 +100,11 @@ class _OneAppended:
         self._session: Final = session
         self._correlation: Final = correlation
         self._partition: Final = part.partition.number
-        # Read now: the receive buffer may have other content when the answer comes.
+        # Read it now, because the receive buffer may have other content when the response is sent.
         self._record_count: Final = part.record_count
 
     def done(self, offset: int | BrokerError) -> None:
-        """The batch has its level, or has failed."""
+        """Send the response, because the batch has reached its level or has failed."""
         if isinstance(offset, BrokerError):
             self._session.settle_error(Verb.PRODUCE, self._correlation, offset)
             return
@@ -117,7 +121,7 @@ class RunOwner(ReplyOwner, Protocol):
 
 
 class _RunAppended:
-    """Answers of requests executed as one; each is settled once, by ``done``."""
+    """The responses to a run of requests that is executed as one. They are sent once, by ``done``."""
 
     __slots__ = ("_asked", "_partition", "_session")
 
@@ -127,7 +131,7 @@ class _RunAppended:
         self._partition: Final = partition
 
     def done(self, offset: int | BrokerError) -> None:
-        """The batch has its level, or has failed."""
+        """Send the responses, because the batch has reached its level or has failed."""
         correlations = correlations_of(self._asked)
         if not isinstance(offset, BrokerError):
             self._session.settle_run(encode_produced(self._asked, self._partition, offset), len(correlations))
@@ -137,7 +141,7 @@ class _RunAppended:
 
 
 class _PublishAnswer:
-    """Answer of a publish; settled once, when it is known and the session accepts requests again."""
+    """The response to a publish. It is sent once, when the result is known and the session accepts requests again."""
 
     __slots__ = ("_answer", "_correlation", "_over", "_session")
 
@@ -148,12 +152,12 @@ class _PublishAnswer:
         self._answer: PublishAnswer | BrokerError | None = None
 
     def done(self, answer: PublishAnswer | BrokerError) -> None:
-        """The broker has published, or has failed."""
+        """Store the broker's result."""
         self._answer = answer
         self._settle()
 
     def end(self, result: BrokerError | None) -> None:
-        """It was passed to the broker, or refused."""
+        """Record that the request was passed to the broker or rejected."""
         self._over = True
         self._answer = self._answer or result
         self._settle()
@@ -173,7 +177,10 @@ class _PublishAnswer:
 
 
 def produce(session: ReplyOwner, correlation: int, request: messages.Produce, payload: memoryview) -> None:
-    """Handle PRODUCE: append, and answer when all batches have the level. Raises BrokerError, storing nothing."""
+    """Handle PRODUCE: append batches, and respond when all have reached the level.
+
+    Raises BrokerError if nothing is stored.
+    """
     level, by = level_of(request.level), session.admission.caller
     name, create, broker = request.name, request.create, session.broker
     topic = broker.find_topic(name) if create else broker.topic(name)
@@ -197,9 +204,11 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
 
 
 def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview) -> bool:
-    """Append several PRODUCE with this head, one small batch each, as one batch; answer each separately.
+    """Append a run of PRODUCE requests with the same head, each with one small batch, as one batch.
 
-    Returns False, or raises BrokerError, if nothing was appended: execute them one by one then.
+    Respond to each separately.
+
+    If nothing was appended, returns False or raises BrokerError; the requests must then be executed one by one.
     """
     if request.partition == BY_KEY:
         return False
@@ -220,7 +229,7 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:
-    """Handle STAGE: store invisibly. Raises BrokerError, storing nothing."""
+    """Handle STAGE: store batches invisibly. Raises BrokerError if nothing is stored."""
     level, by = level_of(request.level), session.admission.caller
     if request.writer:
         check_name("writer", request.writer)
@@ -244,7 +253,7 @@ def _carry_out(
     accepted: Iterator[memoryview],
     take: Callable[[Part, Completion[int]], None],
 ) -> Iterator[None]:
-    """Validate all batches, then pass them on one after the other. Raises BrokerError, storing nothing."""
+    """Validate all batches, then pass them on one after the other. Raises BrokerError if nothing is stored."""
     batches = []
     for batch in accepted:
         batches.append(batch)
@@ -270,7 +279,10 @@ def _parts(
 
 
 def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
-    """Do as much as one turn permits, the rest in slices; ``end`` answers. Raises BrokerError, storing nothing."""
+    """Execute steps until the end of the time slice, the others in later slices. Then ``end`` sends the response.
+
+    Raises BrokerError if nothing is stored.
+    """
     if _are_done_at_once(session, steps):
         session.owe()
         end(None)
@@ -280,7 +292,7 @@ def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) ->
 
 
 def _are_done_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
-    """Do as much as one turn permits; return whether that was all."""
+    """Execute steps until the end of the time slice. Return whether that was all."""
     now = session.broker.clock.monotonic
     until = now() + QUANTUM_S
     return not any(now() >= until for _ in steps)
@@ -292,7 +304,10 @@ def _ended(
     unpin: Callable[[], None],
     result: list[None] | BrokerError,
 ) -> None:
-    """The last slice is done. Batches may view the request until they are written."""
+    """Finish a request after its last slice.
+
+    Its bytes remain pinned until the batches are written, because they may refer to it.
+    """
     ended = result if isinstance(result, BrokerError) else None
 
     def over(_: int | BrokerError) -> None:
@@ -300,7 +315,7 @@ def _ended(
 
     try:
         session.broker.settle(Level.MEMORY, over)
-    except BrokerError as error:  # the log has ended and reads nothing any more
+    except BrokerError as error:  # the log has stopped and does not access the bytes any more
         over(error)
 
 
@@ -311,7 +326,10 @@ def _over(session: ReplyOwner, end: Completion[None], unpin: Callable[[], None],
 
 
 def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _: memoryview) -> None:
-    """Handle PUBLISH: make staged batches visible, once per (writer, number). Raises BrokerError if refused at once."""
+    """Handle PUBLISH: make staged batches visible, once per (writer, number).
+
+    Raises BrokerError if it is rejected immediately.
+    """
     answer, work = _PublishAnswer(session, correlation), session.broker.publish_work
     steps = _publish(session, request, answer)
     if work.is_idle and _are_done_at_once(session, steps):
@@ -323,7 +341,7 @@ def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _:
 
 
 def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
-    """Authorize in slices, then publish. Raises BrokerError, publishing nothing."""
+    """Authorize the tokens in slices, then publish. Raises BrokerError if nothing is published."""
     for lot in lots(request.tokens[: TOKENS_MAX + 1]):
         session.admission.check_tokens(lot)
         yield
@@ -342,7 +360,7 @@ def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _Publis
 
 
 def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _: memoryview) -> None:
-    """Handle ABANDON: drop staged batches. Raises BrokerError if refused at once."""
+    """Handle ABANDON: drop staged batches. Raises BrokerError if it is rejected immediately."""
     if len(request.tokens) > TOKENS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
     _begin(session, _abandon(session, request.tokens), partial(_abandoned, session, correlation))
@@ -351,7 +369,8 @@ def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _:
 def _abandon(session: ReplyOwner, tokens: Sequence[bytes]) -> Iterator[None]:
     """Check all tokens, then drop them in portions.
 
-    Raises BrokerError if nothing was dropped, or if another user has staged under one of the rest meanwhile.
+    Raises BrokerError if nothing was dropped, or if another user has meanwhile staged under one of the remaining
+    tokens.
     """
     by = session.admission.caller
     for lot in lots(tokens):
@@ -371,4 +390,4 @@ def _abandoned(session: ReplyOwner, correlation: int, result: BrokerError | None
 
 
 def _nothing() -> None:
-    """Do nothing: no batch views the request."""
+    """Do nothing, because no batch refers to the request's bytes."""

@@ -1,7 +1,7 @@
-"""Handle a run of PRODUCE frames that have the same head and a small batch each as one request.
+"""Handle a run of PRODUCE frames that have the same head and one small batch each as one request.
 
-One call handles all frames of a run. Each frame gets its own response, with the same bytes as ``codec.encode_head``.
-Any other frame ends a run.
+One call handles all frames of a run. Each frame gets its own response, with the same bytes as ``codec.encode_head``
+would return. Any other frame ends a run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
 _PREFIX_BYTES = cython.declare(cython.Py_ssize_t, PREFIX_BYTES)
 _FRAME_BYTES_MAX = cython.declare(
     cython.Py_ssize_t, LOGIN_FRAME_BYTES_MAX
-)  # allowed to every client, so no other limit applies
+)  # unauthenticated clients may send this much, so no other limit applies
 _REFUSED = cython.declare(cython.uint, REFUSED_COLUMNS)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
-_PRODUCE = cython.declare(cython.uint, Verb.PRODUCE)  # second word of a prefix: verb, no flag, zero
-_REQUEST_BYTES = cython.declare(cython.Py_ssize_t, 8)  # correlation and record count, of a frame
+_PRODUCE = cython.declare(cython.uint, Verb.PRODUCE)  # second word of a prefix: the verb, no flags, zero
+_REQUEST_BYTES = cython.declare(cython.Py_ssize_t, 8)  # size of the correlation id and the record count of a frame
 _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 
 
@@ -48,10 +48,10 @@ _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the position, relative to ``at``, of the batch of a whole PRODUCE frame with one small, mergeable batch;
-    else 0.
+    """Return the position, relative to ``at``, of the batch in a PRODUCE frame that can be part of a run.
 
-    ``left``: bytes available.
+    The frame must be complete in the ``left`` available bytes, and have one small batch that can be merged. Otherwise
+    the result is 0.
     """
     if left < _PREFIX_BYTES or load_u32(p, at + 4) != _PRODUCE:
         return 0
@@ -72,7 +72,10 @@ def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ss
 def _are_alike(
     p: cython.p_const_uchar, one: cython.Py_ssize_t, other: cython.Py_ssize_t, batch: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether two frames whose batches begin at ``batch`` have the same head, and batches with the same columns."""
+    """Return whether two frames have the same head, and batches with the same columns.
+
+    The batches begin at ``batch``.
+    """
     apart: cython.uint = load_columns(p, one + batch) ^ load_columns(p, other + batch)
     i: cython.Py_ssize_t
     for i in range(_PREFIX_BYTES, batch):
@@ -81,10 +84,10 @@ def _are_alike(
 
 
 def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -> int:
-    """Return the bytes of frames from ``at`` on that may be handled as one, 0 if there are fewer than two.
+    """Return the size of the run of frames at ``at``, or 0 if fewer than two frames can be handled as one.
 
-    They are whole, with the same head and one batch each, of at most ``batch_bytes_max`` together. The batches are not
-    checked.
+    The frames are complete, and have the same head and one batch each, together at most ``batch_bytes_max``. The
+    batches are not checked.
     """
     lent: Lent = lend(data)
     first: cython.Py_ssize_t = at
@@ -106,8 +109,7 @@ def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -
 
 
 def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
-    """Return one batch with all records of a run that ``run_bytes`` has found, and its requests, for
-    ``encode_produced``.
+    """Return one batch with all records of a run that ``run_bytes`` has found, and the data for ``encode_produced``.
 
     Raises Invalid(INVALID_BATCH) for an invalid batch, and ValueError if the batches cannot be merged.
     """
@@ -131,7 +133,7 @@ def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
 
 
 def correlations_of(requests: Buffer) -> list[int]:
-    """Return the correlation of each frame of a run."""
+    """Return the correlation id of each frame in a run."""
     return list(memoryview(requests).cast("B").cast("I")[::2])
 
 
@@ -139,7 +141,7 @@ def correlations_of(requests: Buffer) -> list[int]:
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglong) -> cython.Py_ssize_t:
-    """Write a number in MessagePack's shortest form and return its end."""
+    """Write a number in MessagePack's shortest form, and return the position after it."""
     size: cython.int = 0
     mark: cython.uint = 0xCC
     if number < 0x80:
@@ -157,7 +159,7 @@ def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglo
 
 
 def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes:
-    """Return the answers to all frames of a run whose records begin at ``base_offset``: a ``Produced`` each."""
+    """Return the responses to all frames of a run, a ``Produced`` each. The run's records begin at ``base_offset``."""
     lent: Lent = lend(requests)
     answers = bytearray(lent.size // _REQUEST_BYTES * _ANSWER_BYTES_MAX)
     target: Lent = lend_writable(answers)
@@ -168,8 +170,8 @@ def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes
     while place < lent.size:
         head: cython.Py_ssize_t = at + _PREFIX_BYTES
         count: cython.uint = load_u32(lent.p, place + 4)
-        target.p[head] = target.p[head + 1] = 0x91  # one list of one entry
-        target.p[head + 2] = 0x93  # of three numbers
+        target.p[head] = target.p[head + 1] = 0x91  # a list with one entry
+        target.p[head + 2] = 0x93  # an entry of three numbers
         end: cython.Py_ssize_t = _put_number(target.p, head + 3, number)
         end = _put_number(target.p, end, offset)
         end = _put_number(target.p, end, count)

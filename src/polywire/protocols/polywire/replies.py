@@ -1,6 +1,6 @@
 """Send responses at once, later, or built in slices.
 
-While a long response is built, the session handles no other request, and other clients have a turn between slices. The
+While a long response is built, the session handles no other request, and other clients are served between slices. The
 session accepts requests again before the response is sent.
 """
 
@@ -22,7 +22,10 @@ _Part = TypeVar("_Part")
 
 
 class ReplyOwner(Protocol):
-    """Methods of the session for its commands. ``round_robin``: over the partitions, for records without a key."""
+    """The methods of the session that its commands use.
+
+    ``round_robin`` chooses partitions for records without a key.
+    """
 
     @property
     def broker(self) -> PolywireBroker: ...
@@ -49,8 +52,9 @@ class ReplyOwner(Protocol):
 
 
 class LongAnswer:
-    """An answer built in slices. Holds the session from the beginning; settled once, by the result of ``make`` or by
-    ``refuse``.
+    """A response that is built in slices. It is sent once, by ``make`` or by ``refuse``.
+
+    Until then, the session accepts no further request.
     """
 
     __slots__ = ("_correlation", "_session", "_verb")
@@ -62,7 +66,7 @@ class LongAnswer:
         session.hold()
 
     def make(self, parts: Iterator[_Part | None], whole: Callable[[list[_Part]], Head]) -> None:
-        """Answer with the result of ``whole`` on these parts, which are built in slices."""
+        """Build the parts in slices, then send the result of ``whole``."""
         Slices(self._session.broker, parts, partial(self._made, whole))
 
     def _made(self, whole: Callable[[list[_Part]], Head], parts: list[_Part] | BrokerError) -> None:
@@ -73,6 +77,6 @@ class LongAnswer:
             self._session.settle(self._verb, self._correlation, whole(parts))
 
     def refuse(self, error: BrokerError) -> None:
-        """Answer with an error."""
+        """Send an error."""
         self._session.release()
         self._session.settle_error(self._verb, self._correlation, error)

@@ -1,7 +1,7 @@
 """LOCATE of the `polywire` protocol: return where sealed records are stored.
 
-It serves clients with access to the broker's files or bucket (spec: polywire#reading-sealed-segments-directly). Only
-records that FETCH would send are disclosed.
+It is for clients that can read the broker's files or bucket (spec: polywire#reading-sealed-segments-directly). It
+discloses only records that FETCH would send.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ NOTHING: Final = messages.Located("", b"", [], more=False)
 
 
 def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: memoryview) -> None:
-    """Handle LOCATE, now or later; empty if the client may not know of files. Raises BrokerError if refused at once."""
+    """Handle LOCATE. The response is empty if the client may not learn about files.
+
+    Raises BrokerError if it is rejected immediately.
+    """
     broker = session.broker
     partition = find_partition(broker, request.name, request.partition)
     check_identity(partition, request)
@@ -41,7 +44,10 @@ def _settle(session: ReplyOwner, correlation: int, found: Located | BrokerError)
 
 
 def _encoded(session: ReplyOwner, found: Located) -> messages.Located:
-    """Encode the locations. A bucket's URL is no secret for readers of the topic: they need their own credentials."""
+    """Encode the locations.
+
+    The URL of a bucket is not secret, because clients need their own credentials to read it.
+    """
     root = found.root
     if root is None or (root.is_on_a_machine and not session.admission.sees_files()):
         return NOTHING

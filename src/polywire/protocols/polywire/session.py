@@ -1,7 +1,7 @@
-"""Session of the `polywire` protocol: executes requests and encodes responses (docs/specs/polywire.md).
+"""The session of the `polywire` protocol: executes requests and encodes responses (docs/specs/polywire.md).
 
 * Requests take effect in order. Complete requests are executed even if the client has finished sending.
-* A response that waits does not delay others.
+* Responses may be sent in another order: a response that must wait does not delay others.
 * The broker gets views of the receive buffer, without a copy.
 * Nothing is written after ``close``.
 """
@@ -41,16 +41,17 @@ from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, QUANTUM_S, Output
 from polywire.records.columns import MERGED_BYTES_MAX
 
-REQUESTS_MAX: Final = 1024  # unanswered requests of one connection, which bounds pinned callbacks and views
+REQUESTS_MAX: Final = 1024  # unanswered requests of one connection; the limit bounds pinned callbacks and views
 FETCHES_MAX: Final = 64  # open fetches of one connection, each of which may hold a pin
 NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
-_PRODUCE: Final = int(Verb.PRODUCE)  # a plain integer, because it is read for every frame
-HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write takes turns with others
+_PRODUCE: Final = int(Verb.PRODUCE)  # a plain integer, because it is compared with every frame
+HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write is served in turn with others
 
 
 class Handler(Protocol):
-    """Executes one request, whose records are the payload, and answers now or later. Raises BrokerError if refused at
-    once.
+    """Executes one request, and responds now or later. ``payload`` has its records.
+
+    Raises BrokerError if it is rejected immediately.
     """
 
     def __call__(self, session: PolywireSession, correlation: int, request: Any, payload: memoryview, /) -> None: ...
@@ -58,20 +59,20 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[Verb, Handler]):
-    """A verb of the protocol. All are pipelined, because answers may come in any order; one that holds the session
-    delays later requests.
+    """A verb of the protocol and its handler.
+
+    All verbs are pipelined, because responses may be sent in any order. Handlers that hold the session delay later
+    requests.
     """
 
     pipelined: bool = field(default=True, kw_only=True)
 
 
 class PolywireSession(FramedSession[PolywireBroker]):
-    """One connection; every request is answered exactly once while it is open.
+    """The session of one client. While it is open, every request is answered exactly once.
 
-    Answers of one turn leave in one write: they are collected until no more can come at once. ``_busy``: the running
-    code writes them and continues ready fetches. ``_prefix``: of the current frame.
-
-    round_robin: over the partitions, for records without a key.
+    Responses that are ready at the same time are sent with one write. While ``_busy`` is set, the running code writes
+    them and continues fetches that are ready. ``_prefix`` is the prefix of the current frame.
     """
 
     __slots__ = (
@@ -97,7 +98,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """round_robin: over the partitions, of records without a key."""
+        """Create a session. ``round_robin`` chooses partitions for records without a key."""
         super().__init__(broker, output, resume)
         self.admission: Final = Admission(broker, output)
         self.round_robin: Final = round_robin
@@ -132,7 +133,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
         if self._ready:
             waited = self._waits()
             self._pump_at_once()
-            if waited and not self._waits():  # only an answer was missing: nothing else would offer the remaining bytes
+            # the session waited only for a response, so the driver would not offer the remaining bytes again
+            if waited and not self._waits():
                 self._end_quantum()
         return at
 
@@ -148,7 +150,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return size
 
     def _run_bytes(self, data: memoryview, at: int) -> int:
-        """Return the bytes of frames from ``at`` on that are handled as one, 0 for only the first."""
+        """Return the size of the frames from ``at`` on that are handled as one, or 0 to handle only the first."""
         bytes_max = min(MERGED_BYTES_MAX, self.broker.settings.batch_bytes_max)
         return run_bytes(data, at, frames_max=REQUESTS_MAX - self._owed, batch_bytes_max=bytes_max)
 
@@ -168,8 +170,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return True
 
     def _take_run(self, frames: memoryview) -> bool:
-        """Execute several PRODUCE with the same head as one; False if nothing was done, because each needs its own
-        error.
+        """Execute several PRODUCE requests with the same head as one.
+
+        Return False if nothing was done, because each needs its own error.
         """
         try:
             request = decode_request(_PRODUCE, frames[PREFIX_BYTES : PREFIX_BYTES + self._prefix.head_bytes])
@@ -193,13 +196,13 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return tuple(self._fetches.values())
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue fetches, because the client reads again."""
         if self._ready:
             self._schedule()
         super().drained()
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Release everything, because the connection is closed."""
         self._enter(CLOSED)
         for fetch in self._fetches.values():
             fetch.drop()
@@ -207,30 +210,34 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._ready.clear()
         self._answers.clear()
 
-    # Methods for the parts of a session
+    # Used by handlers and fetches
 
     def hold(self) -> None:
-        """Owe an answer, and accept no further request until ``release``: a login, or a long answer, must be known
-        first.
+        """Announce a response, and accept no further request until ``release``.
+
+        A login, or a long response, must be complete first.
         """
         self.owe()
         self._reasons |= Wait.HOLDING
 
     def release(self) -> None:
-        """Accept requests again; call it before settling the answer, which may be the connection's last."""
+        """Accept requests again. Call it before sending the response, which may be the connection's last."""
         self._reasons &= ~Wait.HOLDING
         self._go_on()
 
     def pin(self) -> Callable[[], None]:
-        """Keep the current request's bytes, and accept no other, until the returned function is called: see ``Output``."""
+        """Preserve the current request's bytes until the returned function is called; see ``Output``.
+
+        Until then, no other request is accepted.
+        """
         return self.output.pin()
 
     def owe(self, count: int = 1) -> None:
-        """Announce ``count`` more answers."""
+        """Announce ``count`` more responses."""
         self._owed += count
 
     def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send an announced answer."""
+        """Send an announced response."""
         if self._phase is not CLOSED:
             self.answer(verb, correlation, head, payload)
         self._paid()
@@ -242,24 +249,28 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._paid()
 
     def settle_run(self, answers: bytes, count: int) -> None:
-        """Send ``count`` announced answers that are encoded already."""
+        """Send ``count`` announced responses that are already encoded."""
         if self._phase is not CLOSED:
             self._answers.append(answers)
         self._paid(count)
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send an answer in this turn."""
+        """Send a response that was not announced."""
         self._answers.append(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
     def refuse(self, verb: int, correlation: int, error: BrokerError) -> None:
-        """Send an error in this turn."""
+        """Send an error that was not announced."""
         self._answers.append(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
     def ready(self, fetch: RangeFetch) -> None:
-        """See ``FetchOwner``; during ``receive`` and while pumping, the running code continues it."""
+        """Continue a fetch that can make progress; see ``FetchOwner``.
+
+        If the session is busy in ``receive`` or with other fetches, that code continues it.
+        """
         self._ready.append(fetch)
         if not self._busy:
-            self._is_heavy |= fetch.holds_bytes  # it had to be fetched, so other connections are waiting, too
+            # its bytes had to be read from disk, so other connections are waiting, too
+            self._is_heavy |= fetch.holds_bytes
             self._schedule()
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
@@ -274,7 +285,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def _greet(self, data: memoryview) -> int:
         given = bytes(data[: len(MAGIC)])
         if given[: len(NAME)] != NAME[: len(given)]:
-            raise PeerError(f"not the polywire protocol opening={given.hex()}", fatal=True)
+            raise PeerError(f"the first bytes are not those of the polywire protocol opening={given.hex()}", fatal=True)
         if len(given) < len(MAGIC):
             return 0
         self._answers.append(MAGIC)
@@ -318,7 +329,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self.answer(Verb.PING, correlation, Head())
 
     def log_in(self, correlation: int, request: messages.LogIn, _: memoryview) -> None:
-        """Handle LOGIN; the previous user's fetches end. Raises Busy."""
+        """Handle LOGIN. The fetches of the previous user end. Raises Busy."""
         if self.admission.principal is not None:
             for fetch in list(self._fetches.values()):
                 self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection is logging in again"))
@@ -342,12 +353,12 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self.answer(Verb.CANCEL, correlation, Head())
 
     def fetch(self, correlation: int, request: messages.Fetch, _: memoryview) -> None:
-        """Handle FETCH. Raises BrokerError if refused at once."""
+        """Handle FETCH. Raises BrokerError if it is rejected immediately."""
         if correlation in self._fetches:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         if len(self._fetches) >= FETCHES_MAX:
             raise Busy(ErrorCode.BUSY, f"too many open fetches limit={FETCHES_MAX}")
-        # Earlier requests of this connection must be readable; an empty commit costs almost nothing.
+        # Earlier requests of this connection must be readable. If there are none, a commit costs almost nothing.
         self.broker.commit()
         partition = find_partition(self.broker, request.name, request.partition)
         fetch = RangeFetch(self, correlation, request, partition)
@@ -356,8 +367,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
         fetch.start(self.broker, request.wait_ms)
 
     def _schedule(self) -> None:
-        """Continue ready fetches on the loop, taking turns with other connections; never inside a callback of the log
-        or socket.
+        """Continue ready fetches from the loop, in turn with other connections.
+
+        This never happens inside a callback of the log or the socket.
         """
         if self._pumping:
             return
@@ -376,13 +388,17 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._pump_at_once()
 
     def _pump_at_once(self) -> None:
-        """Write frames without waiting for others' slices, and the rest in turns with them."""
+        """Write frames now, without waiting for the slices of others.
+
+        If there are more, write them in turn with others.
+        """
         if self._pump(self.broker.clock.monotonic() + QUANTUM_S):
             self._schedule()
 
     def _pump(self, end: float) -> bool:
-        """Write frames until this time, at least one, or read ahead while the client reads; return whether there is
-        more to do.
+        """Write frames until this time, but at least one. If the client is still reading the last ones, read ahead.
+
+        Return whether there is more to do.
         """
         now = self.broker.clock.monotonic
         begun = now()
@@ -403,7 +419,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._flush()
 
     def _read_ahead(self) -> None:
-        """Read the next frames from the disk while the client consumes the last."""
+        """Read the next frames from disk while the client is still reading the last ones."""
         fetch = self._ready.popleft()
         try:
             if fetch.prepare(self.broker):
@@ -418,7 +434,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self.failed(fetch, error)
 
     def _flush_soon(self) -> None:
-        """Write now if no other answer is imminent, else at the end of the turn."""
+        """Write now if no other response is about to be ready, otherwise at the end of the loop's pass."""
         if self._owed == len(self._fetches):
             self._flush()
         elif len(self._answers) == 1:

@@ -1,4 +1,4 @@
-"""A connection's link to one shard: opening, login and complete frames (spec: polywire#opening)."""
+"""A session's link to one shard: opening, login and complete frames (spec: polywire#opening)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class FramesOwner(LinksOwner, Protocol):
 
 
 class ShardLink(WireLink):
-    """``_expected`` counts unrequested frames at the start: the greeting, and the answer to the login.
+    """A link to one shard. ``_expected`` counts the frames at the start that answer no request of the client.
 
-    login: the client's login frame, empty if unauthenticated.
+    They are the shard's limits, and the response to the login.
     """
 
     __slots__ = ("_expected", "_frames", "_is_open", "_received")
 
     def __init__(self, shards: Shards, shard: int, owner: FramesOwner, login: bytes) -> None:
-        """login: the frame by which the peer has logged in, empty where it has not."""
+        """Open the link. ``login`` is the client's login frame, or empty if it has not logged in."""
         super().__init__(shards, shard, owner)
         self._frames: Final = owner
         self._received = bytearray()
@@ -34,7 +34,7 @@ class ShardLink(WireLink):
         self.write(MAGIC + login)
 
     def received(self, data: bytes) -> None:
-        """Deliver whole frames."""
+        """Pass on complete frames."""
         self._received += data
         frames: list[tuple[Prefix, bytes]] = []
         at = 0 if self._is_open else self._opened()

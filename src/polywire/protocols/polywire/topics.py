@@ -1,6 +1,6 @@
 """Topics and bounds in the `polywire` protocol (spec: polywire#verbs, polywire#bounds-and-fetch).
 
-Bounds are returned once the records of every partition up to them are synced.
+Bounds are returned when all records within them are synced, in every partition.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
 
 TIMES_MAX: Final = 16
-BOUNDS_MAX: Final = 100_000  # partitions, counted again for each time: some tenth of a second of work, in slices
+# partitions in one request, counted once more for each time; about a tenth of a second of work, in slices
+BOUNDS_MAX: Final = 100_000
 
 
 def list_topics(session: ReplyOwner, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
-    """Handle TOPICS: those that the client may see."""
+    """Handle TOPICS: list the topics that the client may see."""
     topics = session.broker.topics(internal=request.internal)
     LongAnswer(session, Verb.TOPICS, correlation).make(_entries(session, topics), messages.TopicList)
 
@@ -42,7 +43,7 @@ def _entries(session: ReplyOwner, topics: Sequence[Topic]) -> Iterator[messages.
 
 
 def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
-    """Handle CREATE_TOPIC; raise BrokerError if refused at once."""
+    """Handle CREATE_TOPIC. Raises BrokerError if it is rejected immediately."""
     change = _Change(session, Verb.CREATE_TOPIC, correlation)
     name, settings = created_name(request), settings_of(request.settings)
     begun = session.broker.make_topic(
@@ -58,19 +59,19 @@ def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic,
 
 
 def describe(session: ReplyOwner, correlation: int, request: messages.Describe, _: memoryview) -> None:
-    """Handle DESCRIBE; raise Missing."""
+    """Handle DESCRIBE. Raises Missing."""
     session.answer(Verb.DESCRIBE, correlation, description_of(session.broker.topic(request.name)))
 
 
 def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
-    """Handle GROW_TOPIC; raise BrokerError if refused at once."""
+    """Handle GROW_TOPIC. Raises BrokerError if it is rejected immediately."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.GROW_TOPIC, correlation)
     change.begun(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
 
 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
-    """Handle CONFIGURE_TOPIC: change the given settings only; raise BrokerError if refused at once."""
+    """Handle CONFIGURE_TOPIC: change the named settings only. Raises BrokerError if it is rejected immediately."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     given = values_of(request.settings)
     for name in given:
@@ -84,14 +85,14 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
 
 
 def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
-    """Handle PURGE_TOPIC; raise BrokerError if refused at once."""
+    """Handle PURGE_TOPIC. Raises BrokerError if it is rejected immediately."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.PURGE_TOPIC, correlation)
     change.begun(session.broker.purge_topic(topic, level=level, done=change.done))
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:
-    """Handle DELETE_TOPIC; raise BrokerError if refused at once."""
+    """Handle DELETE_TOPIC. Raises BrokerError if it is rejected immediately."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.DELETE_TOPIC, correlation)
     session.broker.delete_topic(topic, level=level, done=change.done)
@@ -99,7 +100,7 @@ def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic,
 
 
 def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
-    """Handle BOUNDS: readable offsets, and offsets of times; raise Invalid or Missing."""
+    """Handle BOUNDS: return readable offsets, and the offsets for times. Raises Invalid, Missing."""
     broker = session.broker
     if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
         raise Invalid(
@@ -111,16 +112,16 @@ def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBound
     count = sum([len(topic.partitions) for topic in topics]) * (1 + len(request.times_us))
     if count > BOUNDS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many bounds in one request count={count} limit={BOUNDS_MAX}")
-    # Earlier requests of this connection must count; an empty commit costs almost nothing.
+    # Earlier requests of this connection must be included. If there are none, a commit costs almost nothing.
     broker.commit()
     answer = LongAnswer(session, Verb.BOUNDS, correlation)
     _BoundsAnswer(answer, topics, request.times_us).ask(broker)
 
 
 class _Change:
-    """Answer to a change of a topic; settled once.
+    """The response to a change of a topic. It is sent once.
 
-    If the change takes time, the session is held until it is answered, so that the next request sees it.
+    If the change takes time, later requests wait until it is complete, so that they see it.
     """
 
     __slots__ = ("_correlation", "_holds", "_session", "_topic", "_verb")
@@ -133,11 +134,11 @@ class _Change:
         self._topic: Topic | None = None
 
     def set_topic(self, topic: Topic) -> None:
-        """Answer with a description of this topic."""
+        """Respond with a description of this topic."""
         self._topic = topic
 
     def begun(self, is_true: bool) -> None:
-        """The broker has accepted it."""
+        """Record that the broker has accepted the change."""
         self._holds = not is_true
         if self._holds:
             self._session.hold()
@@ -145,8 +146,8 @@ class _Change:
             self._session.owe()
 
     def done(self, result: int | BrokerError) -> None:
-        """The broker has completed it, or failed."""
-        if self._holds:  # never inside a callback of the log: the session handles further requests
+        """Record that the broker has completed the change, or failed."""
+        if self._holds:  # not inside a callback of the log, because the session then handles further requests
             self._session.broker.loop.call_soon(self._over, result)
         else:
             self._settle(result)
@@ -164,10 +165,10 @@ class _Change:
 
 
 class _BoundsAnswer:
-    """Bounds being collected; settled once, after the last partition's answer.
+    """The response to BOUNDS. It is sent once, after the results for all partitions.
 
-    ``_places``: every partition in order, with the offsets for the requested times. ``_next``: the next to look up.
-    After an error no further lookup begins, and the error is sent when those in flight have ended.
+    ``_places`` has every partition in order, with the offsets for the requested times. ``_next`` is the next partition
+    to look up. After an error, no further lookup starts, and the error is sent when the pending lookups have ended.
     """
 
     __slots__ = ("_answer", "_broker", "_error", "_left", "_next", "_places", "_times_us", "_topics")
@@ -220,7 +221,7 @@ class _BoundsAnswer:
             then(found)
 
     def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:
-        """Record a time's offset, limited to the bounds, which were taken before."""
+        """Store the offset for a time, limited to the bounds, which were determined before."""
         if isinstance(found, BrokerError):
             self._error = self._error or found
         else:
@@ -262,14 +263,14 @@ def description_of(topic: Topic) -> messages.TopicDescription:
 
 
 def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
-    """Return the settings of a new topic; raise Invalid(INVALID_REQUEST) for an unknown name or invalid value."""
+    """Return the settings of a new topic. Raises Invalid(INVALID_REQUEST) for an unknown name or invalid value."""
     settings = TopicSettings(**values_of(given))
     settings.check()
     return settings
 
 
 def values_of(given: Mapping[str, SettingValue]) -> dict[str, Any]:
-    """Return values for ``TopicSettings``, by name; raise Invalid(INVALID_REQUEST)."""
+    """Return values for ``TopicSettings``, by name. Raises Invalid(INVALID_REQUEST)."""
     unknown = sorted(given.keys() - TOPIC_SETTINGS.keys())
     if unknown:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")

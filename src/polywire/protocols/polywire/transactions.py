@@ -1,6 +1,6 @@
 """List and delete transactional ids and writers (spec: polywire#transactions-and-writers).
 
-Only administrators can list or delete those of other users. Lists are paged.
+Users can list and delete their own. Administrators can list and delete those of all users. Lists are paged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.replies import ReplyOwner
 
-ENTRIES_MAX: Final = 1_000  # of one answer (spec: polywire#limits)
+ENTRIES_MAX: Final = 1_000  # entries in one response (spec: polywire#limits)
 US_PER_MS: Final = 1_000
 
 _T = TypeVar("_T")
@@ -27,7 +27,7 @@ def list_transactions(session: ReplyOwner, correlation: int, request: messages.A
 
 
 def delete_transaction(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
-    """Handle DELETE_TRANSACTION; raise BrokerError if refused at once."""
+    """Handle DELETE_TRANSACTION. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.DELETE_TRANSACTION, correlation)
     session.broker.transactions.delete(request.name, by=session.admission.caller, done=done)
     session.owe()
@@ -39,7 +39,7 @@ def list_writers(session: ReplyOwner, correlation: int, request: messages.AskKep
 
 
 def delete_writer(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
-    """Handle DELETE_WRITER; raise BrokerError if refused at once."""
+    """Handle DELETE_WRITER. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.DELETE_WRITER, correlation)
     session.broker.staging.delete_writer(request.name, by=session.admission.caller, done=done)
     session.owe()
@@ -91,6 +91,6 @@ def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | Broke
 
 
 def _piece(found: Iterable[_T]) -> tuple[list[_T], bool]:
-    """Return the entries of one answer, and whether there are more."""
+    """Return the entries of one response, and whether there are more."""
     entries = list(islice(found, ENTRIES_MAX + 1))
     return entries[:ENTRIES_MAX], len(entries) > ENTRIES_MAX

@@ -1,6 +1,6 @@
-"""Append a connection's batches to the log, in order; batches wait while the log is full.
+"""Append a connection's batches to the log, in order. Batches wait while the log is full.
 
-A batch that still does not fit after the wait is refused in a callback on the event loop (decision 0107). There is no
+A batch that does not fit within the time limit is rejected in a callback on the event loop (decision 0107). There is no
 task, and no timer unless a batch waits.
 """
 
@@ -20,32 +20,33 @@ from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.types import Level
 
-BUSY_PAUSE_S: Final = 0.005  # between two attempts
+BUSY_PAUSE_S: Final = 0.005  # pause between two attempts
 
 
 _Append = tuple[Partition, bytearray, Level, Completion[int] | None, Caller]
 
 
 def notify(done: Completion[int] | None, error: BrokerError) -> None:
-    """Complete a refused batch."""
+    """Call ``done`` of a rejected batch with the error."""
     if done is not None:
         done(error)
 
 
 class AppendBroker(RecordVerbs, Protocol):
-    """Verbs of the broker that appending uses."""
+    """The operations of the broker that appending uses."""
 
     @property
     def loop(self) -> Loop:
-        """Loop of the waits."""
+        """The event loop."""
 
 
 @cython.cclass
 class AppendQueue:
-    """Batches of one connection on their way into the log.
+    """The batches of one connection that wait to be appended.
 
-    While ``waiting`` is not empty, later batches queue behind, so the session handles no further request. ``refuse`` is
-    called with a batch that the log rejects, while it is still in ``waiting``; ``go_on`` once the queue is empty.
+    While a batch is ``waiting``, later batches queue behind it, and the session handles no further request. ``refuse``
+    is called with a batch that the log rejects, while it is still in the queue. ``go_on`` is called when the queue is
+    empty.
     """
 
     __slots__ = ("_broker", "_go_on", "_refuse", "_timer", "_until", "_wait_s", "waiting")
@@ -74,7 +75,7 @@ class AppendQueue:
         *,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Append a batch, now or when the log has space. ``by``: its sender, for batches with a producer id."""
+        """Append a batch now, or when the log has space. ``by`` is the sender of a batch with a producer id."""
         if self.waiting:
             self.waiting.append((partition, batch, level, done, by))
             return
@@ -90,7 +91,7 @@ class AppendQueue:
         self._timer = loop.call_soon(self._retry) if at_once else loop.call_later(BUSY_PAUSE_S, self._retry)
 
     def _retry(self) -> None:
-        """Retry queued batches, oldest first; after the wait for the last time. Refuses those that cannot be stored."""
+        """Retry queued batches, oldest first. After the time limit, reject those that cannot be stored."""
         now, waiting = self._broker.clock.monotonic, self.waiting
         begun = now()
         late = begun >= self._until
@@ -98,7 +99,8 @@ class AppendQueue:
             if now() - begun >= QUANTUM_S:
                 self._retry_later(at_once=True)
                 return
-            partition, batch, level, done, by = waiting[0]  # it stays in the queue, so that nothing overtakes the rest
+            # the batch stays in the queue, so that no other batch overtakes the remaining ones
+            partition, batch, level, done, by = waiting[0]
             try:
                 self._broker.produce(partition, batch, by=by, level=level, done=done)
             except BrokerError as error:
@@ -107,13 +109,13 @@ class AppendQueue:
                     self._retry_later()
                     return
                 self._refuse(done, _still_full(self._wait_s) if full else error)
-            if waiting:  # unless dropped meanwhile
+            if waiting:  # unless the queue was dropped meanwhile
                 waiting.popleft()
         self._timer = None
         self._go_on()
 
     def drop(self) -> None:
-        """The session is closed: drop the queue."""
+        """Drop the queue, because the session is closed."""
         self._go_on, self._refuse = _nothing, _ignore
         self.waiting.clear()
         if self._timer is not None:
@@ -126,11 +128,11 @@ def _nothing() -> None:
 
 
 def _ignore(_: Completion[int] | None, __: BrokerError) -> None:
-    """Ignore a refusal."""
+    """Ignore a rejection."""
 
 
 def _is_full(error: BrokerError) -> bool:
-    """Return whether the log is full and stays so."""
+    """Return whether the log is full and will remain full."""
     return isinstance(error, Busy) and error.code is ErrorCode.BUSY
 
 

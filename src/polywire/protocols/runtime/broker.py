@@ -1,4 +1,4 @@
-"""Broker operations that every protocol uses; a protocol's ``context`` adds its own (decision 0107)."""
+"""The broker's operations that every protocol uses. A protocol's module ``context`` adds its own (decision 0107)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polywire.log.base import Loop
 
 
 class WireBroker(WriteBatchVerbs, Protocol):
-    """Part of the broker that every protocol uses."""
+    """The part of the broker that every protocol uses."""
 
     @property
     def access(self) -> Access:
@@ -25,12 +25,12 @@ class WireBroker(WriteBatchVerbs, Protocol):
 
     @property
     def loop(self) -> Loop:
-        """Loop of callbacks."""
+        """The event loop."""
 
     @property
     def clock(self) -> Clock:
-        """Source of time."""
+        """The clock."""
 
     @property
     def sliced(self) -> SlicedWork:
-        """Long work, run in slices between other requests."""
+        """Long work that runs in slices, between other requests."""

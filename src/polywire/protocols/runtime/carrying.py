@@ -1,4 +1,4 @@
-"""Shared parts of sessions that forward requests to other shards, and of the receiving sessions (decision 0127)."""
+"""Shared parts of sessions that forward requests to other shards, and of receiving sessions (decision 0127)."""
 
 from __future__ import annotations
 
@@ -14,42 +14,47 @@ SIZE_BYTES: Final = 4
 
 
 class CarryingSession(SequentialSession[Any]):
-    """Base, before a protocol's own session, of one that forwards; it declares and closes ``_links``."""
+    """A session that forwards requests. It is the first base class, before the protocol's own session.
+
+    The subclass declares ``_links``, and closes them.
+    """
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def _links(self) -> Links[Any]:
-        """Links to shards that were sent requests."""
+        """The links to shards to which requests were sent."""
 
     def _waits(self) -> bool:
         return super()._waits() or self._links.are_clogged
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue, because the client reads again."""
         self._links.resume()
         super().drained()
 
     def link_lost(self, shard: int) -> None:
-        """A shard does not respond any more."""
+        """Handle the loss of a link: the shard does not respond any more."""
         self._links.forget(shard)
 
     def relieved(self) -> None:
-        """A shard accepts bytes again."""
+        """Continue, because a shard accepts bytes again."""
         self._go_on()
 
     def answers_came(self) -> None:
-        """A shard has responded; pause shards while the client does not read."""
+        """Send the responses of a shard. Pause shards while the client does not read."""
         if self.output.backlog > self.output.backlog_max:
             self._links.pause()
 
 
 class LinkedSession(FramedSession[Any]):
-    """Base, before a protocol's own session, of the receiving end of a link with length-prefixed frames.
+    """The receiving end of a link with length-prefixed frames.
 
-    The session declares ``_opening``, the expected opening of the link, empty once received; nothing else is read
-    before.
+    It is the first base class, before the protocol's own session.
+
+    The subclass declares ``_opening``, the first bytes that are expected on the link. They are checked before anything
+    else is read; then ``_opening`` is empty.
     """
 
     __slots__ = ()
@@ -61,7 +66,7 @@ class LinkedSession(FramedSession[Any]):
     @property
     @abstractmethod
     def frame_bytes_max(self) -> int:
-        """Longest frame; the sender, which has the key, has checked it."""
+        """The longest frame. The process at the other end has the shared key, and has already checked the length."""
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if self._opening:

@@ -17,11 +17,12 @@ class Command(Generic[_Name, _Handler]):
     """A command of a protocol. Each protocol has a subclass, which declares its handlers and further properties.
 
     Attributes:
-        name: as in requests: a word, or a member of the protocol's enum of numbers.
+        name: the name in requests: a word, or a number as a member of the protocol's enum.
         handler: executes one request.
-        actions: permissions to check; with several, the protocol decides which.
-        pipelined: it may begin before earlier requests are answered; others wait for those, and see their effects.
-        anonymous: unauthenticated clients may use it.
+        actions: permissions to check. If there are several, the protocol decides which one is needed.
+        pipelined: whether it may start before earlier requests are answered. Other commands wait, and see the effects
+            of these.
+        anonymous: whether unauthenticated clients may use it.
     """
 
     name: _Name

@@ -1,7 +1,7 @@
 """Split received bytes into length-prefixed requests and execute them.
 
-Complete frames are executed in order until one has to wait. After a time slice, other connections get a turn. If a
-frame is incomplete, the connection driver is given the frame's length.
+Complete frames are executed in order, until one has to wait. After a time slice, other connections are served. If a
+frame is incomplete, the session reports its length to the connection driver.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ _Broker = TypeVar("_Broker", bound=WireBroker)
 
 
 class FramedSession(SequentialSession[_Broker]):
-    """One client; combine it with ``PipelinedSession`` if answers keep the order of requests."""
+    """The session of one client. If responses are in the order of requests, combine it with ``PipelinedSession``."""
 
     __slots__ = ()
 
     @abstractmethod
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Return the length of the frame at ``at``, prefix included, or of several whole ones taken together; 0 if
-        unknown.
+        """Return the size of the frame at ``at`` with its prefix; 0 if it is unknown.
 
-        Raises PeerError for an invalid one.
+        Raises PeerError for an invalid frame.
+
+        Several complete frames may be returned as one.
         """
 
     @abstractmethod
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Execute ``data[at:end]``; False if it must wait and be offered again. Raises PeerError."""
+        """Execute the frame ``data[at:end]``. Return False if it must wait and be offered again. Raises PeerError."""
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)

@@ -16,15 +16,12 @@ _Factory = TypeVar("_Factory", bound=SessionFactory)
 
 
 class CarryingFactory(ABC, Generic[_Factory]):
-    """Implements ``SessionFactory`` over another one: its sessions forward requests to other shards.
-
-    inside: creates the sessions of this shard.
-    """
+    """A session factory whose sessions forward requests to other shards. Implements ``SessionFactory``."""
 
     __slots__ = ("_inside", "_shards")
 
     def __init__(self, inside: _Factory, shards: Shards) -> None:
-        """inside: makes the sessions of our own shard."""
+        """Create the factory. ``inside`` creates the sessions of this shard."""
         self._inside: Final = inside
         self._shards: Final = shards
 
@@ -34,7 +31,7 @@ class CarryingFactory(ABC, Generic[_Factory]):
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Recognize as every factory of this protocol does."""
+        """Recognise the protocol like any other factory of it."""
         return self._inside.recognise(prefix)
 
     @abstractmethod
@@ -43,12 +40,9 @@ class CarryingFactory(ABC, Generic[_Factory]):
 
 
 class LinkFactory(ABC, Generic[_Factory]):
-    """Implements ``SessionFactory`` for links from other processes of this broker.
+    """A session factory for links from other processes of this broker. Implements ``SessionFactory``.
 
-    Args:
-        magic: opening of a link of this protocol.
-        inside: creates the sessions of this shard, which share everything with these.
-        key: see ``Shards``.
+    ``magic`` is the first bytes of a link of this protocol.
     """
 
     __slots__ = ("_inside", "_key")
@@ -56,7 +50,11 @@ class LinkFactory(ABC, Generic[_Factory]):
     magic: ClassVar[bytes]
 
     def __init__(self, inside: _Factory, key: bytes) -> None:
-        """inside: makes the sessions of our own shard, which share everything with those. key: see ``Shards``."""
+        """Create the factory.
+
+        ``inside`` creates the sessions of this shard, which share their state with the sessions of links. For ``key``,
+        see ``Shards``.
+        """
         self._inside: Final = inside
         self._key: Final = key
 
@@ -66,7 +64,7 @@ class LinkFactory(ABC, Generic[_Factory]):
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the prefix is the opening of a link."""
+        """Return whether the prefix is the beginning of a link."""
         if prefix[: len(self.magic)] != self.magic[: len(prefix)]:
             return False
         return True if len(prefix) >= len(self.magic) else None
@@ -77,7 +75,10 @@ class LinkFactory(ABC, Generic[_Factory]):
 
 
 def check_opening(opening: bytes, expected: bytes) -> None:
-    """Check the key, which only processes of this broker know; raise PeerError."""
+    """Check the shared key at the beginning of a link. Raises PeerError.
+
+    Only processes of this broker know the key.
+    """
     if not compare_digest(opening, expected):
         raise PeerError("only processes of this broker can connect here", fatal=True)
 
@@ -86,14 +87,17 @@ class LinksOwner(Protocol):
     """Receiver of a link's events."""
 
     def link_lost(self, shard: int) -> None:
-        """The process at the other end is gone or unreachable, and does not respond any more."""
+        """Handle the loss of a link: the other process has ended or is not reachable, and will not respond."""
 
     def relieved(self) -> None:
-        """A shard accepts bytes again."""
+        """Continue, because a shard accepts bytes again."""
 
 
 class WireLink(ABC):
-    """Implements ``LinkPeer``; a protocol adds its bytes. It has no slots, because those of two bases would conflict."""
+    """The part of a link that all protocols share. Implements ``LinkPeer``.
+
+    The class has no slots, because a subclass with two such bases would not be allowed.
+    """
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
         self._owner: Final = owner
@@ -102,7 +106,7 @@ class WireLink(ABC):
 
     @property
     def is_clogged(self) -> bool:
-        """Whether the shard accepts less than is sent."""
+        """Whether the shard accepts fewer bytes than are sent."""
         return self._link.backlog > self._link.backlog_max
 
     def write(self, data: bytes) -> None:
@@ -118,11 +122,11 @@ class WireLink(ABC):
         self._link.resume()
 
     def finish(self) -> None:
-        """Send everything, then close; responses are ignored."""
+        """Send everything, then close. Responses are ignored."""
         self._link.finish()
 
     def close(self) -> None:
-        """Close; responses are ignored."""
+        """Close immediately. Responses are ignored."""
         self._link.close()
 
     @abstractmethod
@@ -142,7 +146,10 @@ _Asked = TypeVar("_Asked")
 
 
 class AnsweredLink(WireLink, Generic[_Asked]):
-    """A link whose responses come in the order of its requests; ``_asked`` are the waiting callers, in that order."""
+    """A link whose responses have the order of its requests.
+
+    ``_asked`` has the callers that wait for them, in that order.
+    """
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
         super().__init__(shards, shard, owner)
@@ -151,14 +158,14 @@ class AnsweredLink(WireLink, Generic[_Asked]):
 
     @abstractmethod
     def _take_answer(self, received: bytearray, at: int) -> int:
-        """Deliver the response at ``at`` to the first of ``_asked`` and return its end, 0 if it is incomplete."""
+        """Pass the response at ``at`` to the first caller in ``_asked``. Return its end, or 0 if it is incomplete."""
 
     @abstractmethod
     def _not_answered(self, asked: _Asked) -> None:
-        """Report that no response will come."""
+        """Report to a caller that no response will arrive."""
 
     def _handed_on(self) -> None:
-        """All complete responses were delivered."""
+        """Called when all complete responses were passed on."""
 
     def received(self, data: bytes) -> None:
         """See ``LinkPeer``."""
@@ -183,15 +190,15 @@ _Link = TypeVar("_Link", bound=WireLink)
 
 
 class Links(Generic[_Link]):
-    """Links by shard. A lost link is removed before its loss is reported, so that the next request creates another.
+    """Links by shard.
 
-    make: creates a link to a shard.
+    A lost link is removed before its loss is reported, so that the next request creates a new one.
     """
 
     __slots__ = ("_by_shard", "_make")
 
     def __init__(self, make: Callable[[int], _Link]) -> None:
-        """make: a link to a shard."""
+        """Create an empty collection. ``make`` creates a link to a shard."""
         self._make: Final = make
         self._by_shard: dict[int, _Link] = {}
 
@@ -199,7 +206,7 @@ class Links(Generic[_Link]):
         return iter(list(self._by_shard.values()))
 
     def to(self, shard: int) -> _Link:
-        """Return the link to a shard, created if necessary."""
+        """Return the link to a shard. It is created if necessary."""
         link = self._by_shard.get(shard)
         if link is None:
             link = self._by_shard[shard] = self._make(shard)
@@ -211,7 +218,7 @@ class Links(Generic[_Link]):
 
     @property
     def are_clogged(self) -> bool:
-        """Whether a shard accepts less than is sent."""
+        """Whether a shard accepts fewer bytes than are sent."""
         return any(link.is_clogged for link in self._by_shard.values())
 
     def pause(self) -> None:
@@ -225,7 +232,7 @@ class Links(Generic[_Link]):
             link.resume()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all links."""
         by_shard, self._by_shard = self._by_shard, {}
         for link in by_shard.values():
             link.close()

@@ -1,8 +1,8 @@
 """Prepare large requests in a thread, off the event loop: one at a time, in order.
 
 A request of a few KiB may decompress to tens of MiB, which would delay all other clients. Its session queues it here
-and handles no further request meanwhile. At any time only one request is prepared or held. This bounds memory however
-many clients send such requests.
+and handles no further request meanwhile. Only one request at a time is prepared or held in memory, so memory is
+bounded, however many clients send such requests.
 
 ``done`` is called on the event loop, at most once, and not after ``leave``.
 """
@@ -18,12 +18,16 @@ from typing import Any, Final
 from polywire.errors import PeerError
 from polywire.log.base import Loop
 
-LARGE_BYTES: Final = 1024 * 1024  # larger requests are prepared here: expanding 1 MiB takes some 3 ms
-LONG_BYTES: Final = 4 * 1024 * 1024  # longer requests are stored in slices and take turns here: 4 MiB take some 3 ms
+LARGE_BYTES: Final = 1024 * 1024  # larger requests are prepared in the thread; decompressing 1 MiB takes about 3 ms
+# longer requests are stored in slices, one request at a time; 4 MiB take about 3 ms
+LONG_BYTES: Final = 4 * 1024 * 1024
 
 
 class OffLoopWork:
-    """One request in the queue. Its owner calls ``leave`` once it is handled, or cancelled; only then comes the next."""
+    """One request in the queue.
+
+    Its owner calls ``leave`` when it is handled or cancelled. Then the next request is prepared.
+    """
 
     __slots__ = ("_off_loop", "done", "prepare", "release")
 
@@ -44,16 +48,16 @@ class OffLoopWork:
         self.leave()
 
     def leave(self) -> None:
-        """Give way to the next; the thread may still be busy, but its result is ignored."""
+        """Let the next request start. If the thread is still busy with this one, its result is ignored."""
         if self.done is not None:
             self.done = None
             self._off_loop.left(self)
 
 
 class OffLoopQueue:
-    """Queue in which one large request at a time is prepared.
+    """A queue from which one large request at a time is prepared.
 
-    Invariant: ``_on`` is the current work; ``_running`` while the thread is busy, even for work that has left.
+    ``_on`` is the current request. ``_running`` is set while the thread is busy, even with a request that has left.
     """
 
     __slots__ = ("_loop", "_on", "_running", "_waiting")
@@ -67,12 +71,12 @@ class OffLoopQueue:
     def put(
         self, prepare: Callable[[], Any] | None, done: Callable[[Any], None], release: Callable[[], None]
     ) -> OffLoopWork:
-        """Call ``prepare`` in a thread, then ``done`` with its result, or with the PeerError it raised.
+        """Call ``prepare`` in a thread, then ``done`` with its result or with the PeerError that it raised.
 
         Args:
-            prepare: None if only a turn is needed.
+            prepare: None if the request needs no preparation, but must not be handled together with others.
             done: called on the loop.
-            release: called on the loop once the work has left and the thread no longer uses the request.
+            release: called on the loop when the request has left and the thread does not use its bytes any more.
         """
         work = OffLoopWork(self, prepare, done, release)
         self._waiting.append(work)
@@ -80,7 +84,7 @@ class OffLoopQueue:
         return work
 
     def left(self, work: OffLoopWork) -> None:
-        """Its turn is over, or it was cancelled."""
+        """Handle that a request has left the queue."""
         if work is not self._on:
             self._waiting.remove(work)
         else:
@@ -101,15 +105,15 @@ class OffLoopQueue:
         threading.Thread(target=self._prepare, args=(work,), name="polywire-off-loop", daemon=True).start()
 
     def _prepare(self, work: OffLoopWork) -> None:
-        """Run in the thread."""
+        """Prepare a request. Called in the thread."""
         result: Any = PeerError("large request could not be prepared", fatal=True)
         try:
             assert work.prepare is not None, "it was looked at"
             result = work.prepare()
         except PeerError as error:
-            result = error.with_traceback(None)  # its frames reference the prepared data, and this result
-        finally:  # also when it broke an invariant: its caller must not wait forever
-            with suppress(RuntimeError):  # the loop was closed meanwhile, so there is no caller left
+            result = error.with_traceback(None)  # the traceback's frames refer to the prepared data, and to this result
+        finally:  # also after an unexpected error, because the caller must not wait forever
+            with suppress(RuntimeError):  # the loop was closed meanwhile, so no caller waits
                 self._loop.call_soon_threadsafe(self._prepared, work, result)
 
     def _prepared(self, work: OffLoopWork, result: Any) -> None:

@@ -1,7 +1,7 @@
 """Sessions with reply slots, which keep responses in the order of the requests.
 
-A slot is filled once. Its response is written as soon as all earlier ones are known, with as few writes as possible. A
-request needs no task and no future.
+A slot is filled once. Its response is written when all earlier ones are known, with as few writes as possible. Requests
+need no tasks or futures.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if cython.compiled:
 else:
     from polywire.protocols.runtime.sequential import BareSequential
 
-ANSWERS_MAX: Final = 64  # unanswered requests of a connection before the next one waits
+ANSWERS_MAX: Final = 64  # unanswered requests of a connection at which the next one waits
 
 
 class ReplyOwner(Protocol):
-    """Methods of the session that a reply slot uses."""
+    """The methods of the session that a reply slot uses."""
 
     @property
     def closed(self) -> bool:
         """Whether the connection is closed."""
 
     def answered(self) -> None:
-        """An answer became known."""
+        """Handle that a slot was filled."""
 
 
 _Owner = TypeVar("_Owner", bound=ReplyOwner)
@@ -41,14 +41,15 @@ _Owner = TypeVar("_Owner", bound=ReplyOwner)
 
 @cython.cclass
 class BareSlot:
-    """A slot in the order of answers; ``parts`` are set when the answer is known. Protocols set all fields when
-    creating one.
+    """The slot of one response.
 
-    Invariant: filled once. ``blocking`` slots delay later requests. ``released`` is called once the parts may be
-    reused, ``cancel`` if the connection closes first.
+    ``parts`` is set when the response is known. Protocols set all fields when they create a slot.
+
+    It is filled once. If it is ``blocking``, later requests wait. ``released`` is called when the memory of the parts
+    may be reused, ``cancel`` if the connection closes before the slot is filled.
     """
 
-    if not cython.compiled:  # compiled, pipelined.pxd declares the fields
+    if not cython.compiled:  # when compiled, pipelined.pxd declares the fields
         __slots__ = ("blocking", "cancel", "parts", "released", "session")
 
         session: Any
@@ -58,7 +59,7 @@ class BareSlot:
         cancel: Callable[[], None] | None
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Set the answer."""
+        """Set the response."""
         self.parts = parts
         self.cancel = None
         if self.session.closed:
@@ -70,7 +71,7 @@ class BareSlot:
 
 
 class ReplySlot(BareSlot, Generic[_Owner]):
-    """A slot of a session of this kind."""
+    """A slot in a session of this type."""
 
     __slots__ = ()
 
@@ -83,11 +84,13 @@ _Slot = TypeVar("_Slot", bound=BareSlot)
 
 @cython.cclass
 class BarePipelined(BareSequential):
-    """One client; see ``PipelinedSession``, the base for protocols.
+    """The session of one client; see ``PipelinedSession``, the base class for protocols.
 
-    Invariant: ``_answers`` holds unsent answers in request order; ``_blocking`` counts those that delay later requests.
-    While SETTLING is a reason, the next request waits for all answers. ``_queued``: batches that the log does not
-    accept yet; the next request waits for those, too.
+    * ``_answers``: the slots whose responses were not sent yet, in the order of the requests.
+    * ``_blocking``: number of slots that delay later requests.
+    * ``_queued``: batches that the log has not accepted yet. The next request waits for these, too.
+
+    While SETTLING is a reason to wait, the next request waits for all responses.
     """
 
     if not cython.compiled:
@@ -108,20 +111,21 @@ class BarePipelined(BareSequential):
         if self._reasons or self._blocking or self._queued or len(self._answers) >= ANSWERS_MAX:
             return True
         output = self.output
-        return output.backlog > output.backlog_max  # as in the base class; saves every request a call
+        # the same as in the base class, without the cost of a call for every request
+        return output.backlog > output.backlog_max
 
     def owes(self) -> bool:
         """Whether a request is unanswered."""
         return bool(self._answers)
 
     def append(self, answer: _Slot) -> _Slot:
-        """Append a slot."""
+        """Add a slot."""
         self._answers.append(answer)
         self._blocking += answer.blocking
         return answer
 
     def _settled(self) -> bool:
-        """Return whether all earlier requests are answered; otherwise the next request waits."""
+        """Return whether all earlier requests are answered. If not, the next request waits until they are."""
         if self._answers:
             self.broker.commit()
         if self._answers:
@@ -131,7 +135,7 @@ class BarePipelined(BareSequential):
         return True
 
     def answered(self) -> None:
-        """An answer became known: send those next in order, and continue with waiting requests."""
+        """Send the responses that are next in order, and continue with requests that wait."""
         if self._phase is CLOSED:
             return
         answers = self._answers
@@ -154,9 +158,9 @@ class BarePipelined(BareSequential):
             self._go_on()
 
     def _abandon(self) -> None:
-        """The connection is closed: drop all slots."""
+        """Drop all slots, because the connection is closed."""
         assert self._phase is CLOSED, "answers are dropped at the end"
-        answers, self._answers = self._answers, deque()  # answers refer to their session: break the cycle
+        answers, self._answers = self._answers, deque()  # slots refer to their session: break the reference cycle
         for answer in answers:
             if answer.cancel is not None:
                 cancel, answer.cancel = answer.cancel, None
@@ -167,7 +171,7 @@ class BarePipelined(BareSequential):
 
 
 class PipelinedSession(BarePipelined, SequentialSession[_Broker], Generic[_Broker, _Slot]):
-    """One client whose answers keep the order of its requests."""
+    """The session of one client whose responses are in the order of its requests."""
 
     __slots__ = ()
 

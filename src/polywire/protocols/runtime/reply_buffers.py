@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-REPLY_BYTES_MIN: Final = 256 * 1024  # of a buffer: most replies fit, and smaller buffers would only fill the pool
-KEPT_BYTES_MAX: Final = 32 * 1024 * 1024  # of free buffers: three of the longest replies, or many short ones
+# minimum size of a buffer; most replies fit, and smaller buffers would only fill the pool
+REPLY_BYTES_MIN: Final = 256 * 1024
+# limit for the free buffers, enough for three of the longest replies or many short ones
+KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class ReplyBuffers:
-    """The buffers of one protocol. Invariant: ``_kept_bytes`` is the size of all ``_free`` ones, at most
-    ``KEPT_BYTES_MAX``.
-    """
+    """The buffers of one protocol. ``_kept_bytes`` is the size of the free buffers, at most ``KEPT_BYTES_MAX``."""
 
     __slots__ = ("_free", "_kept_bytes")
 
@@ -26,11 +26,11 @@ class ReplyBuffers:
         return self._kept_bytes
 
     def take(self, size: int = REPLY_BYTES_MIN) -> bytearray:
-        """Return a buffer of at least this size with undefined content."""
+        """Return a buffer of at least this size, with arbitrary content."""
         free = self._free
         if not free:
             return bytearray(max(size, REPLY_BYTES_MIN))
-        buffer = free.pop()  # the last one returned is most likely in the processor's cache
+        buffer = free.pop()  # the buffer that was returned last is most likely in the processor's cache
         if len(buffer) < size:
             free.append(buffer)
             return self._large(size)
@@ -48,7 +48,7 @@ class ReplyBuffers:
         return buffer
 
     def give(self, buffer: bytearray) -> None:
-        """Return a buffer, which may have grown, to the pool; evict the oldest ones."""
+        """Return a buffer to the pool. It may have grown. If the pool is full, its oldest buffers are freed."""
         kept_bytes = self._kept_bytes + len(buffer)
         if kept_bytes > KEPT_BYTES_MAX:
             if len(buffer) > KEPT_BYTES_MAX:

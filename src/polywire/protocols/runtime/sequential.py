@@ -1,13 +1,12 @@
 """Sessions that execute one request at a time: waiting, resuming, and the end of the connection.
 
-The state of a session is a phase, which only advances, and a set of reasons for waiting, which come and go::
+The state of a session is a phase, which only advances, and the current set of reasons for waiting::
 
-    OPEN ──► FINISHING ──► ENDING ──► CLOSED
-      └────────────────────────┘          any phase may be the last before CLOSED
+    OPEN ──► FINISHING ──► ENDING ──► CLOSED └────────────────────────┘          every phase can change to CLOSED
 
 * Requests are handled in order, never inside the handling of another request.
 * Complete requests that wait when the client finishes sending are still executed.
-* The connection is closed once no response is outstanding.
+* The connection is closed when no response is outstanding.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _Broker = TypeVar("_Broker", bound=WireBroker)
 
 
 class Phase(IntEnum):
-    """Phase of a conversation."""
+    """The phases of a session."""
 
     OPEN = 0
     """Requests are accepted."""
     FINISHING = 1
-    """The client sends no more; remaining whole requests are still executed."""
+    """The client sends nothing more. The remaining complete requests are still executed."""
     ENDING = 2
-    """No further request is accepted; outstanding answers are sent, then the connection is closed."""
+    """No further request is accepted. Outstanding responses are sent, then the connection is closed."""
     CLOSED = 3
-    """The connection is closed; answers are dropped."""
+    """The connection is closed. Responses are dropped."""
 
 
-OPEN: Final = Phase.OPEN  # read for every request and answer: a module constant takes a tenth of the time
+OPEN: Final = Phase.OPEN  # read for every request and response; a module constant is ten times as fast as an attribute
 FINISHING: Final = Phase.FINISHING
 ENDING: Final = Phase.ENDING
 CLOSED: Final = Phase.CLOSED
@@ -53,40 +52,44 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 class Wait:
-    """Reasons for which the next request waits, beside a backlog and a protocol's own; several may apply.
+    """Reasons why the next request waits; several may apply.
 
-    Plain integers, because they are checked before every request.
+    A backlog is another reason, and a protocol may have its own.
+
+    They are plain integers, because they are checked before every request.
     """
 
     YIELDING: Final = 1
-    """Other connections have their turn."""
+    """Other connections are being served."""
     SETTLING: Final = 2
     """All earlier requests must be answered."""
     ASLEEP: Final = 4
-    """The requested data may be about to arrive."""
+    """The requested data may become available soon."""
     HOLDING: Final = 8
-    """An outstanding answer decides how it is handled."""
+    """How the next request is handled depends on an outstanding response."""
 
 
-# an announced length is trusted up to this, and up to four times the received bytes
+# Memory that is allocated for a request that claims this length; for more, up to four times the received bytes.
 GROWTH_BYTES_MIN: Final = 1024 * 1024
 
 
 def believed(announced: int, come: int) -> int:
-    """Return the bytes to allocate for a request that announces a length, of which some bytes have arrived."""
+    """Return how many bytes to allocate for a request that claims a length, after receiving ``come`` bytes of it."""
     return min(announced, max(GROWTH_BYTES_MIN, 4 * come))
 
 
 @cython.cclass
 class BareSequential:
-    """One client; see ``SequentialSession``, the base for protocols.
+    """The session of one client; see ``SequentialSession``, the base class for protocols.
 
-    Invariant: ``_phase`` changes as in ``TRANSITIONS``. ``_rest``, bytes left when the client finished, is empty except
-    in FINISHING. ``_reasons``: why the next request waits. ``_held``: the driver waits for ``_resume``. ``_wanted``:
-    bytes to allocate for the incomplete request.
+    * ``_phase`` changes as in ``TRANSITIONS``.
+    * ``_rest``: bytes that were not consumed when the client finished sending; empty except in FINISHING.
+    * ``_reasons``: why the next request waits.
+    * ``_held``: whether the driver waits for ``_resume``.
+    * ``_wanted``: how many bytes to allocate for the incomplete request.
     """
 
-    if not cython.compiled:  # compiled, sequential.pxd declares the fields
+    if not cython.compiled:  # when compiled, sequential.pxd declares the fields
         __slots__ = (
             "_held",
             "_phase",
@@ -111,7 +114,10 @@ class BareSequential:
         self._wanted = 0
 
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests and return their bytes; raise PeerError. Implemented by protocols."""
+        """Handle complete requests, and return the number of bytes consumed.
+
+        Raises PeerError. Implemented by protocols.
+        """
         return 0
 
     def owes(self) -> bool:
@@ -128,16 +134,16 @@ class BareSequential:
         return ""
 
     def wanted(self) -> int:
-        """Bytes to allocate for the incomplete request; 0 if unknown."""
+        """How many bytes to allocate for the incomplete request; 0 if unknown."""
         return self._wanted
 
     def paused(self) -> bool:
-        """Whether the next request must wait; if so, ``resume`` is called later."""
+        """Whether the next request must wait. If so, ``resume`` is called later."""
         self._held = self._waits()
         return self._held
 
     def receive(self, data: memoryview) -> int:
-        """Handle complete requests and return their bytes; raise PeerError."""
+        """Handle complete requests, and return the number of bytes consumed. Raises PeerError."""
         if self._phase >= ENDING:
             return len(data)
         self._receiving = True
@@ -147,17 +153,17 @@ class BareSequential:
             self._receiving = False
 
     def _end_quantum(self) -> None:
-        """Let other connections have a turn before the next request."""
+        """Let other connections be served before the next request."""
         self._reasons |= Wait.YIELDING
         self.broker.loop.call_soon(self._begin_quantum)
 
     def _begin_quantum(self) -> None:
-        """Other connections had their turn."""
+        """Continue, because other connections were served."""
         self._reasons &= ~Wait.YIELDING
         self._go_on()
 
     def _go_on(self) -> None:
-        """Continue with waiting requests, if possible; never from inside ``receive``."""
+        """Continue with waiting requests, if possible. Not called inside ``receive``."""
         if self._receiving or self._phase is CLOSED or self._waits():
             return
         if self._phase is FINISHING:
@@ -168,11 +174,14 @@ class BareSequential:
         self._end_when_done()
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue, because the client reads again."""
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
-        """The client has finished sending: drop an incomplete request; waiting whole ones are still executed."""
+        """Handle the end of the client's data.
+
+        An incomplete request is dropped; complete requests that wait are still executed.
+        """
         if self._phase is OPEN:
             self._enter(FINISHING)
             self._rest = bytes(data)
@@ -181,11 +190,11 @@ class BareSequential:
         self._end_when_done()
 
     def _take_rest(self) -> None:
-        """Handle the bytes left when the client finished, as far as possible now."""
+        """Handle bytes that were not consumed when the client finished sending, as far as possible now."""
         rest, self._rest = self._rest, b""
         try:
             rest = rest[self.receive(memoryview(rest)) :] if rest else b""
-        except PeerError:  # the client has finished, so only outstanding answers are sent
+        except PeerError:  # the client has finished, so only outstanding responses are sent
             rest = b""
         if self._phase is FINISHING and rest and self._waits():
             self._rest = rest
@@ -200,7 +209,7 @@ class BareSequential:
             self._rest = b""
 
     def _stop_taking(self) -> None:
-        """Accept no further request, waiting ones included; outstanding answers are still sent."""
+        """Accept no further request, and drop waiting ones. Outstanding responses are still sent."""
         if self._phase < ENDING:
             self._enter(ENDING)
 
@@ -210,11 +219,11 @@ class BareSequential:
             self.output.close()
 
     def _flush(self) -> None:
-        """Write collected answers; most protocols collect none."""
+        """Write collected responses. Most protocols collect none."""
 
 
 class SequentialSession(BareSequential, ABC, Generic[_Broker]):
-    """One client, for protocols with this view of the broker."""
+    """The session of one client, for protocols with this view of the broker."""
 
     __slots__ = ()
 
@@ -222,7 +231,7 @@ class SequentialSession(BareSequential, ABC, Generic[_Broker]):
 
     @abstractmethod
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests and return their bytes; raise PeerError."""
+        """Handle complete requests, and return the number of bytes consumed. Raises PeerError."""
 
     @abstractmethod
     def owes(self) -> bool:

@@ -1,6 +1,6 @@
 """The Session port: the interface between the connection driver and a protocol's session (decision 0107).
 
-Sessions do no I/O: they consume and produce bytes. They keep responses in order.
+Sessions do no I/O: they consume and produce bytes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from polywire.types import Buffer
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
 
-LOGIN_FRAME_BYTES_MAX: Final = 4096  # of an unauthenticated client: name and password have at most 1.3 KB
-QUANTUM_S: Final = 0.002  # time for the requests of one connection before other connections get a turn
+LOGIN_FRAME_BYTES_MAX: Final = 4096  # limit for an unauthenticated client; a name and a password need at most 1.3 KB
+QUANTUM_S: Final = 0.002  # time for the requests of one connection before other connections are served
 
 
 class Output(Protocol):
-    """Operations of a session on its connection."""
+    """The operations of a connection that its session uses."""
 
     @property
     def backlog(self) -> int:
-        """Bytes written that the kernel has not accepted yet."""
+        """Written bytes that the kernel has not accepted yet."""
 
     @property
     def backlog_max(self) -> int:
-        """Above this the connection stops reading; a session that streams must pause until ``drained``."""
+        """Backlog above which the connection stops reading.
+
+        A session that streams must then pause until ``drained``.
+        """
 
     @property
     def peer(self) -> str:
@@ -35,8 +38,9 @@ class Output(Protocol):
 
     @property
     def certified(self) -> Principal | None:
-        """User of the client's TLS certificate; None without one, or on a broker without users. Known once it has sent
-        something.
+        """The user of the client's TLS certificate; None without a certificate, or if authentication is off.
+
+        It is known when the client has sent something.
         """
 
     @property
@@ -48,30 +52,30 @@ class Output(Protocol):
         """Whether the client is on this machine."""
 
     def write(self, data: Buffer) -> None:
-        """Send bytes; the caller may reuse them after the call only if ``data`` is ``bytes``."""
+        """Send bytes. The caller must not change ``data`` after the call."""
 
     def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Send parts in order without joining them; ``released`` is called once the kernel has all of them, or the
-        connection is closed.
+        """Send parts in order, without joining them.
+
+        ``released`` is called when the kernel has accepted all of them, or the connection is closed.
         """
 
     def close(self) -> None:
-        """Close once everything written was sent."""
+        """Close the connection when everything was sent."""
 
     def fail(self, error: PeerError) -> None:
-        """Close as if ``receive`` had raised this error, for errors found later."""
+        """Close the connection as if ``receive`` had raised this error. For errors that are found later."""
 
     def identified(self, principal: Principal | None) -> None:
-        """Set the client's user, or None; the connection is closed when that login ends.
+        """Set the client's user, or None. When the user's login ends, the connection is closed.
 
-        Raises Busy(BUSY) if there are too many connections of authenticated clients; the user is unchanged then.
+        Raises Busy(BUSY) if there are too many connections of authenticated clients. The user does not change then.
         """
 
     def pin(self) -> Callable[[], None]:
-        """Keep the bytes passed to ``receive`` in place, even if the connection closes, until the returned function is
-        called.
+        """Preserve the bytes passed to ``receive`` until the returned function is called.
 
-        The session is paused meanwhile.
+        They are preserved even if the connection closes. The session is paused meanwhile.
         """
 
 
@@ -80,36 +84,43 @@ class Session(Protocol):
 
     @property
     def spoken_dialect(self) -> str:
-        """Dialect of the protocol, or the client software; empty if there is only one dialect, or it is unknown yet."""
+        """The dialect of the protocol, or the client software.
+
+        Empty if there is only one dialect, or it is not known yet.
+        """
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest incomplete request that may wait in the receive buffer; ``receive`` refuses longer ones."""
+        """Size limit for an incomplete request in the receive buffer. ``receive`` rejects longer requests."""
 
     def receive(self, data: memoryview) -> int:
-        """Handle every complete request at the start of ``data`` and return the bytes consumed.
+        """Handle every complete request at the start of ``data``, and return the number of bytes consumed.
 
-        The rest is offered again, before later bytes. Views of ``data`` passed to the broker stay valid until the next
-        commit. Raises PeerError(fatal=True) to close the connection after pending output.
+        The remaining bytes are offered again, followed by newer ones. Views of ``data`` that were passed to the broker
+        stay valid until the next commit. Raises PeerError(fatal=True) to close the connection when pending output was
+        sent.
         """
 
     def wanted(self) -> int:
-        """Bytes that the pending request needs in all if known (so the buffer can grow once), else 0."""
+        """Total size of the incomplete request if it is known, else 0.
+
+        The driver then enlarges the buffer only once.
+        """
 
     def paused(self) -> bool:
-        """Whether the session accepts no request for now; it calls the driver's ``resume`` later."""
+        """Whether the session accepts no request for now. It calls the driver's ``resume`` later."""
 
     def owes(self) -> bool:
         """Whether a request is unanswered."""
 
     def drained(self) -> None:
-        """The backlog is low again: continue streaming."""
+        """Continue to stream, because the backlog is low again."""
 
     def finish(self, data: memoryview) -> None:
-        """The client has finished sending; ``data`` was not consumed. Outstanding answers are still sent."""
+        """Handle the end of the client's data. ``data`` was not consumed. Outstanding responses are still sent."""
 
     def close(self) -> None:
-        """The connection is closed or the broker stops: drop waits, pins and callbacks."""
+        """Release registrations, pins and callbacks, because the connection is closed or the broker stops."""
 
 
 class SessionFactory(Protocol):
@@ -117,12 +128,13 @@ class SessionFactory(Protocol):
 
     @property
     def wire(self) -> str:
-        """Name of the protocol as in ``polywire serve --<protocol>``."""
+        """Name of the protocol, as in the option ``polywire serve --<protocol>``."""
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether a connection that begins with these bytes uses this protocol; None if more bytes are needed."""
+        """Return whether a connection that begins with these bytes uses this protocol; None if more are needed."""
 
     def open(self, output: Output, resume: Callable[[], None]) -> Session:
-        """Return a session for a new connection. Its ``resume`` asks the driver to offer waiting bytes again after
-        ``paused``.
+        """Return a session for a new connection.
+
+        After ``paused``, the session calls ``resume`` to have the driver offer the waiting bytes again.
         """

@@ -1,4 +1,4 @@
-"""The other shards, as seen by sessions that forward requests (decision 0126)."""
+"""The other shards, as sessions that forward requests see them (decision 0126)."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ KEY_BYTES: Final = 16
 
 
 class LinkPeer(Protocol):
-    """Receiver of a link's events. Nothing is called from inside a call of the link."""
+    """The receiver of a link's events. It is not called during a call of the link."""
 
     def received(self, data: bytes) -> None:
-        """Bytes have arrived."""
+        """Handle received bytes."""
 
     def relieved(self) -> None:
-        """Most of the backlog was sent."""
+        """Continue, because most of the backlog was sent."""
 
     def lost(self) -> None:
-        """The link has ended, or could not be made."""
+        """Handle that the link has ended, or could not be opened."""
 
 
 class Link(Protocol):
-    """A connection to a shard's own broker, which does not forward further."""
+    """A connection to the broker of a shard, which does not forward requests again."""
 
     @property
     def backlog(self) -> int:
-        """Bytes written that were not sent yet."""
+        """Written bytes that were not sent yet."""
 
     @property
     def backlog_max(self) -> int:
-        """Above this its user should pause until it is relieved."""
+        """Backlog above which the user of the link should pause until ``relieved``."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes, once connected."""
+        """Send bytes, when the link is connected."""
 
     def pause(self) -> None:
         """Stop receiving for now."""
@@ -41,10 +41,10 @@ class Link(Protocol):
         """Receive again."""
 
     def finish(self) -> None:
-        """Close after sending everything; its user gets no further events."""
+        """Send everything, then close. The user gets no further events."""
 
     def close(self) -> None:
-        """Close now; its user gets no further events."""
+        """Close immediately. The user gets no further events."""
 
 
 class Shards(Protocol):
@@ -56,30 +56,33 @@ class Shards(Protocol):
 
     @property
     def own(self) -> int:
-        """This process's shard."""
+        """The shard of this process."""
 
     @property
     def key(self) -> bytes:
-        """Secret of ``KEY_BYTES`` shared by the processes of this directory; new at each start of their parent."""
+        """A secret of ``KEY_BYTES`` bytes that the processes of this broker share.
+
+        Each start of their parent creates a new one.
+        """
 
     def shard_of(self, full_name: str) -> int | None:
         """Return the shard of a topic, or None if no shard has it."""
 
     def home(self, full_name: str) -> int:
-        """Return the shard for a topic that is created by a write; all processes agree."""
+        """Return the shard for a topic that is created by a write. It is the same in all processes."""
 
     def least_loaded(self) -> int:
-        """Return the shard for a topic that is created by request."""
+        """Return the shard for a topic that is created by a request."""
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """Return a link to a shard, possibly this process's own."""
 
 
 class ReachedShards(Shards, Protocol):
-    """Shards whose processes clients can address individually."""
+    """Shards whose processes can be addressed individually by clients."""
 
     def listener_of(self, port: int) -> str:
-        """Return the listener of a port to which a client has connected; empty if unknown."""
+        """Return the name of the listener with this port, to which a client connected; empty if unknown."""
 
     def port_of(self, listener: str) -> int:
-        """Return the port by which clients of this listener reach this process and no other."""
+        """Return the port at which clients of this listener reach this process and no other."""

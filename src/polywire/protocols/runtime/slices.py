@@ -1,6 +1,6 @@
 """Build long responses in slices of time on the event loop.
 
-Other connections get a turn between two slices. Each pass of the loop runs one slice for all such responses together. A
+Other connections are served between two slices. Each pass of the loop runs one slice for all such responses together. A
 response is delivered once and complete, or not at all if it was cancelled.
 """
 
@@ -19,9 +19,10 @@ _Part = TypeVar("_Part")
 class Slices(Generic[_Part]):
     """Runs an iterator in slices, then calls ``done`` with everything it yielded, or with its error.
 
-    The iterator must yield often (``b""`` and None are discarded), and must not read anything twice that may change
-    between two slices. Invariant: ``done`` is called at most once, never after ``cancel``, and never from inside the
-    call that began.
+    The iterator must yield often; ``b""`` and None are discarded. It must not rely on values that it read before a yield, because
+    other code may change them between two slices.
+
+    ``done`` is called at most once, not after ``cancel``, and not before the constructor has returned.
     """
 
     __slots__ = ("_broker", "_cancelled", "_done", "_made", "_parts")
@@ -35,7 +36,7 @@ class Slices(Generic[_Part]):
         broker.sliced.put(self._make)
 
     def _make(self, end: float) -> bool:
-        """Run a slice; return whether there is more to do."""
+        """Run a slice. Return whether there is more to do."""
         if self._cancelled:
             return False
         now = self._broker.clock.monotonic
@@ -52,5 +53,5 @@ class Slices(Generic[_Part]):
         return False
 
     def cancel(self) -> None:
-        """Drop the answer."""
+        """Drop the response."""
         self._cancelled = True
