@@ -20,7 +20,7 @@ from benchmarks.measure import console
 from polywire.clock import SystemClock
 from polywire.cluster import uploader
 from polywire.cluster.opening import Place, open_shard
-from polywire.cluster.shards import FIRST, shard_root
+from polywire.store.objects import FIRST, shard_root
 from polywire.errors import BrokerError
 from polywire.log.log import FileLog
 from polywire.log.segments import sealer

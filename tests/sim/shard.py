@@ -14,10 +14,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
 
-from polywire.cluster import protocol, sweeping
-from polywire.cluster.chain import NONCE_BYTES, ObjectChain, start_object
-from polywire.cluster.floor import Floor
-from polywire.cluster.protocol import (
+from polywire.cluster import fencing, garbage_collection
+from polywire.cluster.fencing import (
     Create,
     Delete,
     DeleteBlobs,
@@ -31,6 +29,8 @@ from polywire.cluster.protocol import (
     ReadHeads,
     Request,
 )
+from polywire.cluster.journal_chain import NONCE_BYTES, JournalChain, start_object
+from polywire.cluster.journal_floor import Floor
 from polywire.errors import Corrupt
 from polywire.log.journal.group import EntryKind, GroupHead, read_directory, read_group
 from polywire.log.journal.steps import sealed_content
@@ -52,7 +52,7 @@ class Broken(Exception):
 class Shard:
     """The world of one run. ``rules`` and ``swept`` are the protocol and its sweeping, or what a test has made of them."""
 
-    def __init__(self, number: int, rules: ModuleType = protocol, swept: ModuleType = sweeping) -> None:
+    def __init__(self, number: int, rules: ModuleType = fencing, swept: ModuleType = garbage_collection) -> None:
         self.chance: Final = random.Random(number)
         self.rules: Final = rules
         self.swept: Final = swept
@@ -113,7 +113,7 @@ class Shard:
         if snapshot and number == max(self.objects):
             self.after(self.chance.uniform(0, GRACE_SECONDS), read)
 
-    def play(self, chain: ObjectChain) -> list[int] | None:
+    def play(self, chain: JournalChain) -> list[int] | None:
         """The changes of a chain, those in its snapshot first; None where it is gone."""
         naming = chain.naming()
         if naming is not None and naming.snapshot not in self.snapshots:
@@ -148,7 +148,7 @@ class Shard:
         self.after(self.chance.expovariate(1 / 15), kill)
 
     def _check_end(self) -> None:
-        reader, answer = protocol.read_journal(SEED), None
+        reader, answer = fencing.read_journal(SEED), None
         try:
             while True:
                 answer = self._at_once(reader.send(answer))
@@ -309,7 +309,7 @@ class Broker:
                 continue
             yield Pause(chance.expovariate(1 / 8))
 
-    def _lead(self, claim: protocol.Claim) -> Generator[Request, Any, None]:
+    def _lead(self, claim: fencing.Claim) -> Generator[Request, Any, None]:
         shard, named = self._shard, claim.chain.naming()
         state = shard.play(claim.chain)
         if state is None:

@@ -1,4 +1,4 @@
-"""Brokers that lead a shard in turn lose nothing; and with any one of the protocol's rules taken out they do, and it is noticed."""
+"""Brokers that lead a shard in turn lose nothing; and with any one of the fencing's rules taken out they do, and it is noticed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 import pytest
 
-from polywire.cluster import protocol, sweeping
+from polywire.cluster import fencing, garbage_collection
 from polywire.log.journal.group import read_group
 from tests.sim.shard import SEED, Broken, Shard
 
 RUNS: Final = 100
 RUNS_WITHOUT: Final = 60  # in which the loss shows without a rule
 FOUND: Final = (2_001_640,)
-"""Runs in which something was found to be wrong, with the protocol or with who judges it."""
+"""Runs in which something was found to be wrong, with the fencing or with who judges it."""
 WITHOUT: Final = {
     "I1 numbers are used one at a time": (
         "        yield Pause(pause)\n        pause = min(2 * pause, PAUSE_MAX_S)\n\n\ndef read_journal",
@@ -72,17 +72,17 @@ def test_a_run_that_once_broke_a_promise_keeps_it(number: int) -> None:
 
 @pytest.mark.parametrize("rule", WITHOUT)
 def test_without_a_rule_it_is(rule: str) -> None:
-    rules = changed(protocol, *WITHOUT[rule])
+    rules = changed(fencing, *WITHOUT[rule])
     rules.__dict__["_group_bytes"] = group_bytes
     rules.__dict__.update(
-        (name, kind) for name, kind in vars(protocol).items() if isinstance(kind, type)
+        (name, kind) for name, kind in vars(fencing).items() if isinstance(kind, type)
     )  # requests are shared
     assert any(breaks(Shard(number, rules)) for number in range(RUNS_WITHOUT))
 
 
 @pytest.mark.parametrize("rule", SWEPT_WITHOUT)
 def test_sweeping_without_a_rule_loses_something(rule: str) -> None:
-    swept = changed(sweeping, *SWEPT_WITHOUT[rule])
+    swept = changed(garbage_collection, *SWEPT_WITHOUT[rule])
     assert any(breaks(Shard(number, swept=swept)) for number in range(RUNS_WITHOUT))
 
 

@@ -15,11 +15,10 @@ from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.record_lines import format_time
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
+from polywire.cluster.bucket_probe import probe
 from polywire.cluster.nodes import LOOK_S, Candidate, Node, Nodes, NodeState, Watch, Wish, states
-from polywire.cluster.probe import probe
-from polywire.cluster.shards import FIRST
 from polywire.store.identity import Identity, find_identity, make_identity
-from polywire.store.objects import Objects
+from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
 from polywire.types import SHARDS_MAX, shard_name, spell_address
 

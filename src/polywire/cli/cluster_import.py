@@ -12,8 +12,8 @@ from polywire.cli.log import opened
 from polywire.cli.output import Failed, note
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
+from polywire.cluster.bucket_probe import check
 from polywire.cluster.migration import Progress, import_directory
-from polywire.cluster.probe import check
 from polywire.server.shard_directories import count_shards
 from polywire.store.url import open_bucket
 

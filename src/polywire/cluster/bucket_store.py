@@ -3,24 +3,73 @@
 * It implements the interface ``store.base.Store``.
 * A failed request raises Busy. It is never reported as damage or as a missing blob.
 * The cache holds recent blobs and parts that were read. Its size is limited, and it may be deleted at any time.
+* The ends of blobs are read in parallel before the blobs are opened one after the other, because each read is a round
+  trip.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final, TypeVar
 
-from polywire.cluster.tails import TAIL_BYTES, Tail, Tails
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import Blob, BlobExists, BlobMissing
 from polywire.store.file import FileStore
 from polywire.store.files import Access, Files
 from polywire.store.objects import Objects
 from polywire.types import Buffer
+
+TAIL_BYTES: Final = 64 * 1024  # enough for the footer of most segments
+AHEAD_MAX: Final = 512  # 32 MiB: two round trips of parallel reads
+THREADS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Bytes of a blob from ``start`` to its end, and its size."""
+
+    start: int
+    size: int
+    content: bytes
+
+
+class Tails:
+    """Reads ends of blobs ahead; at most ``AHEAD_MAX`` are being read or retained."""
+
+    def __init__(self, fetch: Callable[[str], Tail], names: Sequence[str]) -> None:
+        self._fetch = fetch
+        self._names = iter(names)
+        self._ahead: OrderedDict[str, Future[Tail]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, "polywire-tails")
+        self._fill()
+
+    def of(self, name: str) -> Tail | None:
+        """Return the end of a blob if it was read ahead; earlier ones are dropped."""
+        if name not in self._ahead:
+            return None
+        while next(iter(self._ahead)) != name:
+            self._ahead.popitem(last=False)
+        self._fill()
+        try:
+            return self._ahead[name].result()
+        except (BrokerError, BlobMissing):
+            return None
+
+    def _fill(self) -> None:
+        while len(self._ahead) < AHEAD_MAX and (name := next(self._names, None)) is not None:
+            self._ahead[name] = self._threads.submit(self._fetch, name)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._ahead.clear()
+
 
 CHUNKS: Final = "chunks"
 # small reads of a blob fetch chunks of this size, because a request takes as long as transferring 1 MiB

@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from polywire.cluster import protocol
+from polywire.cluster import fencing
 from polywire.cluster.bucket_store import BucketStore
-from polywire.cluster.chain import ObjectChain, start_of
+from polywire.cluster.journal_chain import JournalChain, start_of
 from polywire.cluster.journal_objects import READERS, SEED_BYTES, JournalObjects, object_name
 from polywire.cluster.nodes import DIRECTORY, Node, NodeState
-from polywire.cluster.shards import of_shard, shard_root
 from polywire.errors import BrokerError, Corrupt, ErrorCode
 from polywire.log.base import Replay
 from polywire.log.doctor import Finding, Remedy, Severity, examine_segment, examine_snapshot, remedy_of
@@ -29,7 +28,7 @@ from polywire.log.opening import JOURNAL
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, segment_name
 from polywire.store.base import BlobMissing
 from polywire.store.identity import NAME, find_identity
-from polywire.store.objects import Objects
+from polywire.store.objects import Objects, of_shard, shard_root
 from polywire.store.system_files import SYSTEM_FILES
 
 FIRST_NUMBER: Final = 1  # number of the first journal object, which is always a start
@@ -41,7 +40,7 @@ LITTER: Final = "litter: nothing names it"
 class _Read:
     """A journal that was read to its end: its chain, the snapshot it lists, and the needed segments."""
 
-    chain: ObjectChain
+    chain: JournalChain
     snapshot_name: str
     snapshot: Snapshot | None
     needed: frozenset[str]
@@ -149,7 +148,7 @@ class ShardDoctor:
             seed = b""
         bucket = JournalObjects(self._objects)
         try:
-            chain = bucket.run(protocol.read_journal(int.from_bytes(seed[:SEED_BYTES], "little")))
+            chain = bucket.run(fencing.read_journal(int.from_bytes(seed[:SEED_BYTES], "little")))
         finally:
             bucket.close()
         naming = chain.naming()
@@ -164,7 +163,7 @@ class ShardDoctor:
         needed = frozenset(map(segment_name, _named(chain, snapshot.segments)))
         return _Read(chain, naming.snapshot, snapshot, needed)
 
-    def _below_the_floor(self, chain: ObjectChain) -> Iterator[Finding]:
+    def _below_the_floor(self, chain: JournalChain) -> Iterator[Finding]:
         """Yield findings for objects below the floor: starts, which are permanent, and other objects that were not
         deleted.
         """
@@ -220,7 +219,7 @@ class ShardDoctor:
         return [Finding(Severity.BROKEN, name, "a segment that the journal names is missing", remedy=Remedy.BACKUP)]
 
 
-def _named(chain: ObjectChain, listed: Sequence[int]) -> set[int]:
+def _named(chain: JournalChain, listed: Sequence[int]) -> set[int]:
     """Return the segments that a snapshot or later groups list, without those that later groups remove."""
     new, removed = set(listed), set[int]()
     for group in chain.groups:

@@ -1,4 +1,4 @@
-"""Execute the requests of ``protocol`` on a bucket, which stores a shard's journal and floor as objects.
+"""Execute the requests of ``fencing`` on a bucket, which stores a shard's journal and floor as objects.
 
 Writes are sent once, and their outcome is reported unchanged. Reads are retried until they succeed or are cancelled.
 Call these functions from threads.
@@ -13,8 +13,7 @@ from functools import partial
 from threading import Event, Timer
 from typing import Any, Final, TypeVar
 
-from polywire.cluster.floor import Floor
-from polywire.cluster.protocol import (
+from polywire.cluster.fencing import (
     READ_AT_ONCE_MAX,
     Create,
     Delete,
@@ -30,6 +29,7 @@ from polywire.cluster.protocol import (
     Request,
     Steps,
 )
+from polywire.cluster.journal_floor import Floor
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log.opening import JOURNAL
 from polywire.matching import HEX_DIGITS, consists_of

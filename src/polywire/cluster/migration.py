@@ -20,12 +20,11 @@ from threading import Event
 from typing import Final
 
 from polywire.clock import Clock
-from polywire.cluster import protocol
+from polywire.cluster import fencing
 from polywire.cluster.bucket_store import CHUNKS, BucketStore, repeated
-from polywire.cluster.chain import ChainEnd, ObjectChain, naming_object, start_object
-from polywire.cluster.floor import Floor
+from polywire.cluster.journal_chain import ChainEnd, JournalChain, naming_object, start_object
+from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
-from polywire.cluster.shards import FIRST, of_shard, shard_root
 from polywire.errors import Corrupt, ErrorCode, Invalid
 from polywire.log.doctor import Severity, examine_segment
 from polywire.log.journal.recovery import Chain
@@ -40,7 +39,7 @@ from polywire.log.state import LogState
 from polywire.store.base import BlobExists, BlobMissing, Store
 from polywire.store.files import make_directories
 from polywire.store.identity import Identity, begin_import, end_import, find_identity, forget_import
-from polywire.store.objects import Objects
+from polywire.store.objects import FIRST, Objects, of_shard, shard_root
 from polywire.store.system_files import SYSTEM_FILES
 
 NODE: Final = "import"
@@ -268,27 +267,27 @@ class _Migration:
             before = ChainEnd(self._chain.start, self._chain.sequence, self._chain.checksum)
             start = start_object(before, seed, nonce=self._identity.mark, node=NODE, now_us=now_us)
             floor = Floor(START_NUMBER, NAMING_NUMBER, self._start, self._chain.sequence)
-            chain = ObjectChain(seed, floor)
+            chain = JournalChain(seed, floor)
             chain.add(start)
             naming = naming_object(chain.end, seed, snapshot=self._snapshot, new=self._new, now_us=now_us)
             chain.add(naming)
-            if not bucket.run(protocol.settle(START_NUMBER, start)):
+            if not bucket.run(fencing.settle(START_NUMBER, start)):
                 forget_import(self._objects, self._identity)
                 raise _no_bucket_for_it()
             bucket.run(_written(naming, floor))
-            if bucket.run(protocol.read_journal(seed)).end != chain.end:
+            if bucket.run(fencing.read_journal(seed)).end != chain.end:
                 raise Corrupt(ErrorCode.CORRUPT, "the journal in the bucket differs from what was written")
         finally:
             bucket.close()
 
 
-def _written(naming: bytes, floor: Floor) -> protocol.Steps[None]:
+def _written(naming: bytes, floor: Floor) -> fencing.Steps[None]:
     """Store the object after the start, and the floor, unless they exist; raise Corrupt."""
-    if not (yield from protocol.settle(NAMING_NUMBER, naming)):
+    if not (yield from fencing.settle(NAMING_NUMBER, naming)):
         raise _not_ours(f"object={NAMING_NUMBER}")
-    while (yield protocol.MoveFloor(floor, "")) is protocol.Outcome.UNKNOWN:
-        yield protocol.Pause(protocol.PAUSE_MAX_S)
-    found, _ = yield protocol.ReadFloor()
+    while (yield fencing.MoveFloor(floor, "")) is fencing.Outcome.UNKNOWN:
+        yield fencing.Pause(fencing.PAUSE_MAX_S)
+    found, _ = yield fencing.ReadFloor()
     if found != floor:
         raise _not_ours("floor")
 

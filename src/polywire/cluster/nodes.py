@@ -13,9 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from polywire.cluster.shards import FIRST
 from polywire.store.base import BlobMissing
-from polywire.store.objects import Objects
+from polywire.store.objects import FIRST, Objects
 from polywire.types import SHARDS_MAX, shard_name
 
 DIRECTORY: Final = "nodes/"

@@ -16,12 +16,11 @@ from typing import Final
 import structlog
 
 from polywire.clock import Clock
-from polywire.cluster import protocol
+from polywire.cluster import fencing
 from polywire.cluster.bucket_store import CHUNKS, BucketStore
-from polywire.cluster.chain import NONCE_BYTES, Naming, ObjectChain, start_object
+from polywire.cluster.garbage_collection import GarbageCollector
+from polywire.cluster.journal_chain import NONCE_BYTES, JournalChain, Naming, start_object
 from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
-from polywire.cluster.shards import FIRST, of_shard
-from polywire.cluster.sweeper import Sweeper
 from polywire.cluster.uploader import Uploader, uploading
 from polywire.errors import Busy, Corrupt, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.log.base import Loop, Replay
@@ -41,7 +40,7 @@ from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
 from polywire.store.base import BlobMissing
 from polywire.store.data_directory import BlobRoot, DataDirectory
 from polywire.store.files import Files, exists, make_directories
-from polywire.store.objects import Objects
+from polywire.store.objects import FIRST, Objects, of_shard
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import shard_name
 
@@ -116,7 +115,7 @@ class ShardState:
 class _Recovered:
     """Content of the log after recovery, and the function that unlocks the directory."""
 
-    claim: protocol.Claim
+    claim: fencing.Claim
     state: LogState
     chain: Chain
     full: Sequence[tuple[Slot, Image]]
@@ -163,7 +162,7 @@ class ShardOpening:
             cache / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max, files=files
         )
         self._disk: Disk | None = None
-        self._sweeper: Sweeper | None = None
+        self._sweeper: GarbageCollector | None = None
         self._recovered: _Recovered | None = None
         self._uploader: Uploader | None = None
 
@@ -224,7 +223,7 @@ class ShardOpening:
 
     def _recover(self, unlock: Callable[[], None]) -> _Recovered:
         seed = self._bucket.seed(partial(self._files.token, SEED_BYTES))
-        claim = self._bucket.run(protocol.claim(seed, self._start_object))
+        claim = self._bucket.run(fencing.claim(seed, self._start_object))
         if claim is None:
             raise NotOwner(ErrorCode.NOT_OWNER, "another broker became the leader of the shard first")
         logger.info(
@@ -249,13 +248,13 @@ class ShardOpening:
         self._disk = disk = self._make_disk()
         return _Recovered(claim, state, chain, full, worker, disk, sequence, checksum, unlock)
 
-    def _play(self, player: Player, claim: protocol.Claim, chain: Chain) -> None:
+    def _play(self, player: Player, claim: fencing.Claim, chain: Chain) -> None:
         """Replay the journal; raise NotOwner, Corrupt, and what the store raises."""
         self._store.read_ahead(self._listed(chain.snapshot))
         try:
             player.play()
         except Corrupt:
-            if self._bucket.run(protocol.is_last(claim)):
+            if self._bucket.run(fencing.is_last(claim)):
                 raise
             raise NotOwner(ErrorCode.NOT_OWNER, "another broker has become the leader of the shard") from None
         finally:
@@ -312,11 +311,11 @@ class ShardOpening:
             cached_bytes=self._store.cached_bytes,
         )
 
-    def _start_object(self, chain: ObjectChain) -> bytes:
+    def _start_object(self, chain: JournalChain) -> bytes:
         nonce = self._files.token(NONCE_BYTES)
         return start_object(chain.end, chain.seed, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
 
-    def _copied(self, found: ObjectChain, naming: Naming | None, sealed: int) -> Chain:
+    def _copied(self, found: JournalChain, naming: Naming | None, sealed: int) -> Chain:
         """Copy groups that are in no segment into local slots, where readers expect unsealed data."""
         groups = []
         for group in found.behind(sealed):
@@ -369,12 +368,12 @@ class ShardOpening:
             return ()
         return [*player.full, (chain.groups[-1].slot, image_of_all(state, chain.sequence))]
 
-    def _write_start(self, state: LogState, claim: protocol.Claim) -> tuple[int, int]:
+    def _write_start(self, state: LogState, claim: fencing.Claim) -> tuple[int, int]:
         """Write the group of the start, which is already in the bucket, to the beginning of a slot.
 
         The chain continues after it.
         """
-        own = ObjectChain(self._journal.seed, claim.chain.floor, [*claim.chain.groups[-1:]], next_number=claim.number)
+        own = JournalChain(self._journal.seed, claim.chain.floor, [*claim.chain.groups[-1:]], next_number=claim.number)
         own.add(claim.content)
         self._next_slot()
         self._journal.write([claim.content], len(claim.content), own.sequence)
@@ -397,9 +396,9 @@ class ShardOpening:
             grace_s=self._place.delete_grace_s,
         )
 
-    def _make_sweeper(self, state: LogState, start: int) -> Sweeper:
+    def _make_sweeper(self, state: LogState, start: int) -> GarbageCollector:
         """Return the garbage collector for objects of older starts."""
-        return Sweeper(
+        return GarbageCollector(
             self._bucket,
             self._loop,
             self._make_worker,

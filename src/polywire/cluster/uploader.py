@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final
 
 from polywire.clock import Clock
-from polywire.cluster import protocol
-from polywire.cluster.floor import Floor
+from polywire.cluster import fencing
+from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import JournalObjects
 from polywire.errors import BrokerError, ErrorCode, NotOwner, Unavailable
 from polywire.log.base import Completion, Loop
@@ -63,7 +63,7 @@ class Uploader:
         self,
         journal: FileJournal,
         bucket: JournalObjects,
-        claim: protocol.Claim,
+        claim: fencing.Claim,
         loop: Loop,
         clock: Clock,
         make_worker: MakeWorker,
@@ -157,7 +157,7 @@ class Uploader:
         floor = Floor(self._number_of(sequence + 1), self._number_of(naming), self._start, sequence)
         count = bisect_right(self._numbers, floor.number) - 1
         del self._firsts[:count], self._numbers[:count]
-        self._sweeper.run(partial(self._bucket.run, protocol.raise_floor(floor, frozenset(self._starts))), _ignore)
+        self._sweeper.run(partial(self._bucket.run, fencing.raise_floor(floor, frozenset(self._starts))), _ignore)
 
     def _number_of(self, sequence: int) -> int:
         """Return the number of the object with a group."""
@@ -197,8 +197,8 @@ class Uploader:
                 Unavailable(ErrorCode.REPLICATION_TIMEOUT, f"the bucket accepted no writes for too long {limit}")
             )
 
-    def _steps(self, unsent: _Unsent) -> protocol.Steps[bool]:
-        return protocol.settle(self._number, unsent.slot.view[unsent.start : unsent.stop])
+    def _steps(self, unsent: _Unsent) -> fencing.Steps[bool]:
+        return fencing.settle(self._number, unsent.slot.view[unsent.start : unsent.stop])
 
     def _settled(self, mine: bool | BrokerError) -> None:
         if self._over:
@@ -261,7 +261,7 @@ class Uploader:
 def uploading(
     journal: FileJournal,
     bucket: JournalObjects,
-    claim: protocol.Claim,
+    claim: fencing.Claim,
     clock: Clock,
     make_worker: MakeWorker,
     *,

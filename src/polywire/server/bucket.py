@@ -92,10 +92,10 @@ def is_left_opening() -> bool:
 
 def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
     """Check that this broker can lead the log, and return its location. Raises BrokerError."""
+    from polywire.cluster.bucket_probe import check
     from polywire.cluster.opening import Place
-    from polywire.cluster.probe import check
-    from polywire.cluster.shards import shard_root
     from polywire.store.identity import make_identity
+    from polywire.store.objects import shard_root
 
     objects, candidate = watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate
     if candidate.shards == 1:  # with several shards, the parent process has checked the bucket

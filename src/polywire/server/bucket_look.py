@@ -55,7 +55,7 @@ def check_machine(config: ServeConfig, shards: int) -> None:
 
 
 def _look(config: ServeConfig) -> _Answer:
-    from polywire.cluster.probe import check
+    from polywire.cluster.bucket_probe import check
     from polywire.store.identity import find_identity, make_identity, make_key
 
     objects = open_bucket(config.bucket, timeout_s=REQUEST_TIMEOUT_S)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import platform
 
-from polywire.cluster.chain import NODE_BYTES_MAX
+from polywire.cluster.journal_chain import NODE_BYTES_MAX
 from polywire.cluster.nodes import DRAINED, Candidate
-from polywire.cluster.shards import FIRST
 from polywire.errors import ErrorCode, Invalid
 from polywire.names import is_simple
 from polywire.server.config import ServeConfig
+from polywire.store.objects import FIRST
 
 
 def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Candidate:

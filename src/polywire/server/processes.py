@@ -38,7 +38,7 @@ from polywire.server.private import PRIVATE_DIRECTORY, close_to_others
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.shard import Shard
 from polywire.server.shard_directories import DATA_MARKS, NAMES, SHARDS, check_count, directory_of
-from polywire.store.libc import find_call
+from polywire.store.native_memory import find_call
 from polywire.types import PORT_MAX, SHARDS_MAX, shard_name
 
 if TYPE_CHECKING:

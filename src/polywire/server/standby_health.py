@@ -14,10 +14,10 @@ from typing import Final
 
 import structlog
 
-from polywire.cluster.shards import FIRST
 from polywire.http.framing import HEAD_BYTES_MAX
 from polywire.server.config import Address
 from polywire.server.listener import bound
+from polywire.store.objects import FIRST
 from polywire.types import shard_name
 
 CONNECTIONS_MAX: Final = 64  # concurrent connections; each gets one response

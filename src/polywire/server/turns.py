@@ -14,7 +14,6 @@ from functools import partial
 
 import structlog
 
-from polywire.cluster.shards import FIRST
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import lifecycle
 from polywire.server.bucket import is_left_opening
@@ -24,6 +23,7 @@ from polywire.server.lines import LineLimit
 from polywire.server.shard import Shard
 from polywire.server.signals import Signals
 from polywire.server.standby import Presence, Standby, Turn
+from polywire.store.objects import FIRST
 
 log = structlog.get_logger("polywire.server")
 

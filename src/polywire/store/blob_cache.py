@@ -16,7 +16,7 @@ from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.records.allocation import LARGE_PAGE_BYTES
 from polywire.records.arena import Arena
 from polywire.store.base import BLOCK_BYTES
-from polywire.store.copying import copy_into, touch
+from polywire.store.native_memory import copy_into, touch
 from polywire.types import Buffer
 
 STRETCH_BLOCKS: Final = 4  # blocks per write: 8 MiB keep a disk busy until the next write can begin

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.matching import WORD, consists_of
 from polywire.store.base import BLOB_NAME_BYTES_MAX
-from polywire.types import Buffer
+from polywire.types import Buffer, shard_name
 
 
 class ObjectChanged(Exception):
@@ -72,3 +72,52 @@ def check_object_name(name: str) -> None:
     named = all(part.strip(".") and consists_of(part, WORD + "_.-") for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:
         raise Invalid(ErrorCode.INVALID_NAME, f"invalid object name name={name[:BLOB_NAME_BYTES_MAX]!r}")
+
+
+class Rooted:
+    """Implements ``Objects`` below a directory of another bucket.
+
+    Args:
+        root: prefix of every name, with a trailing slash.
+    """
+
+    def __init__(self, objects: Objects, root: str) -> None:
+        self._objects: Final = objects
+        self._root: Final = root
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        self._objects.create(self._root + name, parts)
+
+    def replace(self, name: str, content: Buffer, tag: str) -> None:
+        self._objects.replace(self._root + name, content, tag)
+
+    def put(self, name: str, content: Buffer) -> None:
+        self._objects.put(self._root + name, content)
+
+    def read(self, name: str) -> Stored:
+        return self._objects.read(self._root + name)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        return self._objects.read_range(self._root + name, start, stop)
+
+    def size(self, name: str) -> int:
+        return self._objects.size(self._root + name)
+
+    def list(self, prefix: str) -> list[str]:
+        return [name.removeprefix(self._root) for name in self._objects.list(self._root + prefix)]
+
+    def delete(self, name: str) -> None:
+        self._objects.delete(self._root + name)
+
+
+FIRST: Final = 0  # most buckets have no other shard
+
+
+def shard_root(shard: int) -> str:
+    """Return the prefix of a shard's object names."""
+    return f"shards/{shard_name(shard)}/"
+
+
+def of_shard(objects: Objects, shard: int) -> Rooted:
+    """Return the objects of one shard."""
+    return Rooted(objects, shard_root(shard))

@@ -15,9 +15,8 @@ from errno import EACCES, EAGAIN, EINVAL
 from pathlib import Path
 from typing import Final
 
-from polywire.store.address import address_of
 from polywire.store.files import NEW_MODE, Access, Hint, take_off
-from polywire.store.libc import find_call
+from polywire.store.native_memory import address_of, find_call
 from polywire.types import Buffer
 
 BEHIND_BYTES_MIN: Final = (

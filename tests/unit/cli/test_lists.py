@@ -26,7 +26,7 @@ OFFLINE: Final = {
     ("log", "repair"): "tests/unit/cli/test_doctor.py damages what it lists",
     ("backup", "list"): "tests/unit/cli/test_backup.py",
     ("backup", "verify"): "tests/unit/cli/test_backup.py",
-    ("cluster", "check"): "tests/unit/cluster/test_probe.py has a bucket",
+    ("cluster", "check"): "tests/unit/cluster/test_bucket_probe.py has a bucket",
     ("cluster", "status"): "tests/crash/test_standby.py has brokers that it lists",
     ("cluster", "shards"): "tests/crash/test_shards.py has shards that it lists",
     ("log", "verify"): "tests/unit/cli/test_segment.py",

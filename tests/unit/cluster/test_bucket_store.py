@@ -9,11 +9,10 @@ from random import Random
 
 import pytest
 
-from polywire.cluster.bucket_store import CHUNK_BYTES, BucketStore
-from polywire.cluster.shards import FIRST, of_shard, shard_root
-from polywire.cluster.tails import AHEAD_MAX, TAIL_BYTES
+from polywire.cluster.bucket_store import AHEAD_MAX, CHUNK_BYTES, TAIL_BYTES, BucketStore
 from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.store.base import BlobMissing
+from polywire.store.objects import FIRST, of_shard, shard_root
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 

@@ -9,13 +9,13 @@ import pytest
 
 from polywire.cluster import uploader
 from polywire.cluster.doctor import LITTER, BucketDoctor
-from polywire.cluster.floor import Floor
+from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import object_name
 from polywire.cluster.nodes import Node, NodeState
-from polywire.cluster.shards import FIRST, shard_root
 from polywire.log.doctor import Finding, Severity
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.store.identity import begin_import, make_identity
+from polywire.store.objects import FIRST, shard_root
 from polywire.testing.memory_objects import MemoryObjects
 from tests.unit.cluster.test_shard_log import BucketRig
 

@@ -12,11 +12,10 @@ import pytest
 from polywire.clock import SystemClock
 from polywire.cluster import bucket_store, migration
 from polywire.cluster.migration import Imported, Progress, Step, import_directory
-from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import Corrupt, Invalid
 from polywire.log.repair import open_offline
 from polywire.store.identity import find_identity, make_identity
-from polywire.store.objects import Stored
+from polywire.store.objects import FIRST, Stored, shard_root
 from polywire.testing.memory_objects import MemoryObjects
 from polywire.types import Buffer, Level
 from tests.unit.cluster.test_shard_log import BucketRig

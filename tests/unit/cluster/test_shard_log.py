@@ -12,16 +12,15 @@ from threading import Event
 import pytest
 
 from polywire.clock import SystemClock
-from polywire.cluster.chain import ObjectChain
-from polywire.cluster.floor import Floor
+from polywire.cluster.journal_chain import JournalChain
+from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import object_name
 from polywire.cluster.opening import Place, ShardOpening, open_shard
-from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid
 from polywire.log.log import FileLog
 from polywire.log.segments.format import read_footer
 from polywire.log.settings import LogSettings
-from polywire.store.objects import Objects
+from polywire.store.objects import FIRST, Objects, shard_root
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from polywire.types import Level
@@ -60,13 +59,13 @@ def reach(rig: Rig, reported: Sequence[Sequence[int]]) -> None:
     rig.loop.run_until(lambda: all(reported))
 
 
-def stored_chain(objects: Objects) -> ObjectChain:
+def stored_chain(objects: Objects) -> JournalChain:
     """What a reader finds from the floor on."""
     seed = int.from_bytes(objects.read(f"{SHARD}seed").content, "little")
     floor = Floor()
     if f"{SHARD}floor" in objects.list(SHARD):
         floor = Floor.unpack(objects.read(f"{SHARD}floor").content)
-    chain = ObjectChain(seed, floor)
+    chain = JournalChain(seed, floor)
     while SHARD + object_name(chain.next_number) in objects.list(f"{SHARD}journal/"):
         chain.add(objects.read(SHARD + object_name(chain.next_number)).content)
     return chain

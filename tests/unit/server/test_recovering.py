@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from polywire.clock import SystemClock
-from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import bucket as server_bucket
 from polywire.server import bucket_watch, lifecycle, standby, turns
@@ -22,7 +21,7 @@ from polywire.server.config import OFF, ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.signals import Signals
 from polywire.server.standby_health import NO_LEADER
-from polywire.store.objects import Stored
+from polywire.store.objects import FIRST, Stored, shard_root
 from polywire.testing.memory_objects import MemoryObjects
 
 SHARD = shard_root(FIRST)

@@ -19,7 +19,6 @@ from polywire.client.bulk import BulkConnection
 from polywire.clock import Clock
 from polywire.cluster import uploader
 from polywire.cluster.opening import Place, open_shard
-from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log.base import Log, Replay
 from polywire.protocols.polywire import messages
@@ -31,6 +30,7 @@ from polywire.spark.sealed_plan import located
 from polywire.store.data_directory import BlobRoot
 from polywire.store.file_objects import FileObjects
 from polywire.store.identity import NAME, find_identity, make_identity
+from polywire.store.objects import FIRST, shard_root
 from polywire.types import Level
 from tests.unit.client.served import Served
 from tests.unit.spark.test_sealed import SCHEMA, SLOTS, TOPIC, Files, Rows

@@ -18,12 +18,12 @@ from polywire.log.worker import storage_failed
 from polywire.records import arena
 from polywire.records.allocation import LARGE_PAGE_BYTES, allocate_lasting
 from polywire.store import system_files
-from polywire.store.address import address_of
 from polywire.store.base import BLOCK_BYTES as PAGE
 from polywire.store.base import BlobExists, aligned_buffer
 from polywire.store.blob_cache import BlobCache
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
 from polywire.store.files import Access
+from polywire.store.native_memory import address_of
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.testing.clock import SimulatedClock
 

@@ -13,8 +13,7 @@ from polywire.errors import Invalid, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.bucket import Bucket
 from polywire.store.file_objects import FileObjects
-from polywire.store.objects import ObjectChanged, Objects
-from polywire.store.rooted import Rooted
+from polywire.store.objects import ObjectChanged, Objects, Rooted
 from polywire.store.url import open_bucket
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from tests.s3_server import BUCKET, s3_server

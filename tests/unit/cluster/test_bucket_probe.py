@@ -10,7 +10,7 @@ import pytest
 
 from polywire.cli.cluster import EXIT_UNFIT
 from polywire.cli.main import run
-from polywire.cluster.probe import UNDECIDED_ROUNDS_MAX, WRITERS, check, probe
+from polywire.cluster.bucket_probe import UNDECIDED_ROUNDS_MAX, WRITERS, check, probe
 from polywire.errors import Invalid, Unavailable
 from polywire.store.file_objects import FileObjects
 from polywire.testing.memory_objects import Defect, MemoryObjects, ObjectFault

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from polywire.clock import SystemClock
-from polywire.cluster.chain import START_BYTES_MAX, ChainEnd, start_object
-from polywire.cluster.floor import Floor
+from polywire.cluster.fencing import Delete, DeleteBlobs, Pause
+from polywire.cluster.garbage_collection import DELETED_PER_S, SWEPT_MAX, sweep
+from polywire.cluster.journal_chain import START_BYTES_MAX, ChainEnd, start_object
+from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import JournalObjects, object_name
 from polywire.cluster.opening import Place, open_shard
-from polywire.cluster.protocol import Delete, DeleteBlobs, Pause
-from polywire.cluster.shards import FIRST, of_shard, shard_root
-from polywire.cluster.sweeping import DELETED_PER_S, SWEPT_MAX, sweep
 from polywire.log.journal.group import EntryKind, GroupHead
+from polywire.store.objects import FIRST, of_shard, shard_root
 from polywire.testing.memory_objects import MemoryObjects
 from tests.unit.cluster.test_shard_log import STORED
 from tests.unit.log.rig import Memory, RigLoop

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
-from polywire.cluster.floor import Floor
+from polywire.cluster.journal_floor import Floor
 from polywire.errors import Corrupt, ErrorCode
 from polywire.log.journal.group import (
     ENTRY_BYTES,
@@ -74,7 +74,7 @@ class ChainEnd:
 
 
 @dataclass(slots=True)
-class ObjectChain:
+class JournalChain:
     """The journal groups of a shard from its floor (first needed object) on; ``groups`` are one unbroken chain."""
 
     seed: int

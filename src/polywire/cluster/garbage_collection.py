@@ -1,17 +1,21 @@
 """Garbage collection: find unneeded objects of a shard and delete them, a few at a time (decision 0124).
 
-The procedures are generators of requests, as in ``protocol``. An object is deleted only if it was unneeded before the
-grace period began, so readers that received its name can finish. A deposed leader may continue to collect garbage,
-because unneeded objects never become needed again.
+* A thread collects while this broker leads: soon after it takes over, then daily.
+* The procedures are generators of requests, as in ``fencing``.
+* An object is deleted only if it was unneeded before the grace period began, so readers that received its name can
+  finish.
+* A deposed leader may continue to collect, because unneeded objects never become needed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
-from polywire.cluster.chain import START_BYTES_MAX, start_of
-from polywire.cluster.protocol import (
+import structlog
+
+from polywire.cluster.fencing import (
     READ_AT_ONCE,
     Delete,
     DeleteBlobs,
@@ -22,8 +26,13 @@ from polywire.cluster.protocol import (
     ReadHeads,
     Steps,
 )
+from polywire.cluster.journal_chain import START_BYTES_MAX, start_of
+from polywire.cluster.journal_objects import JournalObjects
+from polywire.errors import BrokerError
+from polywire.log.base import Loop
 from polywire.log.journal.group import read_group
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
+from polywire.log.worker import MakeWorker
 
 DELETED_PER_S: Final = 20  # far below the thousands of requests per second that a store handles
 # journal objects, and as many blobs, in one run, to limit memory; the next run deletes the others
@@ -87,3 +96,58 @@ def _is_litter(head: bytes, seed: int) -> bool:
     if len(head) > START_BYTES_MAX:
         return True
     return read_group(head, 0, seed) is not None and start_of(head, seed) == 0
+
+
+SWEEP_INTERVAL_S: Final = 24 * 3600.0  # each run lists all objects and reads every start below the floor
+
+logger: Final = structlog.get_logger("polywire.cluster")
+
+
+class GarbageCollector:
+    """Schedule of garbage collections; none begins after ``stop``.
+
+    Args:
+        needed: called on the event loop; see ``sweeping.sweep``.
+    """
+
+    def __init__(
+        self,
+        bucket: JournalObjects,
+        loop: Loop,
+        make_worker: MakeWorker,
+        *,
+        seed: int,
+        start: int,
+        needed: Callable[[], Collection[str]],
+        grace_s: float,
+    ) -> None:
+        self._bucket = bucket
+        self._loop = loop
+        self._worker = make_worker("sweep", loop)
+        self._seed = seed
+        self._start = start
+        self._needed = needed
+        self._grace_s = grace_s
+        self._stopped = False
+
+    def begin(self) -> None:
+        """Collect garbage now, and daily from then on."""
+        if not self._stopped:
+            steps = sweep(self._seed, self._start, self._needed(), self._grace_s)
+            self._worker.run(partial(self._bucket.run, steps), self._swept)
+
+    def _swept(self, count: int | BrokerError) -> None:
+        if self._stopped:
+            return
+        if isinstance(count, BrokerError):
+            logger.warning(
+                "garbage collection of the bucket failed: trying again at the next run", reason=count.message
+            )
+        elif count:
+            logger.info("deleted unneeded objects from the bucket", objects=count)
+        self._loop.call_later(SWEEP_INTERVAL_S, self.begin)
+
+    def stop(self) -> None:
+        """Stop. Call it after the bucket's requests and pauses were cancelled."""
+        self._stopped = True
+        self._worker.stop()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
-from polywire.cluster.chain import ObjectChain
-from polywire.cluster.floor import Floor
+from polywire.cluster.journal_chain import JournalChain
+from polywire.cluster.journal_floor import Floor
 from polywire.errors import Corrupt, ErrorCode
 
 READ_AT_ONCE: Final = 64
@@ -115,7 +115,7 @@ Steps = Generator[Request, Any, _Result]
 class Claim:
     """A claimed shard: all objects below ``number``, and ``content``, the object of the new start."""
 
-    chain: ObjectChain
+    chain: JournalChain
     number: int
     content: bytes
 
@@ -142,7 +142,7 @@ def settle(number: int, content: Any) -> Steps[bool]:
         pause = min(2 * pause, PAUSE_MAX_S)
 
 
-def read_journal(seed: int) -> Steps[ObjectChain]:
+def read_journal(seed: int) -> Steps[JournalChain]:
     """Read the chain from the floor up to the first free number; raise Corrupt.
 
     R: an object is valid only if the floor, read after the object, is not above its number. Below the floor any object
@@ -150,7 +150,7 @@ def read_journal(seed: int) -> Steps[ObjectChain]:
     """
     while True:
         floor, _ = yield ReadFloor()
-        chain = ObjectChain(seed, floor)
+        chain = JournalChain(seed, floor)
         broken: Corrupt | None = None
         try:
             yield from _read_to_end(chain)
@@ -165,7 +165,7 @@ def read_journal(seed: int) -> Steps[ObjectChain]:
         return chain
 
 
-def _read_to_end(chain: ObjectChain) -> Steps[None]:
+def _read_to_end(chain: JournalChain) -> Steps[None]:
     """Add objects until a number is unused; raise Corrupt."""
     count = READ_AT_ONCE
     while True:
@@ -186,7 +186,7 @@ def _read_to_end(chain: ObjectChain) -> Steps[None]:
             raise Corrupt(ErrorCode.CORRUPT, f"a journal object is missing before later ones object={absent:016x}")
 
 
-def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Claim | None]:
+def claim(seed: int, start_object: Callable[[JournalChain], bytes]) -> Steps[Claim | None]:
     """Read the journal, then claim the first unused number with a new start; return None if another broker was first.
 
     I5: a claimant has read all lower numbers. I6: a claim is valid only if the floor, read after the claim, is not
