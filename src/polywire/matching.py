@@ -20,7 +20,7 @@ ONE: Final = "?"  # matches exactly one character
 
 
 def consists_of(text: str, characters: str) -> bool:
-    """Return whether a text has these characters only; True for an empty text."""
+    """Return whether a text consists only of these characters; True for an empty text."""
     return not text.strip(characters)
 
 

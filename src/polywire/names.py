@@ -25,7 +25,7 @@ CONTROLS: Final = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x2028, 
 
 
 def is_simple(name: str) -> bool:
-    """Return whether a name has only characters that no protocol reserves, and no escape."""
+    """Return whether a name has only characters that no protocol reserves, and nothing that looks like an escape."""
     return consists_of(name, _NEVER_RESERVED)
 
 

@@ -84,7 +84,7 @@ def list_all(shelf: Shelf, *, output: Output = ListFormat.TABLE) -> None:
     )
 )
 def verify(backup: BackupPath, *, output: Output = ListFormat.TABLE) -> int:
-    """Read all of a backup and list damaged files and records."""
+    """Read all data of a backup and list damaged files and records."""
     path = find_backup(backup)
     with opened(path) as offline:
         findings = examine(offline)

@@ -64,7 +64,7 @@ MakeReplay = Callable[[], Replay]
 
 
 class _LogChanged(Exception):
-    """The broker changed the log during the copy, so the copy is not one consistent state. The backup tries again."""
+    """The broker changed the log during the copy, so that the copy is not consistent. The backup is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
 
 
 def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Finding]:
-    """Read all of a directory that no broker uses, and return the findings about each file."""
+    """Read all data in a directory that no broker uses, and return the findings about each file."""
     offline = OfflineLog(directory, replay, loop)
     try:
         return examine(offline)
@@ -384,7 +384,9 @@ class _BackupInProgress:
 
 
 class _LiveStore(FileStore):
-    """Reads segments from the data directory, and snapshots from their copies, because the broker may delete them at any time."""
+    """Reads segments from the data directory, and snapshots from their copies, because the broker may delete snapshots
+    at any time.
+    """
 
     __slots__ = ("_snapshots",)
 
@@ -399,7 +401,7 @@ class _LiveStore(FileStore):
 
 @contextmanager
 def _locked(shelf: Path) -> Iterator[None]:
-    """Hold the lock of a directory of backups. Raises Busy."""
+    """Hold the lock of a directory of backups while the context is active. Raises Busy."""
     file = SYSTEM_FILES.open(shelf, Access.READ)
     try:
         file.lock()

@@ -174,7 +174,9 @@ def latency(
     output: Output = BenchFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Measure end-to-end latency at a steady rate. Latency is the time from when a record was due to be sent to when it was read."""
+    """Measure end-to-end latency at a steady rate. Latency is the time from when a record should have been sent to when
+    it was read.
+    """
     settings: dict[str, object] = {"rate": rate, "seconds": seconds, "size": size}
     measured = _measured("latency", address, settings)
 

@@ -132,7 +132,9 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
     ),
 )
 def list_shards(url: Url, *, output: Output = ListFormat.TABLE) -> None:
-    """List the shards of a bucket with their leader, its start number, and the standbys. Waits for heartbeats as status does."""
+    """List the shards of a bucket with their leader, its start number, and the standbys. Waits for heartbeats like
+    status.
+    """
     objects = open_bucket(url)
     identity, seen = _identity(objects), seen_nodes(objects)
     rows = []

@@ -1,4 +1,4 @@
-"""``polywire doctor``: check a data directory or a bucket, and rewrite damaged second copies with ``--rebuild``.
+"""``polywire doctor``: check a data directory or a bucket, and rewrite damaged copies with ``--rebuild``.
 
 The exit code reports the most severe finding.
 """
@@ -130,7 +130,7 @@ def _request_counts(counts: RequestCounts) -> str:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Return the exit code for the worst of the findings."""
+    """Return the exit code for the most severe finding."""
     found = {finding.severity for finding in findings}
     if Severity.BROKEN in found:
         return EXIT_BROKEN

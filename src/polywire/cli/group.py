@@ -27,7 +27,9 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
     name="list", help_epilogue=examples("polywire group list", "polywire group list --output jsonl | jq .lag_records")
 )
 def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """List groups with their lag, in records and as the age of the oldest unread record. Without committed offsets there is no lag."""
+    """List groups with their lag, in records and as the age of the oldest unread record. Groups without committed
+    offsets have no lag.
+    """
 
     async def work(client: WireClient) -> list[dict[str, object]]:
         polywire = polywire_only(client, "list groups")

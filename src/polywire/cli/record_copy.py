@@ -90,7 +90,7 @@ def copy(
             if not is_complete:
                 note(f"stopped {_summary(work.outcome)}")
     for name, number, position, offset in commits:
-        note(f"carried group={name} partition={number} position={position} new_position={offset}")
+        note(f"translated group={name} partition={number} position={position} new_position={offset}")
     for remark in work.outcome.remarks:
         note(f"note: {remark}")
     note(f"copied {_summary(work.outcome)}")

@@ -52,7 +52,7 @@ Name = Annotated[str, Parameter(help="Name of the segment, as segment list print
 def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
     """List segments with their state, topics, records and times.
 
-    A segment is live, dead (replaced or deleted, but its file still exists) or broken (its footers do not verify).
+    A segment is live, dead (replaced or deleted, but its file still exists) or broken (both footers are damaged).
     """
     with opened(data_dir) as offline:
         needed = _needed(offline)

@@ -1,6 +1,6 @@
 """The tables of ``polywire top`` about the bucket that stores the log.
 
-Rates and means are differences between two samples.
+Rates and means are computed from the differences between two samples.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def create(
 
 
 def _facts(settings: Mapping[str, int | str | None]) -> str:
-    """Return settings as ``key=value`` facts that end a line; those without a value are skipped."""
+    """Return settings as ``key=value`` facts for the end of a line; settings without a value are skipped."""
     return "".join(f" {name}={value}" for name, value in settings.items() if value is not None)
 
 

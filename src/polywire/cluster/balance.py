@@ -57,7 +57,7 @@ class Balance:
         self._moved_at = now
 
     def target(self, seen: Sequence[tuple[Node, NodeState]], now: float) -> Node | None:
-        """Return the node to which the calling leader should hand the shard, or None; call it regularly."""
+        """Return the node to which this shard's leader should hand it over, or None. The leader calls this regularly."""
         idle = {node.machine: node for node, state in seen if state is NodeState.STANDBY and not node.drained}
         known, self._since = self._since, {}
         for node in idle.values():
@@ -74,7 +74,7 @@ class Balance:
         return found if self._may_hand_over(MACHINE_PAUSE_S) else None
 
     def _heir(self, idle: Mapping[str, Node], now: float) -> Node | None:
-        """Return the preferred standby for a shard of a drained machine, however new it is."""
+        """Return the preferred standby for a shard of a drained machine, however recently the standby was started."""
         if not idle or now - self._moved_at < AGAIN_S or not self._may_hand_over(DRAIN_PAUSE_S):
             return None
         return idle[order_of(self._candidate.shard, idle)[0]]

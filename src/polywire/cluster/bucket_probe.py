@@ -76,7 +76,7 @@ class _Race:
         def write(content: bytes) -> None:
             self._objects.create(name, [content])
 
-        return Finding(f"one winner of {WRITERS} that create a name", self._round(name, write, lambda: None))
+        return Finding(f"one of {WRITERS} concurrent creates succeeds", self._round(name, write, lambda: None))
 
     def replace(self, name: str) -> Finding:
         self._objects.create(name, [b"first"])
@@ -88,7 +88,7 @@ class _Race:
         def again() -> None:
             tags[0] = self._objects.read(name).tag
 
-        return Finding(f"one winner of {WRITERS} that replace an object", self._round(name, write, again))
+        return Finding(f"one of {WRITERS} concurrent replaces succeeds", self._round(name, write, again))
 
     def _round(self, name: str, write: Callable[[bytes], None], again: Callable[[], None]) -> str:
         """Run one race and return a description of the defect, or an empty string."""
@@ -100,7 +100,7 @@ class _Race:
                 self._objects.delete(name)
                 return defect
             again()
-        raise Unavailable(ErrorCode.STORAGE_FAILED, f"the bucket failed too many requests name={name!r}")
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"too many requests to the bucket failed name={name!r}")
 
     def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
         """Return a description of the defect, empty for none; None if too few requests were answered."""
@@ -136,18 +136,18 @@ def _read_back(objects: Objects, name: str) -> Finding:
     try:
         objects.create(name, [b"0123456789"])
         if objects.read(name).content != b"0123456789" or objects.size(name) != 10:
-            return Finding(what, "a read after a write finds something else")
+            return Finding(what, "a read after a write returned other content")
         if objects.read_range(name, 3, 7) != b"3456":
-            return Finding(what, "a range is not what was asked for")
+            return Finding(what, "a range read returned other bytes")
         objects.put(name, b"other")
         if objects.read(name).content != b"other":
-            return Finding(what, "a read after a second write finds the first")
+            return Finding(what, "a read after a second write returned the first")
     except BlobMissing:
-        return Finding(what, "a read after a write finds nothing")
+        return Finding(what, "a read after a write found no object")
     finally:
         with suppress(BrokerError):
             objects.delete(name)
     with suppress(BlobMissing):
         objects.read(name)
-        return Finding(what, "a read after a deletion finds the object")
+        return Finding(what, "a read after a deletion returned the object")
     return Finding(what, "")

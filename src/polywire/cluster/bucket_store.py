@@ -83,7 +83,7 @@ _Result = TypeVar("_Result")
 
 
 class RemoteBlob:
-    """A blob that is only in the bucket. No request is sent before it is read."""
+    """A blob that is only in the bucket. Opening it sends no request."""
 
     __slots__ = ("_name", "_store")
 
@@ -338,14 +338,14 @@ class BucketStore:
             self._cache.delete(oldest)
 
     def _keep(self, name: str, size: int) -> None:
-        """Add a complete file to the cache, evicting others; a file larger than the limit is removed at once."""
+        """Add a complete file to the cache, evicting other files. A file larger than the limit is removed at once."""
         with self._lock:
             self._kept_bytes += size - self._kept.pop(name, 0)
             self._kept[name] = size
         self._evict(0)
 
     def _use(self, name: str) -> int | None:
-        """Return the size of a blob with a complete file."""
+        """Return the size of a blob whose complete file is in the cache, else None."""
         with self._lock:
             size = self._kept.get(name)
             if size is not None:

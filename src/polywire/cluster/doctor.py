@@ -33,7 +33,7 @@ from polywire.store.system_files import SYSTEM_FILES
 
 FIRST_NUMBER: Final = 1  # number of the first journal object, which is always a start
 STARTS_SHOWN_MAX: Final = 10
-LITTER: Final = "litter: nothing names it"
+LITTER: Final = "unneeded: nothing refers to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ class BucketDoctor:
         if identity is None:
             return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
         if identity.importing:
-            message = f"an import was broken off: polywire cluster import goes on with it source={identity.source}"
+            message = (
+                f"an import is incomplete: run polywire cluster import again to complete it source={identity.source}"
+            )
             return Finding(Severity.BROKEN, NAME, message)
         self.shards = [ShardDoctor(self._objects, self._blobs, shard) for shard in range(identity.shards)]
         return Finding(Severity.SOUND, NAME, f"id={identity.id} shards={identity.shards}")
@@ -85,7 +87,7 @@ class BucketDoctor:
             severity, message = Severity.SOUND, state.value + (f" start={node.start}" if node.start > 0 else "")
             if found is not None and node.start > found:
                 severity = Severity.DAMAGED
-                message += f", which the journal has not: it ends with start={found}, so objects at its end are missing"
+                message += f" is not in the journal: objects at its end are missing journal_start={found}"
             yield Finding(severity, DIRECTORY + node.name, message)
 
 
@@ -119,7 +121,7 @@ class ShardDoctor:
                 return [Finding(Severity.SOUND, JOURNAL, "no broker has stored anything yet")]
             chain = read.chain
             facts = f"floor={chain.floor.number:016x} next={chain.next_number:016x} groups={len(chain.groups)}"
-            found = [Finding(Severity.SOUND, JOURNAL, f"a broker starts; start={chain.start} {facts}")]
+            found = [Finding(Severity.SOUND, JOURNAL, f"a broker can start last_start={chain.start} {facts}")]
             found += self._below_the_floor(chain)
             found += self._snapshots(store, read)
             found += self._segments(store, read)
@@ -216,7 +218,7 @@ class ShardDoctor:
             now = None
         if now is not None and name not in now.needed:
             return []
-        return [Finding(Severity.BROKEN, name, "a segment that the journal names is missing", remedy=Remedy.BACKUP)]
+        return [Finding(Severity.BROKEN, name, "a segment that the journal lists is missing", remedy=Remedy.BACKUP)]
 
 
 def _named(chain: JournalChain, listed: Sequence[int]) -> set[int]:

@@ -238,7 +238,7 @@ class _Migration:
         return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES, memory_bytes=MEMORY_BYTES)
 
     def _is_sealed(self, store: BucketStore) -> bool:
-        """Return whether an earlier attempt has written the snapshot, which is the last object."""
+        """Return whether an earlier attempt has written the snapshot, which is written last."""
         try:
             get_snapshot(store, self._snapshot)
         except (BlobMissing, Corrupt):
@@ -282,7 +282,7 @@ class _Migration:
 
 
 def _written(naming: bytes, floor: Floor) -> fencing.Steps[None]:
-    """Store the object after the start, and the floor, unless they exist; raise Corrupt."""
+    """Store the object that follows the start, and then the floor, unless they exist; raise Corrupt."""
     if not (yield from fencing.settle(NAMING_NUMBER, naming)):
         raise _not_ours(f"object={NAMING_NUMBER}")
     while (yield fencing.MoveFloor(floor, "")) is fencing.Outcome.UNKNOWN:

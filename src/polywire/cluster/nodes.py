@@ -117,7 +117,7 @@ class Nodes:
         return found
 
     def remove(self, name: str) -> None:
-        """Delete a node; raise Unavailable."""
+        """Delete the object of a node; raise Unavailable."""
         self._objects.delete(DIRECTORY + name)
 
     def drain(self, machine: str) -> None:

@@ -111,12 +111,12 @@ class Uploader:
 
     @property
     def objects(self) -> int:
-        """Number of objects that a start would have to read."""
+        """Number of journal objects that the next start would have to read."""
         return len(self._numbers)
 
     @property
     def unsynced_s(self) -> float:
-        """Age in seconds of the oldest group that is not in the bucket; 0.0 if all are."""
+        """Age in seconds of the oldest group that is not in the bucket; 0.0 if all groups are."""
         oldest = self._running or (self._unsent[0] if self._unsent else None)
         return 0.0 if oldest is None else max(self._clock.monotonic() - oldest.begun_at, 0.0)
 

@@ -56,7 +56,7 @@ class Need(IntEnum):
 
 
 class Handle(Protocol):
-    """Operation that can be cancelled: a wait, a read, a timer, work in slices or in a thread."""
+    """An operation that can be cancelled: a wait, a read, a timer, or work in slices or in a thread."""
 
     def cancel(self) -> object:
         """Stop the operation and release what it holds; its completion is not called. Has no effect once the operation
@@ -99,10 +99,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SealedRange:
-    """Location of sealed records [first_offset, next_offset): bytes [start, stop) of a blob, whole stored batches back
-    to back.
+    """Location of sealed records [first_offset, next_offset): bytes [start, stop) of a blob.
 
-    The first batch may begin below ``first_offset``, the last may end above ``next_offset``.
+    The bytes are whole stored batches, back to back. The first batch may begin below ``first_offset``, the last may end
+    above ``next_offset``.
     """
 
     blob: str
@@ -117,9 +117,9 @@ class Located:
     """Locations of sealed records.
 
     Attributes:
-        root: where the blobs are; None if only the broker can read them.
-        runs: ranges in offset order, starting at the requested offset.
-        more: whether further sealed records of the request follow the last run.
+        root: location of the blobs; None if only the broker can read them.
+        runs: ranges in offset order, beginning at the requested offset.
+        more: whether the request covers more sealed records after the last run.
     """
 
     root: BlobRoot | None
@@ -227,7 +227,7 @@ class PartitionLog(Protocol):
         """
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch of the record at this offset; the current epoch at next_offset."""
+        """Return the epoch of the record at this offset; for next_offset, the current epoch."""
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
         """Return the first offset to retain under these limits. It is always the start of a batch."""
@@ -267,7 +267,7 @@ class Replay(Protocol):
         """Return the whole state, which includes everything committed so far."""
 
     def encoding(self) -> Encoding:
-        """Return an encoding of the current state. The caller must run it until it ends."""
+        """Return an encoding of the current state. The caller must run ``go_on`` until it ends."""
 
 
 class Publication(Protocol):
@@ -308,7 +308,7 @@ class Partitions(Protocol):
         """Drop a partition and free its bytes."""
 
     def trim(self, incarnation: int, first_offset: int) -> None:
-        """Make offsets below ``first_offset`` unreadable; their space is freed eventually."""
+        """Make offsets below ``first_offset`` unreadable. Their disk space is freed later."""
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
         """Schedule a compaction of sealed records if it is worthwhile: keep only the newest record of each key.

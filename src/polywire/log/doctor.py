@@ -116,15 +116,15 @@ def _seeds(offline: OfflineLog) -> Finding:
     sound = [name for name, content in zip(SEED_NAMES, copies, strict=True) if is_sound(content)]
     if len(sound) == len(SEED_NAMES) and copies[0] == copies[1]:
         return Finding(Severity.SOUND, f"{JOURNAL}/{SEED_NAMES[0]}", "two copies")
-    reason = "one copy" if sound else "a plain seed of an earlier version"
-    message = f"{reason}; the next start writes the other"
+    reason = "only one copy is intact" if sound else "the seed has the format of an earlier version"
+    message = f"{reason}; the next start fixes this"
     return Finding(Severity.WORN, f"{JOURNAL}/{SEED_NAMES[0]}", message, remedy=Remedy.REBUILD)
 
 
 def _journal(diagnosis: Diagnosis) -> Finding:
     if diagnosis.reason is None:
-        return Finding(Severity.SOUND, JOURNAL, f"a broker starts; last group {diagnosis.through}")
-    message = f"{diagnosis.reason.message}; polywire log repair goes past it"
+        return Finding(Severity.SOUND, JOURNAL, f"a broker can start last_group={diagnosis.through}")
+    message = f"{diagnosis.reason.message}; polywire log repair can skip it"
     return Finding(Severity.BROKEN, JOURNAL, message, remedy=Remedy.REPAIR)
 
 
@@ -140,11 +140,11 @@ def examine_snapshot(store: Store, name: str) -> Finding:
 
 
 def examine_segment(store: Store, name: str) -> list[Finding]:
-    """Return the findings for a segment's footers and for each of its batches."""
+    """Return findings for a segment's footers and for its damaged batches."""
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:
-        reason = str(error) if is_newer(error) else f"no footer verifies: {error}"
+        reason = str(error) if is_newer(error) else f"both footers are damaged: {error}"
         return [Finding(Severity.BROKEN, name, reason, remedy=remedy_of(error))]
     found = []
     tail = store.get(name, info.data_bytes, store.size(name))
@@ -170,7 +170,7 @@ def _damages(segment: Segment, run: SegmentRun, block: memoryview) -> Iterable[D
 
 
 def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
-    """Yield damage to staged batches, which have no offsets yet."""
+    """Yield the damaged staged batches of a run; these have no offsets yet."""
     at = run.position
     while at < run.stop:
         header = segment.stored(at, min(at + HEADER_BYTES, run.stop))

@@ -260,7 +260,7 @@ class FileLog:
             self._broker_state = None
 
     def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Run one of the log's own callbacks, unless the log has failed; no client code runs in it."""
+        """Run one of the log's own callbacks, which contain no client code, unless the log has failed."""
         if self._writer.failure is None:
             with self._fail_stop:
                 callback(*args)
@@ -281,7 +281,7 @@ class FileLog:
         self._grow()
 
     def _grow(self) -> None:
-        """Create a slot if none is free and the limit allows one."""
+        """Create a slot if none is free and the limit permits another one."""
         if not self._journal.free and self._journal.may_grow() and not self._disk.full:
             self._reader_worker.run(self._journal.plan_slot(), lambda made: self._run_own(self._grown, (made,)))
 
@@ -347,8 +347,9 @@ class FileLog:
             self._flusher.wait(self._writer.sequence, lambda synced: done() if synced is None else None)
 
     def adopt(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
-        """Queue slots of earlier starts for sealing, which had no space for it; ``sealed`` is the last group in
-        segments.
+        """Queue slots of earlier starts for sealing, because these starts had no space to seal them.
+
+        ``sealed`` is the last group that is in segments.
         """
         self._sealer.sealed = self._sealer.named = sealed
         for slot, image in full:
@@ -423,7 +424,7 @@ class FileLog:
         self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"internal error of the log: {error!r}"))
 
     def _fail(self, error: BrokerError) -> None:
-        """Stop acknowledging; a failed write or sync is never retried."""
+        """Stop acknowledging after a failed write or sync, which is never retried."""
         if self._writer.failure is not None:
             return
         owners = self._writer.fail(error)

@@ -272,7 +272,7 @@ class _Opening:
         return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:
-        """Check that a journal without groups is new: no segments exist and its slots are empty. Raise Corrupt."""
+        """Check that a journal without groups is new: there are no segments and its slots are empty. Raise Corrupt."""
         if chain is not None:
             return
         if self._store.list(f"{SEGMENTS}/") or self._store.list(f"{SNAPSHOTS}/"):
@@ -282,8 +282,8 @@ class _Opening:
         if not self._journal.is_blank():
             raise Corrupt(
                 ErrorCode.CORRUPT,
-                "no group of the journal verifies although its files are not empty: the files or the seed are damaged"
-                f" path={str(self._directory / JOURNAL)!r}",
+                "no group of the journal has a valid checksum although its files are not empty: "
+                f"the files or the seed are damaged path={str(self._directory / JOURNAL)!r}",
             )
 
     def _report(self, chain: Chain) -> None:
@@ -390,7 +390,7 @@ class _Opening:
         return chain.snapshot or ""
 
     def _unsealed(self, player: Player, state: LogState, chain: Chain) -> list[tuple[Slot, Image]]:
-        """Return the slots that wait for the sealer, each with the state at its end."""
+        """Return the slots to be sealed later, each with the state after its last group."""
         if not chain.groups or self._image is None:
             return player.full  # exclude the last slot, which is still being written
         return [*player.full, (chain.groups[-1].slot, self._image)]

@@ -124,7 +124,7 @@ class OfflineLog:
                 self._rehearse_start(chain, log_state)
             if chain is not None or not self.slots:
                 return Diagnosis(None, 0 if chain is None else chain.sequence, Loss(), log_state)
-            reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
+            reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
         through = ALL_GROUPS
         while True:
             chain, log_state, broken = self._play(through)
@@ -140,7 +140,7 @@ class OfflineLog:
         """
         chain, log_state, _ = self._play(None)
         if chain is None and self.slots and not self.journal.is_blank():
-            raise Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
+            raise Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
         return chain, log_state
 
     def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:

@@ -1,4 +1,4 @@
-"""Settings and limits of a log, with units and reasons."""
+"""Settings and limits of a log, with their units and the reasons for their values."""
 
 from __future__ import annotations
 
@@ -91,5 +91,5 @@ class LogSettings:
 
     @staticmethod
     def slot_bytes_for(batch_bytes: int) -> int:
-        """Return the smallest slot size whose groups hold a batch of this length."""
+        """Return the smallest slot size that permits a batch of this length."""
         return batch_bytes + GROUP_OVERHEAD_BYTES + SLOT_MARGIN_BYTES

@@ -19,7 +19,7 @@ from polywire.log.segments.segment_set import SegmentSet
 from polywire.records.fields import header_fields
 
 _numbers: Final = header_fields("base_offset", "base_address", "append_time_us")
-# runs that a change releases at once; a dropped topic may have those of thousands of partitions
+# runs that a change releases at once; if a topic is dropped, thousands of partitions may release runs
 LOST_AT_ONCE_MAX: Final = 8
 
 
@@ -124,7 +124,7 @@ class LogState:
     # Staging
 
     def add_published(self, published: PublishedBatch) -> int:
-        """Add a batch that is published, or about to be, and return its number."""
+        """Add a batch that was published, or is about to be, and return its number."""
         number = self._next_published
         self._next_published += 1
         self.reader.published[number] = published
@@ -164,7 +164,7 @@ class LogState:
         self._forget(partition.drop_tail(next_offset))
 
     def image(self, sequence: int, touched: Iterable[FilePartition]) -> Image:
-        """Return the state after group ``sequence``; ``touched`` are the partitions changed since the last image."""
+        """Return the state after group ``sequence``; ``touched`` are the partitions that changed since the last image."""
         for partition in touched:
             if partition.opened and self.partitions.get(partition.incarnation) is partition:
                 self._packed[partition.incarnation] = partition.pack()

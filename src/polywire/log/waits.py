@@ -1,4 +1,4 @@
-"""Readers that wait for records of a partition. A reader is notified once, or never if it has cancelled."""
+"""Readers that wait for records of a partition. Each is notified once, or never if it was cancelled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from polywire.log.partition.partition import FilePartition
 
 
 class Wait:
-    """A reader that waits for the record at ``offset``; registered with its partition until it is woken or cancels."""
+    """A reader that waits for the record at ``offset``. It is registered with its partition until it is woken or
+    cancelled.
+    """
 
     __slots__ = ("_partition", "_waits", "_wake", "is_due", "offset")
 

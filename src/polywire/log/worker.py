@@ -20,10 +20,10 @@ _Result = TypeVar("_Result")
 
 
 class Worker(Protocol):
-    """Runs jobs in the order they were submitted. A job must not touch state that the loop changes."""
+    """Runs jobs in the order they were submitted. A job must not access state that the event loop changes."""
 
     def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
-        """Submit ``job``; its result or error goes to ``completed`` on the loop."""
+        """Submit ``job``; its result or error is passed to ``completed`` on the event loop."""
 
     def stop(self) -> None:
         """Finish the submitted jobs and accept no more. Some results may still be queued on the event loop afterwards."""
@@ -34,7 +34,7 @@ MakeWorker = Callable[[str, Loop], Worker]
 
 
 class ThreadWorker:
-    """One daemon thread, started with its first job. After ``stop`` has returned no job runs."""
+    """One daemon thread, started by its first job. No job runs after ``stop`` has returned."""
 
     def __init__(self, name: str, loop: Loop) -> None:
         self._name = name

@@ -358,7 +358,8 @@ def _fill_further(
 def _misfit(column: int, records: int) -> Invalid:
     name = Column(column).name.lower()
     return Invalid(
-        ErrorCode.INVALID_BATCH, f"column has the wrong size or lacks one that it needs column={name} records={records}"
+        ErrorCode.INVALID_BATCH,
+        f"column has the wrong size, or another column that it needs is absent column={name} records={records}",
     )
 
 

@@ -401,7 +401,7 @@ def validate(batch: Buffer, at: int = 0) -> int:
     if rule >= 0:
         raise Invalid(
             ErrorCode.INVALID_BATCH,
-            f"invalid batch: wrong column size, or a column that it needs is absent column={Column(rule).name.lower()}",
+            f"invalid batch: column has the wrong size, or another column that it needs is absent column={Column(rule).name.lower()}",
         )
     if places[36] >= 0:
         _check_event_types(batch, lent.p, places)

@@ -128,8 +128,9 @@ def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 @cython.cfunc
 def _fill_crc_tables() -> cython.void:
-    """Fill the tables for slicing by 16: table 0 advances the CRC over one byte, table k over that byte and k zero
-    bytes.
+    """Fill the tables for slicing by 16.
+
+    Table 0 advances the CRC by one byte, table k by that byte and k zero bytes.
     """
     i: cython.int
     crc: cython.uint

@@ -100,7 +100,7 @@ class HeaderKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """Fixed header of a batch; fields as in decision 0101."""
+    """Fixed header of a batch; decision 0101 describes the fields."""
 
     length: int
     flags: int

@@ -92,7 +92,7 @@ def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
 
 
 def _length(body_bytes: int) -> int:
-    """Return the size of a whole batch with a body of this size."""
+    """Return the size of a whole batch whose body has this size."""
     return (HEADER_BYTES + body_bytes + 7) & ~7
 
 

@@ -210,7 +210,9 @@ def check_header(buf: Buffer, at: int) -> bool:
 
 
 def check_body(buf: Buffer, at: int) -> bool:
-    """Return whether the batch at ``at`` is complete and its body's checksum matches; large bodies release the GIL."""
+    """Return whether the batch at ``at`` is complete and its body matches its checksum. Large bodies are read without
+    the GIL.
+    """
     lent: Lent = lend(buf)
     place: cython.Py_ssize_t = at
     matches: cython.bint

@@ -1,7 +1,7 @@
 """Decompress gzip streams and snappy blocks under a limit; clients compress with both (decision 0101).
 
 * At most ``limit`` bytes are produced, whatever size the input claims.
-* Time is bounded too: every part counts as at least ``PART_BYTES_MIN``.
+* Time is limited, too: each gzip member or snappy block counts as at least ``PART_BYTES_MIN`` bytes.
 * The GIL is released.
 """
 
@@ -21,7 +21,7 @@ PARTS_MIN: Final = 16  # this many parts are always allowed
 XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
 XERIAL_HEAD: Final = XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"
 
-_PIECE_BYTES: Final = 64 * 1024  # bytes passed to zlib at a time, because it copies what it has not read of them
+_PIECE_BYTES: Final = 64 * 1024  # bytes passed to zlib at a time, because zlib copies input that it has not consumed
 _FOUND_BYTES: Final = 1024 * 1024  # bytes taken from zlib at a time, because the copy holds the GIL
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes is encoded in three, so no valid block expands further
@@ -96,7 +96,7 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
 
 
 def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
-    """Expand blocks into one allocation, whose size comes from the blocks' headers."""
+    """Expand blocks into one buffer, whose size is the sum of the sizes in the blocks' headers."""
     if not all(map(len, blocks)):
         raise Damaged("a snappy block is empty")
     try:

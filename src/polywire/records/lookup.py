@@ -38,7 +38,9 @@ def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong
         raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated or compressed position={at} size={lent.size}")
     count: cython.Py_ssize_t = load_u32(lent.p, at + 28)
     if places[1] != 4 * count + 4:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"offsets do not match records position={at} records={count}")
+        raise Invalid(
+            ErrorCode.INVALID_BATCH, f"offset deltas do not match the number of records position={at} records={count}"
+        )
     return count
 
 

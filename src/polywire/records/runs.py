@@ -82,7 +82,7 @@ class Runs:
 
 @cython.cfunc
 def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
-    """Allocate an i64 array that lives as long as ``runs``."""
+    """Allocate an i64 array of zeros that exists as long as ``runs``."""
     if not cython.compiled:
         return array("q", bytes(8 * count))
     lent: Lent = lend_writable(bytearray(8 * count))
@@ -231,7 +231,7 @@ def _measure(runs: Runs) -> cython.void:
 def _size_columns(
     runs: Runs, columns: cython.uint, key_nulls: cython.longlong, value_nulls: cython.longlong
 ) -> cython.void:
-    """Derive the sizes of all columns from the counted bytes; absent columns get -1."""
+    """Compute the sizes of all columns from the counted bytes; an absent column gets -1."""
     count: cython.longlong = runs.count
     places: cython.p_longlong = runs.places
     offsets: cython.longlong = 4 * count + 4
@@ -272,7 +272,7 @@ def _size_columns(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: cython.bint) -> cython.void:
-    """Concatenate an offsets column, and the bytes it points into unless ``payload`` is -1.
+    """Concatenate an offsets column and, unless ``payload`` is -1, the bytes it points into.
 
     ``nested``: the column has one entry per header, not per record.
     """

@@ -56,11 +56,12 @@ class _Frame:
 
 
 def unzstd(packed: Buffer, limit: int) -> memoryview:
-    """Expand a frame, or several in a row.
+    """Expand a frame, or several consecutive frames.
 
     Raises:
         Damaged: the input is invalid or truncated.
-        TooFar: it expands beyond ``limit`` bytes, needs too large a window, or has too many small parts.
+        TooFar: the input expands beyond ``limit`` bytes, needs a larger window than allowed, or has too many small
+            parts.
     """
     view = memoryview(packed).cast("B")
     frames = _frames(view, limit)
@@ -89,7 +90,7 @@ def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
 
 
 def _frames(view: memoryview, limit: int) -> list[_Frame]:
-    """Return the positions of the frames, without skippable ones; raise Damaged or TooFar."""
+    """Return the positions of the frames; skippable frames are omitted. Raise Damaged or TooFar."""
     at, announced, left = 0, 0, parts_max(limit)
     found: list[_Frame] = []
     while at < len(view):

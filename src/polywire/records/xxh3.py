@@ -1,7 +1,7 @@
 """XXH3 with 64 bits and seed 0: the checksum of every message in the current Iggy protocol.
 
-Digests equal those of the reference implementation for every length, compiled and uncompiled. Compiled code requires a
-little-endian machine.
+Digests equal those of the reference implementation (xxHash) for every length, compiled and uncompiled. Compiled code
+requires a little-endian machine.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _prepared(schema: str) -> tuple[Any, bytes]:
 
 def _kind(node: Any, named: dict[str, DataType], namespace: str, depth: int) -> DataType:
     if depth > NESTING_MAX:
-        _refuse("is recursive, which Spark's types cannot be", node)
+        _refuse("is recursive, but Spark has no recursive types", node)
     if isinstance(node, list):
         return _union(node, named, namespace, depth)
     if isinstance(node, str):
@@ -198,7 +198,7 @@ def _named(name: str, named: dict[str, DataType], namespace: str) -> DataType:
         return _PRIMITIVES[name]
     found = named.get(name) or named.get(f"{namespace}.{name}")
     if found is None:
-        _refuse("is not known (or recursive, which Spark's types cannot be)", name)
+        _refuse("is unknown (or recursive, but Spark has no recursive types)", name)
     return found
 
 

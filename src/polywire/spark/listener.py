@@ -1,6 +1,6 @@
 """Progress of all streaming queries of a session, for programs that export metrics or watch several queries.
 
-Reports are those of ``progress``, with the query's name. The end of a query is reported once.
+Reports are those of the module ``progress``, with the query's name added. The end of a query is reported once.
 """
 
 from __future__ import annotations

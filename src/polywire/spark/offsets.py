@@ -76,7 +76,7 @@ def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
     if version != OFFSET_VERSION:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the checkpoint has offsets of a version that this release cannot read version={version!r} read={OFFSET_VERSION}",
+            f"the checkpoint has offsets of a version that this release cannot read version={version!r} supported={OFFSET_VERSION}",
         )
     try:
         return SourceOffset(

@@ -221,7 +221,7 @@ def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
     if chosen is TimestampType.CREATE and "pushFilters" in options:
         refuse(
             "pushFilters",
-            "would leave records out by the time of their append, with timestampType=CreateTime: choose one of the two",
+            "would skip records by append time although timestampType=CreateTime is set: choose one of the two",
         )
     return chosen
 
@@ -236,7 +236,7 @@ def _push_filters(options: Mapping[str, str]) -> bool:
     if text.lower() == "true":
         refuse(
             "pushFilters",
-            f"would make later queries over the same DataFrame read too little, because Spark keeps the filters of the first; load one for "
+            f"would make later queries over the same DataFrame skip records, because Spark retains the first query's filters; load one for "
             f"each query and say pushFilters={ONE_QUERY}",
         )
     if text.lower() not in ("false", ONE_QUERY.lower()):

@@ -217,7 +217,7 @@ class _RangeRead:
         except (_NotRead, BlobMissing, BrokerError) as error:
             self._refuse(f"{error} blob={run.blob!r}")
             level = logging.INFO if isinstance(error, _Gone | BlobMissing) else logging.WARNING
-            logger.log(level, "reading over the wire instead blob=%r reason=%s", run.blob, error)
+            logger.log(level, "reading from the broker instead blob=%r reason=%s", run.blob, error)
 
     def _moved(self, chunk: StoredChunk) -> StoredChunk:
         self._at = chunk.offset_end
@@ -254,7 +254,7 @@ def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tup
         next_offset = last.next_offset
         yield data, next_offset
     if len(rest):
-        raise _NotRead("the last batch is not whole")
+        raise _NotRead("the last batch is incomplete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class FileSource:
         except OSError as error:
             raise _NotRead(error.strerror or str(error)) from None
         if not self.data_directory.is_here():
-            raise _NotRead("another broker start owns the directory")
+            raise _NotRead("the directory belongs to another broker start")
         if not 0 <= run.start < run.stop <= blob.size:
             raise _NotRead("the file is too short")
         return blob

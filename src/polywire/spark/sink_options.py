@@ -117,7 +117,7 @@ def _transaction(options: Mapping[str, str]) -> Transaction | None:
     if application is None or len(numbers) != 1:
         refuse(
             "txnAppId",
-            "and one of txnId and txnVersion (a number that grows with each write) are given together or not at all",
+            "must be set together with exactly one of txnId and txnVersion (a number that increases with each write)",
         )
     text = options[numbers[0]].strip()
     if not text.isdecimal() or int(text) > NUMBER_MAX:

@@ -1,6 +1,6 @@
-"""Partitions of a subscription and their offset bounds, requested over one connection.
+"""The partitions of a subscription and their offset bounds, requested over one connection.
 
-A bound is never above the synced offset, so a power loss cannot lose records that a plan includes.
+A bound is never above the synced offset, so a power loss cannot remove records that a plan includes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def extents(
 
 
 def _no_such_topic(connection: BulkConnection, subscription: Subscription, error: Missing) -> Missing:
-    """Return the error that names the topic, and those that exist."""
+    """Return an error that names the missing topic and lists the existing topics."""
     known = {topic.name for topic in connection.topics()}
     wanted = subscription.topics or tuple(sorted({key.topic for key in subscription.partitions}))
     absent = [name for name in wanted if name not in known]

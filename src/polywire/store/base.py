@@ -97,14 +97,14 @@ class Store(Protocol):
     """
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        """Store the parts, in order, as a new blob, durable on return.
+        """Store the parts, in order, as a new blob, which is durable on return.
 
-        Each part is consumed before the next is requested, so all may use the same memory.
+        Each part is consumed before the next one is requested, so all parts may use the same memory.
 
         Raises:
             BlobExists: the name is taken.
-            Busy: DISK_FULL: no space. Nothing is visible then.
-            Unavailable: any other failure. Nothing is visible then.
+            Busy: DISK_FULL: no space. No blob is visible then.
+            Unavailable: any other failure. No blob is visible then.
         """
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
@@ -144,7 +144,7 @@ class Store(Protocol):
 
 
 def aligned_buffer(size: int) -> memoryview:
-    """Allocate page-aligned writable memory for direct reads; allocate once and reuse it."""
+    """Allocate page-aligned writable memory for direct reads. Allocation is slow, so reuse it."""
     return memoryview(allocate_lasting(size))[:size]
 
 
@@ -160,10 +160,10 @@ def blob_newer(name: str, version: int) -> Corrupt:
     """Return the error for a blob whose checksum is valid but whose version is unknown."""
     return Corrupt(
         ErrorCode.NEWER_FORMAT,
-        f"a newer version of Polywire wrote this (start that version) version={version} name={name!r}",
+        f"a newer version of Polywire wrote this blob (start that version) version={version} name={name!r}",
     )
 
 
 def blob_corrupt(name: str, reason: str) -> Corrupt:
-    """Return the error for a blob whose checksum does not match."""
-    return Corrupt(ErrorCode.CORRUPT, f"blob does not verify: {reason} name={name!r}")
+    """Return the error for a damaged blob."""
+    return Corrupt(ErrorCode.CORRUPT, f"blob is damaged: {reason} name={name!r}")

@@ -408,7 +408,9 @@ class FileStore:
             self._unsynced.discard(path)
 
     def _write_new(self, path: Path, parts: Iterable[Buffer]) -> tuple[Sequence[memoryview] | None, int]:
-        """Write a new file, synced and not in the page cache; return memory that holds it, if any, and its size."""
+        """Write a new file that is synced and not in the page cache; return the memory that caches it, if any, and its
+        size.
+        """
         file = self._files.open(path, Access.NEW)
         try:
             new = _NewFile(file, self._kept)

@@ -51,7 +51,7 @@ def find_identity(objects: Objects) -> Identity | None:
     """Return a bucket's identity, or None if it has none.
 
     Raises:
-        Invalid: this version cannot read it.
+        Invalid: this version of Polywire cannot read the identity.
         Unavailable: the store failed.
     """
     try:

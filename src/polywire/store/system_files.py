@@ -47,7 +47,7 @@ _msync: Final = find_call("msync", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_in
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """Add the file's path to an error of a descriptor."""
+    """Return an error of a file descriptor with the file's path added."""
     error.filename = path
     return error
 

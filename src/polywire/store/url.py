@@ -1,4 +1,4 @@
-"""Open the bucket that a URL names. Invalid URLs are refused before any request."""
+"""Open the bucket that a URL names. An invalid URL is refused before any request is sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_bucket(
     Args:
         url: s3://, gs:// or az:// with bucket and prefix, or file:///absolute/path.
         timeout_s: longest wait for one request, in seconds.
-        options: of the client library, by its names; they override the environment.
+        options: options of the client library, with its names; they override the environment.
         make: create the directory of a file:/// URL if it does not exist.
 
     Raises:

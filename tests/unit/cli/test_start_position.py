@@ -54,7 +54,7 @@ def test_invalid_start_positions(text: str) -> None:
 
 @pytest.mark.parametrize("text", [str(2**63), "1" * 5000])
 def test_offsets_above_the_maximum_are_rejected(text: str) -> None:
-    with pytest.raises(Invalid, match="not below 2\\^63 option=--from"):
+    with pytest.raises(Invalid, match="use a number below 2\\^63\\) option=--from"):
         parse_start(text)
 
 

@@ -75,7 +75,7 @@ def test_defaults_and_names() -> None:
         (False, {"topic": " "}, "is empty"),
         (False, {"exactlyOnce": "maybe"}, "must be true, sequence or false"),
         (False, {"exactlyOnce": "sequence"}, "only with the options txnAppId"),
-        (False, {"txnAppId": "a"}, "given together"),
+        (False, {"txnAppId": "a"}, "must be set together"),
         (False, {"txnAppId": "a", "txnId": "-1"}, "whole number"),
         (False, {"sinkId": "a"}, "is for streaming queries"),
         (True, {"txnAppId": "a", "txnId": "1"}, "has the option sinkId"),

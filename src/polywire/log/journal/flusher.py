@@ -122,9 +122,10 @@ class Flusher:
             self.start()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once the written group ``sequence`` is synced, or now if it is; start a sync if necessary.
+        """Call back once the written group ``sequence`` is synced, at once if it already is. Starts a sync if
+        necessary.
 
-        A request made from inside a callback is queued after those already waiting.
+        A call from inside a callback is queued after the callbacks already waiting.
         """
         if sequence > self.synced:
             self._waiting.append((sequence, callback))
@@ -239,7 +240,7 @@ class Flusher:
         self._reached(self.written, self.unsynced_bytes)
 
     def abandon(self) -> list[Completion[None]]:
-        """Stop syncing after a failure of the log; return the waiting callbacks."""
+        """Stop syncing after a failure of the log; return the callbacks that are still waiting."""
         waiting = [callback for _, callback in self._waiting]
         self._waiting.clear()
         self._unsynced.clear()

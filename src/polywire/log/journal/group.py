@@ -216,7 +216,7 @@ class GroupHead:
         at: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
         if at + _ENTRY_BYTES > self._lent.size:
             if self._count >= _ENTRIES_MAX:
-                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group has too many entries limit={_ENTRIES_MAX}")
+                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"journal group has too many entries limit={_ENTRIES_MAX}")
             self._grow(2 * self._count)
         store_u32(self._lent.p, at, kind)
         store_u32(self._lent.p, at + 4, length)
@@ -243,7 +243,7 @@ class GroupHead:
             or load_u32(lent.p, 0) != _BATCH_MAGIC
             or load_length(lent.p, 0) != size
         ):
-            raise Invalid(ErrorCode.INVALID_BATCH, f"not exactly one whole batch size={size}")
+            raise Invalid(ErrorCode.INVALID_BATCH, f"expected exactly one complete batch size={size}")
         header: bytearray | None = None
         readonly: cython.bint = lent.view.readonly if cython.compiled else lent.p.readonly  # type: ignore[attr-defined, unused-ignore]
         if readonly:
@@ -303,7 +303,7 @@ class GroupHead:
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 
     def finish(self, start: int, sequence: int, synced: int, previous: int, time_us: int) -> memoryview:
-        """Return header and directory, to be written before the entries; valid until ``clear``."""
+        """Return header and directory, which must be written before the entries. They are valid until ``clear``."""
         lent: Lent = self._lent
         stop: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
         store_u64(lent.p, 0, self._seed)
@@ -343,7 +343,8 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
 
 
 def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
-    """Return the header of the group at ``at``, or None unless header and directory verify and the group fits the slot.
+    """Return the header of the group at ``at``; None if header or directory is damaged or the group does not fit the
+    slot.
 
     Entries are not checked.
     """
@@ -377,7 +378,7 @@ def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_fits(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.bint:
-    """Return whether ``length`` bytes at ``at`` are one batch whose header and body verify."""
+    """Return whether ``length`` bytes at ``at`` are exactly one batch, with a valid header and body."""
     return is_sound(p, at, at + length) and load_length(p, at) == length
 
 
@@ -401,7 +402,7 @@ def _entry_fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the index of the first entry that does not verify; -1 if all do and fill the group exactly."""
+    """Return the index of the first damaged entry; -1 if all are valid and fill the group exactly."""
     count: cython.Py_ssize_t = load_u32(p, at + 40)
     position: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
     size: cython.Py_ssize_t
@@ -418,7 +419,7 @@ def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py
 
 
 def bad_entry(slot: Buffer, at: int) -> int:
-    """Return the index of the first invalid entry of a group that ``read_group`` accepted, or -1."""
+    """Return the index of the first damaged entry of a group that ``read_group`` accepted, or -1."""
     lent: Lent = lend(slot)
     position: cython.Py_ssize_t = at
     found: cython.Py_ssize_t

@@ -136,7 +136,7 @@ class GroupWriter:
         if write_batch.size + size > self._capacity or partition.ended:
             self.allocate(size, Need.DATA)
             if partition.ended:
-                raise Missing(ErrorCode.PARTITION_MISSING, f"partition has ended incarnation={partition.incarnation}")
+                raise Missing(ErrorCode.PARTITION_MISSING, f"partition was dropped incarnation={partition.incarnation}")
             write_batch, pending = self.write_batch, partition.pending
         write_batch.size += size
         if pending is None:
@@ -218,7 +218,7 @@ class GroupWriter:
             self.congested = self._journal.capacity < self._spare_bytes
 
     def check_open(self) -> None:
-        """Raise Unavailable if the log is closed, or the error with which it failed."""
+        """Raise Unavailable if the log is closed; if it has failed, raise that error."""
         if self.failure is not None:
             raise self.failure
         if self.closed:
@@ -321,7 +321,7 @@ class GroupWriter:
             self._syncer.wait(self.sequence, partial(self._queue_synced, draft.synced))
 
     def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
-        """Wake readers; with ``durability=synced``, once the records are on the disk."""
+        """Wake readers of these partitions; with ``durability=synced``, only once the records are on disk."""
         if synced is None:
             for partition, next_offset in ends.items():
                 partition.synced_offset = max(partition.synced_offset, next_offset)
@@ -336,7 +336,7 @@ class GroupWriter:
             self._notifications.add(done, synced)
 
     def fail(self, error: BrokerError) -> list[Completion[int]]:
-        """Stop writing; return the completions of additions that were not written."""
+        """Stop writing; return the completions of the additions that were not written."""
         self.failure = error
         self.refresh()
         unwritten = [self.write_batch] if self.writing is None else [self.writing, self.write_batch]

@@ -75,7 +75,7 @@ def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Appen
 
 @cython.cfunc
 def _merged(items: list[Append]) -> bytearray | None:
-    """Return one batch of these items, or None if they must stay separate."""
+    """Return these appends as one batch, or None if they must stay separate."""
     try:
         return merge([item[0] for item in items])
     except (ValueError, BrokerError):

@@ -1,5 +1,8 @@
 """Find the unbroken chain of journal groups after any kind of stop (decision 0102).
 
+A *start* is one run of the broker; each group contains the number of its start. A group is *whole* if the checksums of
+its header and of all entries match.
+
 Recovery only reads. If there is evidence that a synced group is damaged, it raises Corrupt. Any other invalid data at
 the end is a torn tail, which is reported and cut.
 """
@@ -314,7 +317,7 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
 
 
 def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
-    """Describe the second possible location of a damaged group whose successor begins a slot."""
+    """Describe where else a damaged group may be, if the next group is at the beginning of a slot."""
     is_certain = sequence in found_groups or _next_found(found_groups, sequence).position > 0
     return "" if is_certain else _or_at_the_beginning(slots)
 

@@ -1,4 +1,5 @@
-"""Replay the journal into the log's state: load a snapshot and its segments, then apply all later groups.
+"""Rebuild the log's state from the journal: load a snapshot and the segments it lists, then apply all later journal
+groups.
 
 The result is the state before the stop. If that cannot be restored, replay raises Corrupt.
 """
@@ -291,7 +292,7 @@ class Player:
 
 
 def image_of_all(state: LogState, sequence: int) -> Image:
-    """Return the state after this group, the last one replayed."""
+    """Return the state after group ``sequence``, which must be the last one replayed."""
     touched = dict.fromkeys(state.partitions.values())
     for contents in state.contents.values():
         touched.update(contents.partitions)  # include dropped partitions: an earlier image may contain them

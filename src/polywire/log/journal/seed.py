@@ -71,7 +71,7 @@ def is_sound(content: bytes) -> bool:
 
 
 def keep_seed(files: Files, directory: Path, seed: int) -> None:
-    """Write the missing or damaged copies, each synced before the next; raise OSError."""
+    """Write the missing or damaged copies of the seed, one after the other, each synced; raise OSError."""
     content = _SEED.pack(_MAGIC, 0, seed)
     content += xxh64(content).to_bytes(8, "little")
     for name, found in zip(SEED_NAMES, seed_copies(files, directory), strict=True):

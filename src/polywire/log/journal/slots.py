@@ -185,7 +185,10 @@ class FileJournal:
     # Slots
 
     def open_all(self) -> list[Slot]:
-        """Open all existing slots; each counts as needed until ``release``. Raise Corrupt, Unavailable or OSError."""
+        """Open all existing slots; raise Corrupt, Unavailable or OSError.
+
+        Each slot counts as needed until ``release`` is called for it.
+        """
         make_directories(self._files, self._directory)
         for name in self._files.names(self._directory):
             if name.startswith("."):  # a slot or seed whose creation was interrupted
@@ -221,7 +224,7 @@ class FileJournal:
         keep_seed(self._files, self._directory, self.seed)
 
     def is_blank(self) -> bool:
-        """Return whether nothing was ever written, except perhaps the empty group of a start."""
+        """Return whether nothing was ever written, except perhaps the empty group that begins a start."""
         return all(slot.is_blank() for slot in self.slots.values())
 
     def _use(self, slot: Slot) -> None:
@@ -247,7 +250,7 @@ class FileJournal:
         return self.count + self._making < self._slot_count_max
 
     def plan_slot(self) -> Callable[[], Slot]:
-        """Return a job, for any thread, that creates a slot; pass its result to ``add``."""
+        """Return a function that creates a slot, in any thread; pass its result to ``add``."""
         taken = {slot.number for slot in (*self.slots.values(), *self.free)}
         first = self._planned + 1 if self._making else 0  # two slots created at the same time need different files
         self._planned = number = next(number for number in range(first, 1 << 16) if number not in taken)
@@ -318,7 +321,7 @@ class FileJournal:
         self.position = -(-self.position // PAGE_BYTES) * PAGE_BYTES
 
     def roll(self) -> Slot | None:
-        """Continue in a free slot and return the full one; raise IndexError if none is free."""
+        """Continue in a free slot and return the slot that is full; raise IndexError if no slot is free."""
         full = self.current
         slot = self.free.popleft()
         self._use(slot)
@@ -331,7 +334,7 @@ class FileJournal:
         self.align()
 
     def write(self, parts: Sequence[Buffer], size: int, sequence: int) -> int:
-        """Write a group that fits the current slot and return its position; raise OSError."""
+        """Write a group, which must fit the current slot, and return its position; raise OSError."""
         slot, position = self.current, self.position
         assert slot is not None
         assert position + size <= slot.size, "a group never spans slots"

@@ -53,7 +53,7 @@ class Snapshot:
 
 
 def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
-    """Write a snapshot, durable on return; raise what the store raises."""
+    """Write a snapshot, which is durable on return; raise what the store raises."""
     header = _HEADER.pack(
         _MAGIC,
         _VERSION,
@@ -114,7 +114,7 @@ def newer_version(content: bytes) -> int:
 
 
 def _fields_of(copy: bytes) -> tuple[int, ...] | None:
-    """Return the header of one copy of a snapshot if it verifies."""
+    """Return the header of one copy of a snapshot, or None if the copy is damaged."""
     if len(copy) < _HEADER.size + 8:
         return None
     fields = _HEADER.unpack_from(copy)

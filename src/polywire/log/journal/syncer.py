@@ -38,7 +38,7 @@ class Syncer(Protocol):
         """Record a group in the current slot."""
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once the written group ``sequence`` is durable, or now if it is."""
+        """Call back once the written group ``sequence`` is durable, at once if it already is."""
 
     def spare(self, slot: Slot) -> None:
         """Note that the last group lists segments with a full slot's groups, so the slot need not be made durable."""
@@ -58,7 +58,7 @@ class Syncer(Protocol):
         """Make everything durable now, before closing; raise OSError, NotOwner or Unavailable."""
 
     def abandon(self) -> Sequence[Completion[None]]:
-        """Stop after a failure of the log; return the waiting callbacks."""
+        """Stop after a failure of the log; return the callbacks that are still waiting."""
 
     def stop(self) -> None:
         """Stop all threads."""

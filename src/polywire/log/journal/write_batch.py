@@ -176,7 +176,7 @@ class Step(Protocol):
     """One addition."""
 
     def prepare(self) -> None:
-        """Do everything that may fail; change only the step itself."""
+        """Do everything that may fail; change nothing but the step itself."""
 
     def enter(self, draft: Draft) -> None:
         """Add the step to the group. Never fails, because offsets assigned here cannot be revoked."""

@@ -192,7 +192,10 @@ class ColdReads:
                 self._stops.popitem(last=False)
 
     def resume(self, partition: int, offset: int) -> Stop | None:
-        """Return where the read that this one continues has ended, if its window is retained and intact there."""
+        """If a read at this offset continues an earlier one, return where in its window the earlier read ended.
+
+        Returns None if that window is not retained or is damaged there.
+        """
         stop = self._stops.pop((partition, offset), None)
         if stop is None or stop.window.is_damaged_at(offset):
             return None
@@ -293,7 +296,7 @@ class ColdReads:
             self._forget_stops(window)
 
     def _forget_stops(self, window: Window) -> None:
-        """Drop the stops of an evicted window, so that they do not hold its memory."""
+        """Drop the stops of an evicted window, because they would keep its memory in use."""
         for key in [key for key, stop in self._stops.items() if stop.window is window]:
             del self._stops[key]
 

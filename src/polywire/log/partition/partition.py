@@ -314,7 +314,7 @@ class FilePartition:
         return runs, gone
 
     def _trim_runs(self, end: int) -> RunIndex:
-        """Remove runs that end at or below the first offset; the last run ends where the tail begins."""
+        """Remove runs that end at or below the first offset. The last run ends where the unsealed part begins."""
         if self.first_offset >= (self.tail.entry(0)[0] if len(self.tail) else end):
             return self.take_runs()
         gone = RunIndex()

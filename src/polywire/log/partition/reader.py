@@ -159,7 +159,7 @@ class Reader:
         return self.segment(batch.location).staged(start, stop, strict=strict)
 
     def joined(self, number: int) -> bytearray:
-        """Return a published batch by its number, on the loop; raise Corrupt."""
+        """Return a published batch by its number, for use on the event loop; raise Corrupt."""
         published = self.published[number]
         batch = published.batch
         body = self._kept_body(batch) if batch.location >= 0 else None
@@ -193,7 +193,7 @@ class Reader:
         return self._cold.body(self.segment(batch.location), batch.position, batch.position + batch.length)
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
-        """Return the batch of a tail entry; may wait for the disk if a staged body was sealed."""
+        """Return the batch of a tail entry. May wait for the disk if the entry's staged body was sealed."""
         _, position, length, serial, _, _ = partition.tail.entry(number)
         if serial == PUBLISHED:
             return self.joined(position >> PUBLISHED_SHIFT)
@@ -284,7 +284,7 @@ class Reader:
         if isinstance(found, Missing) and any(location not in self._segments.by_location for location in locations):
             again()
         elif isinstance(found, Missing) and locations:
-            then(blob_corrupt(self.segment(locations[0]).name, "a blob of these is missing"))
+            then(blob_corrupt(self.segment(locations[0]).name, "the blob of the segment is missing"))
         else:
             then(found)
 
@@ -320,14 +320,14 @@ class Reader:
         return stop
 
     def _warm_up(self, partition: FilePartition, number: int, again: Completion[None]) -> None:
-        """Read the sealed body of a published batch into memory, in the reader's thread."""
+        """Read the sealed body of a published batch into memory, in the reader's thread, then call ``again``."""
         batch = self.published[partition.tail.entry(number)[1] >> PUBLISHED_SHIFT].batch
         location, segment = batch.location, self.segment(batch.location)
 
         def completed(body: memoryview | BrokerError) -> None:
             if isinstance(body, Missing):
                 listed = location in self._segments.by_location
-                again(blob_corrupt(segment.name, "blob is missing") if listed else None)
+                again(blob_corrupt(segment.name, "the blob of the segment is missing") if listed else None)
             elif isinstance(body, BrokerError):
                 again(body)
             else:
@@ -388,7 +388,7 @@ class Reader:
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
     ) -> Read | Handle:
-        """Start a read in a segment; it continues into later segments and the tail."""
+        """Begin a read in a segment; it continues in later segments and in the unsealed part."""
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
     def _collect(self, sealed: SealedRead, window: Window | None) -> Read | Pending[Read]:
@@ -487,7 +487,7 @@ class Reader:
         if not isinstance(window, Window):
             listed = [other.segment for other in self._segments.by_location.values()] if window is None else []
             if window is None and all(segment in listed for segment in requested):
-                window = blob_corrupt(requested[0].name, "a blob of these is missing")
+                window = blob_corrupt(requested[0].name, "the blob of the segment is missing")
             self._retried(partition, sealed.offset, sealed.bytes_max, sealed.end, waiter, window)
             return
         if waiter.is_over:
@@ -528,7 +528,7 @@ class SealedRead:
             window.pieces, self.at, self.bytes_left, self.end, self.chunks, position
         )
         if not self.chunks:
-            raise blob_corrupt(f"partition {self.partition.incarnation}", f"batches are broken offset={self.at}")
+            raise blob_corrupt(f"partition {self.partition.incarnation}", f"batches are damaged offset={self.at}")
         return position
 
 
@@ -539,7 +539,7 @@ def _join(published: PublishedBatch, body: Buffer) -> bytearray:
 
 
 def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
-    """Return a completion that releases the pin before passing the answer on."""
+    """Return a completion that releases the pin and then calls ``then``."""
 
     def completed(found: int | BrokerError) -> None:
         pin.release()

@@ -179,7 +179,7 @@ def _copy_batches(
     target_bytes: cython.Py_ssize_t,
     cursor: cython.p_uchar,
 ) -> cython.bint:
-    """Loop of ``copy_batches``; returns whether a piece is empty or outside ``source``. The caller checked the range."""
+    """Loop of ``copy_batches``; the caller checked the range. Returns True if a piece is empty or outside ``source``."""
     index: cython.Py_ssize_t = load_i64(cursor, 0)
     skip: cython.longlong = load_i64(cursor, 8)
     at: cython.longlong = load_i64(cursor, 16)
@@ -212,8 +212,8 @@ def copy_batches(
 ) -> None:
     """Copy pieces of ``base`` back to back into ``out`` until it is full or piece ``stop`` is reached.
 
-    ``cursor`` is an ``array("q")`` of (next piece, bytes of it already copied, position in ``out``), which is updated.
-    Raises IndexError if a piece is empty or outside ``base``.
+    ``cursor`` is an ``array("q")`` of (next piece, bytes of that piece already copied, position in ``out``) and is
+    updated. Raises IndexError if a piece is empty or outside ``base``.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     source: Lent = pieces.base
@@ -276,7 +276,7 @@ def _survey(
     run: cython.p_uchar,
     entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
-    """Loop of ``survey``; the caller checked the range and that the entries fit."""
+    """Loop of ``survey``; the caller checked the range and the space for entries."""
     is_numbered: cython.bint = load_i64(run, 32) >= 0  # headers of staged batches have no valid offsets
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)

@@ -51,7 +51,7 @@ class Damage:
     next_offset: int
 
     def error(self) -> Corrupt:
-        """Return the error for a reader of one of these records."""
+        """Return the error for readers of these records."""
         return Corrupt(
             ErrorCode.CORRUPT,
             f"stored records are damaged partition={self.partition} first_offset={self.first_offset}"
@@ -163,7 +163,7 @@ def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partit
 
 
 def _end_of(batches: memoryview) -> int:
-    """Return the offset after the last record of intact batches."""
+    """Return the offset after the last record of these intact batches."""
     at = offset = 0
     while at < len(batches):
         header = read_header(batches, at)

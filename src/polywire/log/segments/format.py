@@ -82,7 +82,7 @@ class SegmentRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment's footer without its index entries; tables stay in their stored form."""
+    """A segment's footer without its index entries. Its tables are the stored bytes, decoded on access."""
 
     name: str
     size: int
@@ -117,7 +117,7 @@ class SegmentInfo:
         return None
 
     def epochs_of(self, run: SegmentRun) -> list[tuple[int, int]]:
-        """Return (epoch, its first offset in the run), in order."""
+        """Return (epoch, first offset of the epoch in the run) in order."""
         table = self.epochs[run.epoch_start * EPOCH.size : (run.epoch_start + run.epoch_count) * EPOCH.size]
         return [(epoch, first_offset) for epoch, _, first_offset in EPOCH.iter_unpack(table)]
 
@@ -154,7 +154,7 @@ def _read_footer(store: Store, name: str, block: memoryview | None) -> tuple[Seg
     entries_at = epochs_at + epoch_count * EPOCH.size
     positions = [position] if version == _VERSION_OF_ONE_FOOTER else [position, position + count + TRAILER.size]
     if entries_at + index_count * ENTRY.size != count:
-        raise blob_corrupt(name, "trailer does not fit the blob")
+        raise blob_corrupt(name, "positions in the trailer are outside of the blob")
     for footer_position in positions:
         footer = _stored(store, name, footer_position, footer_position + count, block)
         if len(footer) != count or xxh64(footer) != checksum:
@@ -182,7 +182,7 @@ def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | 
 def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
     """Return the last trailer or, if that is damaged, the one before the second footer. Raise Corrupt."""
     if size < TRAILER.size:
-        raise blob_corrupt(name, f"too short size={size}")
+        raise blob_corrupt(name, f"blob is too short size={size}")
     trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))
     if _is_trailer(trailer):
         return trailer

@@ -65,8 +65,8 @@ class Group:
 def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]:
     """Return the next groups of blobs worth merging, best first.
 
-    First come blobs of which half is unneeded, or with data of a partition dropped some time ago; with ``merging``,
-    small neighbours follow.
+    Blobs come first if half of their data is unneeded, or if they hold data of a partition that was dropped some time
+    ago. With ``merging``, small neighbours follow.
     """
     living = [
         item for item in state.segments.by_location.values() if item.live and not item.staged and not item.damaged

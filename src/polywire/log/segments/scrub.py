@@ -86,7 +86,7 @@ class Scrub:
             self._loop.call_later(self._pause(), self.step)
 
     def _pass(self, segments: list[Segment]) -> Iterator[None]:
-        """Verify one piece per step, in the thread; the segment records damage."""
+        """Verify one piece per step, in the thread. Damage is recorded by the segment."""
         self._block = block = aligned_buffer(BATCH_BYTES_MAX + CHUNK_BYTES + 2 * BLOCK_BYTES)
         for segment in segments:
             yield from self._segment(segment, block)

@@ -108,11 +108,16 @@ def _scan(
 
 
 def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cython.longlong) -> int:
-    """Find the first batch that ends beyond ``key``, beginning at ``start``, which is the start of a batch.
+    """Return the position of the first batch, from ``start`` on, that ends beyond ``key``. A batch must begin at
+    ``start``.
 
-    ``field`` is what is compared: BY_OFFSET or BY_ADDRESS: the batch contains that offset or address, or a later one;
-    BY_POSITION: it ends after that position; BY_TIME: it was appended later. Returns its position, the chunk's size if
-    there is none, or -1 if a batch is invalid.
+    ``field`` selects the value that is compared:
+
+    * BY_OFFSET, BY_ADDRESS: the batch contains this offset or address, or later ones.
+    * BY_POSITION: the batch ends after this position.
+    * BY_TIME: the batch was appended after this time.
+
+    Returns the chunk's size if there is no such batch, or -1 if a batch is invalid.
     """
     lent: Lent = lend(chunk)
     if start < 0:

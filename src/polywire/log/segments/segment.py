@@ -177,7 +177,7 @@ class Segment:
         return run
 
     def epochs(self, partition: int) -> list[tuple[int, int]]:
-        """Return (epoch, its first offset in this segment), in order."""
+        """Return (epoch, first offset of the epoch in this segment) in order."""
         return self.info.epochs_of(self.run(partition))
 
     def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
@@ -235,7 +235,7 @@ class Segment:
         chunks: list[memoryview] = []
         next_offset, _, _ = read_pieces(pieces, offset, bytes_max, offset_end, chunks)
         if not chunks:
-            raise blob_corrupt(self.name, f"batches are broken offset={offset}")
+            raise blob_corrupt(self.name, f"batches are damaged offset={offset}")
         return chunks[0], next_offset
 
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
@@ -390,8 +390,9 @@ class Segment:
         return self.read(partition, offset, 0)[0]
 
     def by_time(self, partition: int, time_us: int) -> int:
-        """Return the first offset appended at or after ``time_us``; the run's next offset if there is none. Raise
-        Corrupt.
+        """Return the first offset appended at or after ``time_us``; raise Corrupt.
+
+        If there is none, return the run's next offset.
         """
         run = self.run(partition)
         if time_us > run.last_time_us:

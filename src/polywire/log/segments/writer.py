@@ -99,7 +99,7 @@ class RunSource:
 
     @classmethod
     def of_batches(cls, partition: int, batches: Sequence[Buffer], token: bytes = NO_TOKEN) -> RunSource:
-        """Return a run of batches in separate buffers; slower per batch than parts of one slot."""
+        """Return a run of batches that are in separate buffers. This is slower per batch than batches of one slot."""
         parts = [Part(batch, array("q", (0,)), array("q", (len(batch),))) for batch in batches]
         return cls(partition, parts, token)
 
@@ -364,7 +364,7 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
         else:
             position = part.positions[whole.start]
             logger.error(
-                "damaged batch found while sealing; it is kept as it is",
+                "found a damaged batch while sealing: it was copied unchanged, and reading it fails",
                 partition=source.partition,
                 offset=_beginning(part.base, position)[1],
                 size=part.lengths[whole.start],

@@ -1,7 +1,7 @@
 """Write a topic to a partitioned table.
 
-Every record of the topic is in the table exactly once, however often the job is stopped and restarted with the same
-checkpoint.
+Every record of the topic is in the table exactly once, even if the job is stopped and restarted repeatedly with the
+same checkpoint.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _position(place: Path, output: str, span: Span) -> tuple[str, int]:
     if known["span"] != asked:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the checkpoint belongs to another table or to other slices known={known['span']} asked={asked}",
+            f"the checkpoint belongs to another table or to other slices checkpoint={known['span']} requested={asked}",
         )
     return str(known["name"]), int(known["done"])
 

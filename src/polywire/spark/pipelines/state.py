@@ -74,7 +74,7 @@ def state(
 ) -> Ran:
     """Fold a topic's events and write the resulting states; raise the error of the query or of ``fold``."""
     if parse is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "events need a parser, such as events:amount long")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "state needs the setting parse, for example events:amount long")
     with suppress(Conflict):
         connection = bulk.connect(address)
         connection.create_topic(output, len(connection.describe(topic).incarnations))
@@ -85,7 +85,7 @@ def state(
         fields = ",".join(name for name in events.columns if not name.startswith("_"))
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "state needs the version of each event: use parse=events:…, which reads it from headers, or  set version to "
+            "state needs the version of each event: use parse=events:…, which reads it from headers, or set version to "
             f"SQL of a field fields={fields}",
         )
     processor = FoldProcessor(
@@ -140,7 +140,7 @@ class FoldProcessor(StatefulProcessor):
             self._kept.update((initialState.version, initialState.version, initialState.state))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """Fold the new events of one key, and yield states and dead letters; Spark calls it."""
+        """Apply the new events of one key, and yield states and dead-letter records; Spark calls it."""
         before = _current(self._kept)
         current, refused = fold_events(before, rows, self._fold)
         for row, reason in refused:

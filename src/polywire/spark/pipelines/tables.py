@@ -1,10 +1,10 @@
 """Append streams to tables: Parquet folders, Delta and Iceberg.
 
 Spark's file sink lists valid Parquet files in ``_spark_metadata``. A killed run may leave files that are not listed, so
-read such a table with Spark or by that list.
+read such a table with Spark or use that list.
 
 Spark writes Delta if its package is on the class path; otherwise the library ``deltalake`` on the driver does. Iceberg
-requires Spark's package. A repeated micro-batch adds nothing twice, in any format.
+requires Spark's package. A repeated micro-batch adds no rows again, in any format.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TableFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Target of rows: a folder, its format, and the columns that partition it."""
+    """Where rows are written: a folder, its format, and the columns that partition it."""
 
     path: Path
     format: TableFormat = TableFormat.PARQUET

@@ -62,7 +62,7 @@ def windows(
     Raises Invalid unless exactly one of ``path`` and ``output`` is given, and the error with which the query failed.
     """
     if parse is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "windows need a parser")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "windows needs the setting parse")
     records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max)
     rows = parsed(records, parse, time=time)
     grouped = aggregate(rows, time=time, delay=delay, length=length, slide=slide, group_by=group_by, measures=measures)
