@@ -293,7 +293,7 @@ class _BackupInProgress:
                 raise
             raise _LogChanged(error.message) from error
         if chain is None or diagnosis.log_state is None:
-            message = "no group of the journal verifies" if reason is None else reason.message
+            message = "no group of the journal has a valid checksum" if reason is None else reason.message
             if is_in_use:
                 raise _LogChanged(message)
             raise Corrupt(ErrorCode.CORRUPT, message)

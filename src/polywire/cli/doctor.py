@@ -58,7 +58,7 @@ def doctor(
     data_dir: Directory = None,
     bucket: Bucket = None,
     rebuild_copies: Annotated[
-        bool, Parameter(name="--rebuild", negative="", help="Rewrite damaged second copies from intact first ones.")
+        bool, Parameter(name="--rebuild", negative="", help="Rewrite damaged copies from intact ones.")
     ] = False,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:

@@ -186,7 +186,7 @@ class Storage:
     cache_mib: Annotated[
         int,
         Parameter(
-            help="Memory in MiB for the records that left the journal last, so that consumers that lag slightly need not read "
+            help="Memory in MiB for the records that were moved to segments last, so that consumers that lag slightly need not read "
             "from disk; at most a quarter of the memory. 0 disables this cache."
         ),
     ] = CACHE_MIB
@@ -241,8 +241,8 @@ class Storage:
     owner_share: Annotated[
         float,
         Parameter(
-            help="Share of --state-mib, and of each limit on the number of such objects, that one user can take, or one "
-            "address without a user."
+            help="Share of --state-mib, and of each limit on the number of such objects, that one user can take; "
+            "the same applies to each client address without a login."
         ),
     ] = 0.5
     scrub_hours: Annotated[

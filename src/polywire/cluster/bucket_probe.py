@@ -110,14 +110,14 @@ class _Race:
         try:
             found = self._objects.read(name).content
         except BlobMissing:
-            return None if winners == 0 and _Answer.UNKNOWN in answers else "what was written is not there"
+            return None if winners == 0 and _Answer.UNKNOWN in answers else "the written object is missing"
         written = [content for content, answer in zip(contents, answers, strict=True) if answer is not _Answer.LOST]
         if winners == 1:
             winner = contents[answers.index(_Answer.WON)]
-            return "" if found == winner else "another than the winner's object is there"
+            return "" if found == winner else "the stored object is not the one of the successful writer"
         if found in written:
             return ""
-        return None if written else "no winner"
+        return None if written else "no write succeeded"
 
 
 def _answer(write: Callable[[bytes], None], content: bytes) -> _Answer:

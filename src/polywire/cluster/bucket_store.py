@@ -375,4 +375,4 @@ def repeated(ask: Callable[[], _Result], stopped: Event) -> _Result:
             if left == 0 or stopped.wait(pause):
                 raise Busy(ErrorCode.BUSY, error.message, retry_after_ms=RETRY_MS) from error
             pause *= 2
-    raise AssertionError("the last try answers or raises")
+    raise AssertionError("the last attempt returns or raises")

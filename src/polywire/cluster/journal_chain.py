@@ -178,8 +178,8 @@ class JournalChain:
 def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: int) -> bytes:
     """Return the object that claims the next number of a chain: a single group that identifies the claimant."""
     name = node.encode()
-    assert len(nonce) == NONCE_BYTES, "a nonce tells one try from another"
-    assert len(name) <= NODE_BYTES_MAX, "names of nodes are checked where they come from"
+    assert len(nonce) == NONCE_BYTES, "a nonce distinguishes attempts"
+    assert len(name) <= NODE_BYTES_MAX, "node names were checked when they were read"
     content = _START.pack(START_VERSION, DEPTH, nonce, len(name)) + name
     head = GroupHead(seed)
     head.entry(EntryKind.START, 0, 0, content)

@@ -151,7 +151,7 @@ class Uploader:
         """Do nothing: recovery needs every group after the floor."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        raise AssertionError("a group in the bucket does not count without those before it")
+        raise AssertionError("a group in the bucket is valid only with all earlier ones")
 
     def sealed(self, sequence: int, naming: int) -> None:
         floor = Floor(self._number_of(sequence + 1), self._number_of(naming), self._start, sequence)

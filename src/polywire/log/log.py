@@ -199,7 +199,7 @@ class FileLog:
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        assert any(token), "a token of zeros would be taken for none"
+        assert any(token), "a token of zeros would count as no token"
         staging = self._state.staging
         size = ENTRY_BYTES + len(token) + len(batch)
         self._writer.admit(size, Need.DATA)

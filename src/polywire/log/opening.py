@@ -431,7 +431,7 @@ class _Opening:
         self._checksum = head.checksum
         self._journal.write([first, *parts], head.size, self._sequence)
         current = self._journal.current
-        assert current is not None, "roll made it so"
+        assert current is not None, "roll() has made a slot current"
         current.sync()
         self._journal.align()
 

@@ -64,7 +64,7 @@ class LogSettings:
         assert self.slot_bytes >= SLOT_BYTES_MIN, "a slot has at least eight pages"
         assert self.slot_bytes % PAGE_BYTES == 0, "a slot is whole pages"
         assert 2 <= self.slot_count_min <= self.slot_count_max, "one slot is written while another is sealed"
-        assert self.durability is not Level.MEMORY, "what is committed is written"
+        assert self.durability is not Level.MEMORY, "a commit is at least written"
 
     @property
     def kept_bytes(self) -> tuple[int, int, int]:

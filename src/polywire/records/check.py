@@ -48,14 +48,14 @@ _RULES: Final = {
     100: "a checksum does not match",
     101: "a header field is outside of its range",
     102: "bytes between columns are not zero",
-    103: "offsets fall or do not end with their bytes",
-    104: "a null is not empty",
+    103: "offsets decrease or do not match the size of their bytes",
+    104: "a null key or value has bytes",
     105: "a header has an unknown kind",
-    106: "a record has unknown flags or an event without event columns",
+    106: "a record has unknown flags, or is an event without event columns",
     107: "the spans do not match the records",
-    108: "deltas do not ascend",
-    109: "a value does not have its crc",
-    110: "producer fields do not fit together",
+    108: "offset or address deltas do not ascend",
+    109: "a value does not match its crc",
+    110: "the producer fields are inconsistent",
 }
 
 

@@ -116,7 +116,7 @@ def _attempt(fastavro: Any, stream: io.BytesIO, start: int, parsed: Any) -> tupl
     try:
         row = fastavro.schemaless_reader(stream, parsed, None)
     except (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        return None, f"not Avro of this schema ({type(error).__name__})"
+        return None, f"the value does not match this Avro schema ({type(error).__name__})"
     left = len(stream.getbuffer()) - stream.tell()
     return (None, f"{left} bytes follow the Avro record") if left else (row, None)
 
@@ -131,9 +131,9 @@ def _read_file(schema: str, value: bytes) -> dict[str, Any]:
             if len(rows) > FILE_RECORDS_MAX:
                 return {"error": f"more than {FILE_RECORDS_MAX} records in one Avro file"}
     except (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        return {"error": f"not an Avro file that fits this schema ({type(error).__name__})"}
+        return {"error": f"the value is not an Avro file that matches this schema ({type(error).__name__})"}
     except fastavro.read.SchemaResolutionError:
-        return {"error": "the schema inside does not fit the one asked for"}
+        return {"error": "the file's schema cannot be converted to the requested one"}
     return {"rows": rows}
 
 

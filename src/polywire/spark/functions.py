@@ -106,7 +106,9 @@ def _malformed(text: Column, kind: StructType) -> Column:
         )
         for field in kind.fields[:FIELDS_EXPLAINED]
     ]
-    return f.when(fields.isNull(), "not JSON").otherwise(f.coalesce(*named, f.lit("not JSON of this schema")))
+    return f.when(fields.isNull(), "not JSON").otherwise(
+        f.coalesce(*named, f.lit("JSON that does not match the schema"))
+    )
 
 
 def parse_avro(records: DataFrame, schema: str) -> DataFrame:

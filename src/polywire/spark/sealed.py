@@ -141,7 +141,7 @@ class _RangeRead:
     def _runs_in_bucket(self) -> Iterator[tuple[_Source, SealedRange]]:
         """Yield the runs located by the plan."""
         planned = self._wanted.sealed
-        assert planned is not None, "it was looked at"
+        assert planned is not None, "it was located"
         try:
             source = bucket_source(planned.root, self._access.bucket)
         except BrokerError as error:
@@ -161,7 +161,7 @@ class _RangeRead:
             try:
                 located = next(answers, None)
             except Invalid:  # an older broker without this request
-                self._refuse("the broker does not tell where they lie")
+                self._refuse("the broker does not report their location")
                 _elsewhere.add(connection)
                 return
             if located is None:

@@ -56,7 +56,7 @@ class BucketSource:
                     raise
                 time.sleep(pause)
                 pause *= 2
-        raise AssertionError("the last try answers or raises")
+        raise AssertionError("the last attempt returns or raises")
 
 
 class RunBytes:

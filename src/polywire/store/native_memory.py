@@ -73,7 +73,7 @@ def touch(block: memoryview) -> None:
 def copy_into(target: memoryview, source: memoryview) -> None:
     """Copy ``source`` to the start of the writable ``target``; both are contiguous bytes."""
     size = len(source)
-    assert size <= len(target), "what is copied fits"
+    assert size <= len(target), "the copy must fit"
     if size < LONG_BYTES or _memmove is None:
         target[:size] = source
     else:

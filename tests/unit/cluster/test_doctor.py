@@ -83,7 +83,7 @@ def test_what_brokers_do_is_told_and_a_start_that_is_gone(objects: MemoryObjects
     assert [finding.message for finding in patient.brokers(seen)] == ["leads start=3", "standby"]
     (gone,) = patient.brokers([(Node("one", "x", {}, start=4), NodeState.LEADS)])
     assert gone.severity is Severity.DAMAGED
-    assert "it ends with start=3" in gone.message
+    assert "journal_start=3" in gone.message
 
 
 def test_litter_is_told_and_harmless(objects: MemoryObjects) -> None:

@@ -338,7 +338,7 @@ class FileJournal:
         slot, position = self.current, self.position
         assert slot is not None
         assert position + size <= slot.size, "a group never spans slots"
-        assert size <= GROUP_BYTES_MAX, "recovery takes no larger group for one"
+        assert size <= GROUP_BYTES_MAX, "recovery does not accept larger groups"
         if len(parts) > IOV_MAX or slot.file.write(parts, position) != size:
             _write_slowly(slot, parts, position)
         self.position = position + size

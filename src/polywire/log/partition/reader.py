@@ -246,7 +246,7 @@ class Reader:
             pin = SlotsPin([slot], self.unpinned)
             self._worker.run(partial(job, batch), partial(self._answered, (), _released(pin, then), again))
             return None
-        assert published is not None, "nothing else of a tail lies in a segment"
+        assert published is not None, "only published batches of a tail can be in a segment"
         self._worker.run(
             lambda: job(self._sound(published, self.join(published))),
             partial(self._answered, (location,), then, again),

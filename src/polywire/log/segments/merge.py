@@ -168,7 +168,7 @@ def replace(state: LogState, merge: Merge, new: Sealed, info: SegmentInfo) -> It
         if count % REPLACED_MAX == 0:
             yield
     assert state.losing or not any(item.live for item in merge.old), (
-        "everything that was needed of them is in the new blob"
+        "all needed data of the old blobs is in the new one"
     )
     new.live -= 1
     state.segments.settle([new])

@@ -161,7 +161,7 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
                 parts.append(published)
                 size += length
             else:
-                assert published.serial > taken.serials[-1], "what older slots held was sealed before"
+                assert published.serial > taken.serials[-1], "data in older slots was sealed before"
                 return _Parts(taken.reader, parts, strict=taken.strict), size
     return _Parts(taken.reader, parts, strict=taken.strict) if has_published else parts, size  # type: ignore[return-value]
 

@@ -33,7 +33,7 @@ configuration:
   polywire.topic: "{topic}"
 """
 
-_RECORDS: Final = '''"""The topic as a streaming table, a view over it, and a topic that gets what the table got."""
+_RECORDS: Final = '''"""The topic as a streaming table, a view over it, and a topic with a copy of the table's records."""
 
 from __future__ import annotations
 
@@ -74,11 +74,12 @@ A project of Spark's declarative pipelines over the Polywire topic `{topic}`.
 pip install "polywire[spark]" "pyspark[pipelines]"
 export SPARK_CONF_DIR=conf
 spark-pipelines dry-run    # checks the definitions
-spark-pipelines run        # reads what is there, then ends; run it again for what came since
+spark-pipelines run        # reads all current records, then ends; run it again to read newer ones
 ```
 
-`spark-pipeline.yml` says where the broker is and where tables go; `conf/` makes the catalog outlive a run (Derby, in this folder), without
-which a second run would find its own tables in the way. `transformations/` holds the datasets.
+* `spark-pipeline.yml` contains the address of the broker and the location of the tables.
+* `conf/` configures a catalog that persists between runs (Derby, in this folder). Without it, a second run would fail: its tables exist.
+* `transformations/` contains the datasets.
 """
 
 _DEFAULTS: Final = """spark.sql.catalogImplementation              hive

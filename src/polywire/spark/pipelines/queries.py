@@ -138,7 +138,7 @@ def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStream
 def query_id(spark: SparkSession) -> str:
     """Return the id of the query whose micro-batch is being written. It is the same for all runs with one checkpoint."""
     known = spark.sparkContext.getLocalProperty(QUERY_ID)
-    assert known is not None, "asked inside a micro-batch"
+    assert known is not None, "must be called inside a micro-batch"
     return known
 
 
