@@ -5,9 +5,9 @@
 
 A batch, numbers big-endian; the CRC covers the bytes after it::
 
-    i64 base offset | i32 length of the rest | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes | i32 last
-    offset delta | i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch | i32 base sequence |
-    i32 record count | records
+    i64 base offset | i32 length of the rest | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes |
+    i32 last offset delta | i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch |
+    i32 base sequence | i32 record count | records
 
 Attributes: bits 0-2 codec, 3 append times, 4 transactional, 5 control. A record, all lengths and deltas zigzag
 varints::

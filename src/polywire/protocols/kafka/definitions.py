@@ -3,11 +3,13 @@
 An entry has the message's number, name, versions and first flexible version, then its request (``>``) and its response
 (``<``). Fields are written as follows::
 
-    name type       a field. Types: b (bool), i8 to i64, f64, id (16 bytes), s (text), bytes, recs (record batches, as
-    bytes) name []type     an array of plain values name[ ... ]     an array of structures; name{ ... } is one structure
-    type?           may be null; ``?2+`` from version 2 on type=-1         the value if the version lacks the field or
-    the tag is missing; without it 0, empty or null @5+ @2-4 @3     the versions with this field, within those of the
-    enclosing structure name#0          a tagged field
+    name type       a field. Types: b (bool), i8 to i64, f64, id (16 bytes), s (text), bytes, recs (record batches, as bytes)
+    name []type     an array of plain values
+    name[ ... ]     an array of structures; name{ ... } is one structure
+    type?           may be null; ``?2+`` from version 2 on
+    type=-1         the value if the version lacks the field or the tag is missing; without it 0, empty or null
+    @5+ @2-4 @3     the versions with this field, within those of the enclosing structure
+    name#0          a tagged field
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Malformed messages, and steps that are not in the table, raise Refused.
 
-    PLAIN   client  authzid NUL name NUL password SCRAM   client  n,,n=NAME,r=NONCE                     server  r=NONCE
-    NONCE,s=SALT,i=ITERATIONS client  c=biws,r=NONCE NONCE,p=PROOF          server  v=SIGNATURE
+    PLAIN   client  authzid NUL name NUL password
+    SCRAM   client  n,,n=NAME,r=NONCE                     server  r=NONCE NONCE,s=SALT,i=ITERATIONS
+            client  c=biws,r=NONCE NONCE,p=PROOF          server  v=SIGNATURE
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 Malformed metadata counts as a subscription without topics. The member can still join, because only the group's leader
 has to understand its metadata.
 
-    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1:
-        topics with partitions
-    assignment: i16 version | topics with partitions | i32 length, user data topics with partitions: i32 count | count ×
-        (i16 length | topic | i32 count | count × i32 partition)
+    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1: topics with partitions
+    assignment: i16 version | topics with partitions | i32 length, user data
+    topics with partitions: i32 count | count × (i16 length | topic | i32 count | count × i32 partition)
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The state of a session is a phase, which only advances, and the current set of reasons for waiting::
 
-    OPEN ──► FINISHING ──► ENDING ──► CLOSED └────────────────────────┘          every phase can change to CLOSED
+    OPEN ──► FINISHING ──► ENDING ──► CLOSED
+      └────────────────────────┘          any phase may be the last before CLOSED
 
 * Requests are handled in order, never inside the handling of another request.
 * Complete requests that wait when the client finishes sending are still executed.
