@@ -61,15 +61,15 @@ __all__ = [
     "Where",
 ]
 
-KEPT_AS: Final = "access"  # users are stored beside the protocols' own state, one value each
-NEXT_ID_KEY: Final = "next_id"  # stored beside them, so that no id is reused
+KEPT_AS: Final = "access"  # the key under which users are stored, one value each, among the states of the protocols
+NEXT_ID_KEY: Final = "next_id"  # stored with the users, so that a restart does not reuse ids
 TOKEN_BYTES: Final = 32
 
 
 class Access(Identification):
     """All users of this broker.
 
-    Invariant: ``_users`` is the stored state; ``_by_name`` and ``_by_digest`` point into it, ``_rights`` has its
+    Invariant: ``_users`` is the stored state. ``_by_name`` and ``_by_digest`` index it, and ``_rights`` holds the
     decoded grants. ``_next_id`` is above every id ever used.
     """
 
@@ -116,12 +116,12 @@ class Access(Identification):
                 self._put(decode_user(value))
         self._next_id = max(
             self._next_id, max(self._users, default=ROOT_ID) + 1
-        )  # directories written before ids were counted
+        )  # directories written by releases that did not store the next id
 
     # Audit
 
     def _administered(self, action: str, by: Principal | None, resource: str, reason: str = "") -> None:
-        """Audit a change of users or rights; without ``by`` the operator made it."""
+        """Audit a change of users or permissions. If ``by`` is None, the operator made the change."""
         user, peer = ("", "") if by is None else (by.name, by.peer)
         self._record(action, Outcome.ALLOWED, user=user, peer=peer, resource=resource, reason=reason)
 
@@ -133,14 +133,14 @@ class Access(Identification):
     # Permissions
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Check as ``Authorization`` does; administration is audited."""
+        """Check as ``Authorization.authorize`` does, and audit administrative actions."""
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
         if action in ADMINISTRATION:
             self.administers(principal, action, where)
 
     def administers(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Audit an administrative action that was permitted; on an open broker the user is unknown."""
+        """Audit a permitted administrative action. On an open broker the audit names no user."""
         if principal is not None and not self.is_open:
             self._administered(action.word, principal, resource_text(where))
 
@@ -162,12 +162,12 @@ class Access(Identification):
         return self._rights.get(principal.user_id) if self.is_current(principal) else None
 
     def _check_covers(self, by: Principal | None, grants: Grants | None) -> None:
-        """Raise Denied(DENIED) if ``by`` has fewer rights than these."""
+        """Raise Denied(DENIED) if ``grants`` include permissions that ``by`` does not have."""
         if by is None or grants is None or (by is ROOT and self.is_open):
             return
         rights = self._rights_of(by)
         if rights is None or not rights.cover(grants.opened()):
-            message = f"not allowed, a user may do more than who asks for it user={by.name!r}"
+            message = f"not allowed: this needs permissions that you do not have yourself (ask an administrator) user={by.name!r}"
             raise self._refused("manage_users", by, "", message)
 
     def _check_over(self, by: Principal | None, user: User) -> None:
@@ -183,20 +183,20 @@ class Access(Identification):
         return [self._default(), *users] if self.is_open else users
 
     def find_user(self, who: int | str) -> User | None:
-        """Return a user by id or name, or None."""
+        """Return the user with this id or name, or None."""
         if self.is_open and who in (ROOT_ID, DEFAULT_NAME) and DEFAULT_NAME not in self._by_name:
             return self._default()
         return self._users.get(who) if isinstance(who, int) else self._by_name.get(who)
 
     def name_of(self, owner: int) -> str:
-        """Return the name of the user that owns something, for lists; empty if there is none."""
+        """Return the name of the user that owns something, to show it in lists; empty if no user owns it."""
         if owner <= 0:
             return ""
         user = self._users.get(owner)
         return f"#{owner}" if user is None else user.name
 
     def user(self, who: int | str) -> User:
-        """Return a user by id or name; raise Missing(USER_MISSING)."""
+        """Return the user with this id or name; raise Missing(USER_MISSING) if there is none."""
         user = self.find_user(who)
         if user is None:
             raise Missing(ErrorCode.USER_MISSING, f"no such user user={who!r}")
@@ -212,10 +212,10 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User],
     ) -> None:
-        """Create a user; ``done`` gets it once synced. ``by``, here and below, is the caller.
+        """Create a user; ``done`` gets the user once it is synced. ``by`` is the caller, in all methods below.
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY), and Denied(DENIED) for grants
-        beyond those of ``by``.
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY), and Denied(DENIED) if the
+        grants include permissions that ``by`` does not have.
         """
         self._check_covers(by, grants)
         self._check_new(name)
@@ -226,7 +226,8 @@ class Access(Identification):
                 done(password_hash)
                 return
             try:
-                self._check_covers(by, grants)  # again: it may have changed while the hash was computed
+                # check again: the permissions of the caller may have changed while the hash was computed
+                self._check_covers(by, grants)
                 self._check_new(name)
                 self._keep(User(self._new_id(), name, password_hash, self._clock.now_us(), grants, active), done)
                 self._administered("user.create", by, name)
@@ -244,8 +245,9 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> None:
-        """Change a user's name or state, which ends its logins. Raises as ``create_user``, and Denied(DENIED) for a
-        configured user.
+        """Change a user's name, or activate or deactivate the user; either ends the user's logins.
+
+        Raises as ``create_user``, and Denied(DENIED) for a configured user.
         """
         self._check_over(by, user)
         if name is not None and name != user.name:
@@ -260,8 +262,8 @@ class Access(Identification):
     def grant(
         self, user: User, grants: Grants | None, *, by: Principal | None = None, done: Completion[User] | None = None
     ) -> None:
-        """Replace a user's grants. Raises Denied(DENIED) for a configured user, or if ``by`` lacks rights of the old or
-        new ones.
+        """Replace a user's grants. Raises Denied(DENIED) for a configured user, or if ``by`` lacks one of the old or
+        new permissions.
         """
         self._check_over(by, user)
         self._check_covers(by, grants)
@@ -291,7 +293,8 @@ class Access(Identification):
             except BrokerError as error:
                 done(error)
 
-        origin = Origin(name=user.name)  # a hijacked connection must not serve for guessing
+        # limits the rate of guesses: someone who hijacked a connection could guess the password here
+        origin = Origin(name=user.name)
         self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
 
     def reset_password(self, user: User, new: str, *, by: Principal | None = None, done: Completion[User]) -> None:
@@ -315,7 +318,7 @@ class Access(Identification):
                 return
             now = self._users.get(user.id)
             if now is None or now.password_hash != user.password_hash:
-                done(Denied(ErrorCode.LOGIN_FAILED, "the user was changed by another request"))
+                done(Denied(ErrorCode.LOGIN_FAILED, "another request changed the user (retry)"))
                 return
             try:
                 self._check_over(by, now)
@@ -336,13 +339,13 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> None:
-        """Replace a user's SCRAM verifiers, which ends its logins; None removes one.
+        """Replace a user's SCRAM verifiers and end the user's logins; a value of None removes that verifier.
 
-        An unknown name creates a user without password and rights; removing the last verifier of such a user deletes
-        it.
+        If no user has this name, one without a password and without permissions is created; removing its last verifier
+        deletes it.
 
         Raises Missing(USER_MISSING) if there is nothing to remove, Invalid(INVALID_NAME), Denied(DENIED) for a
-        configured user or one with more rights than ``by``, Busy(BUSY, DISK_FULL).
+        configured user or one with more permissions than ``by``, Busy(BUSY, DISK_FULL).
         """
         user = self.find_user(name)
         kept = {} if user is None else {verifier.mechanism: verifier for verifier in user.verifiers}
@@ -361,7 +364,7 @@ class Access(Identification):
         self._administered("user.scram", by, name)
 
     def delete_user(self, user: User, *, by: Principal | None = None, done: Completion[User] | None = None) -> None:
-        """Delete a user with its logins and tokens. Raises Denied(DENIED) for a configured user."""
+        """Delete a user and its tokens, and end its logins. Raises Denied(DENIED) for a configured user."""
         self._check_over(by, user)
         self._forget(user, done)
         self._administered("user.delete", by, user.name)
@@ -377,7 +380,7 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> str:
-        """Return a new token, which is not stored in plain text. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS),
+        """Return a new token; only its digest is stored. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS),
         Busy(BUSY), Denied(DENIED).
         """
         check_name(name, self._settings.name_bytes_max)
@@ -408,14 +411,14 @@ class Access(Identification):
     # Configured users
 
     def configure(self, users: Sequence[ConfiguredUser]) -> None:
-        """Make these the configured users: add, update, and delete those no longer listed.
+        """Make these the configured users: add and update them, and delete configured users that are not among them.
 
-        A configured user replaces one of the same name that was created over a protocol, and takes over its id. Users
-        with a new password, or no longer listed, are logged out. Raises Invalid(INVALID_REQUEST) for an empty list,
-        because that would open the broker to everyone.
+        A configured user replaces a user of the same name that was created over a protocol, and takes over its id.
+        Users that are deleted or get a new password are logged out. Raises Invalid(INVALID_REQUEST) for an empty list,
+        because a broker without users is open to everyone.
         """
         if not users:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "no users are configured")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "the list of configured users is empty (add at least one user)")
         named: Mapping[str, ConfiguredUser] = {user.name: user for user in users}
         for user in list(self._users.values()):
             if user.configured and user.name not in named:
@@ -458,7 +461,10 @@ class Access(Identification):
         return User(ROOT_ID, DEFAULT_NAME, "", 0, EVERYTHING, configured=True)
 
     def _keep(self, user: User, done: Completion[User] | None, *, ends: bool = False) -> None:
-        """Journal a user and apply the change; ``ends``: earlier logins become invalid. Raises Busy(DISK_FULL)."""
+        """Journal a user and apply the change. Raises Busy(DISK_FULL).
+
+        ends: whether the user's earlier logins become invalid.
+        """
         completed = _completion(user, self._then_notify(user.id, done) if ends else done)
         self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=completed)
         self._drop(user.id)
@@ -473,7 +479,7 @@ class Access(Identification):
         self._logins.pop(user.id, None)
 
     def _then_notify(self, user_id: int, done: Completion[User] | None) -> Completion[User]:
-        """Return a completion that calls ``done``, then notifies the owners of connections."""
+        """Return a completion that calls ``done`` and then notifies the owners of the user's connections."""
 
         def completed(user: User | BrokerError) -> None:
             if done is not None:

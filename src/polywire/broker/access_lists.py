@@ -22,7 +22,9 @@ class _Policy(msgspec.Struct):
 
 
 def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList | None:
-    """Return the access list for a policy, None if it restricts nothing. An unknown word denies everyone."""
+    """Return the access list for a policy, None if it restricts nothing. A policy with an unknown value denies
+    everyone.
+    """
     match auth_policy:
         case "open":
             return None
@@ -37,7 +39,9 @@ def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList |
 
 
 def upgraded(settings: TopicSettings) -> TopicSettings:
-    """Return settings with their access list, wherever it was stored. Unreadable options deny everyone."""
+    """Return the settings with the access list in its present field, wherever it was stored. Unreadable options deny
+    everyone.
+    """
     stored = settings.wire_options.get(KEPT_UNDER)
     if settings.access is not None or not stored:
         return settings

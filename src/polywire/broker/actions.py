@@ -1,7 +1,7 @@
 """The permission table of all protocols: each action of the broker and the permissions it needs.
 
-An action names one permission, or several of which one suffices. It also names the kind of resource and the side of a
-topic's access list that applies. Protocols name actions, never permissions.
+An action names one permission, or several of which one is enough. It also names the kind of resource, and which part of
+a topic's access list (readers or writers) applies. Protocols name actions, never permissions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polywire.broker.settings import Listed
 
 
 class Resource(Enum):
-    """Kind of resource for which a permission must be held."""
+    """Kind of resource on which a permission must be granted."""
 
     NOTHING = "nothing"
     BROKER = "the broker"
@@ -28,7 +28,7 @@ _SEEN_BY: Final = Permission.CONSUME | Permission.PRODUCE  # readers and writers
 
 
 class Action(Enum):
-    """One action: its word, permission, resource, and side of a topic's access list."""
+    """One action: its name, permission and kind of resource, and the part of a topic's access list that applies."""
 
     CONNECT = "connect", NOTHING, Resource.NOTHING
     SELF_DESCRIBE = "self.describe", NOTHING, Resource.NOTHING
@@ -77,12 +77,12 @@ class Action(Enum):
 
     @property
     def permission_words(self) -> str:
-        """The permissions of which one is needed, as they are granted."""
+        """The permissions as written in grants; any one of them allows the action."""
         return " or ".join(str(permission.name).lower() for permission in self.permission)
 
     @property
     def is_everybodys(self) -> bool:
-        """Whether it needs no permission."""
+        """Whether the action needs no permission."""
         return not self.bits
 
 
@@ -102,4 +102,4 @@ ADMINISTRATION: Final = frozenset(
         Action.GROUP_DELETE,
     }
 )
-"""Actions that are audited when permitted, too. Changes of users and tokens are audited where they are made."""
+"""Actions that are audited even if they are permitted. Changes of users and tokens are audited where they are made."""

@@ -2,7 +2,7 @@
 
 * The state is computed from journalled changes alone.
 * A version is never reused, even if retention removed its event or the whole history.
-* In quotas, an aggregate counts for its creator, and an offset or a snapshot for the author of the event or snapshot.
+* Quotas charge an aggregate to the user who created it, and the offset of an event or a snapshot to its author.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from polywire.broker.view import Views, encoded, one_by_one
 
 
 class Aggregate:
-    """Events of one key.
+    """The events of one key.
 
-    Invariant: ``offsets``, ascending, are those of the newest versions, the last of which is ``version``; older ones
-    were dropped. ``owner`` is the creator; ``owners`` has the authors of these offsets, if there were several.
+    Invariant: ``offsets`` has the offsets of the newest versions, ascending; the last belongs to ``version``. Offsets
+    of older versions were dropped. ``owner`` is the creator. ``owners`` has the author of each offset, if there are
+    several authors.
     """
 
     __slots__ = ("offsets", "owner", "owners", "version")
@@ -49,7 +50,7 @@ class Aggregate:
         self.version = version
 
     def whose(self, count: int) -> Mapping[int, int]:
-        """Return how many of the oldest offsets count for each owner."""
+        """Return, by owner, how many of the ``count`` oldest offsets are charged to it."""
         return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
 
     def forget(self, count: int) -> None:
@@ -99,7 +100,10 @@ class Aggregates:
         self._charge_snapshot(change, 1)
 
     def forget(self, first_offset_of: Callable[[int], int]) -> None:
-        """Drop offsets below each partition's first offset; their versions stay used."""
+        """Drop the offsets of events that retention has removed; their versions are never reused.
+
+        ``first_offset_of`` returns the first offset of a partition.
+        """
         for incarnation, keys in self._by_partition.items():
             first = first_offset_of(incarnation)
             for key, aggregate in keys.items():
@@ -110,7 +114,6 @@ class Aggregates:
                     aggregate.forget(gone)
 
     def drop_partitions(self, incarnations: Collection[int]) -> None:
-        """Drop partitions."""
         for incarnation in incarnations:
             self._keys.changing(incarnation)
             for identity in self._keys_of(incarnation):
@@ -134,7 +137,7 @@ class Aggregates:
             self._usage.charge(Kind.SNAPSHOT_BYTES, snapshot.owner, size, size)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all aggregates as of now, encoded in pieces."""
+        """Yield all aggregates as they are at the time of the call, encoded in pieces."""
         count = sum(map(len, self._by_partition.values()))
         keys = self._keys.open(list(self._by_partition))
         found = self._views.open(chain.from_iterable(keys))
@@ -152,7 +155,7 @@ class Aggregates:
         return (AggregateState(incarnation, key, found.version, found.offsets.tobytes(), found.owner, owners),)
 
     def encoded_snapshots(self) -> Iterator[bytes]:
-        """Yield all snapshots as of now, encoded in pieces."""
+        """Yield all snapshots as they are at the time of the call, encoded in pieces."""
         return one_by_one(list(self._snapshots.values()), lambda saved: len(saved.payload) // 1024)
 
     def restore(self, states: Collection[AggregateState]) -> None:
@@ -165,12 +168,12 @@ class Aggregates:
 
 
 def aggregate_size(key: bytes) -> int:
-    """Return the bytes that an aggregate counts for, without its events."""
+    """Return the bytes that quotas charge for an aggregate without its events."""
     return AGGREGATE_BYTES + len(key)
 
 
 def snapshot_size(snapshot: SnapshotSaved) -> int:
-    """Return the bytes that a snapshot counts for."""
+    """Return the bytes that quotas charge for a snapshot."""
     return len(snapshot.key) + len(snapshot.payload)
 
 

@@ -18,7 +18,7 @@ from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
 
 Where = Topic | TopicElsewhere | TopicName | str | None
-"""Object of an action: a topic, a topic name, a stream name, or everything."""
+"""The resource of an action: a topic, a topic's name, a stream's name, or None for everything."""
 
 
 class KnownStreams(Protocol):
@@ -45,24 +45,26 @@ class Authorization(ABC):
         """Return whether a login is still valid."""
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Check an action on a topic, in a stream (by name), or everywhere.
+        """Raise Denied(LOGIN_REQUIRED, DENIED) unless the user may perform an action on a topic, in a stream, or
+        everywhere.
 
-        A principal of None is not logged in. Pass the name of a topic that does not exist. Raises
-        Denied(LOGIN_REQUIRED, DENIED).
+        principal: None for a client that is not logged in. where: for a topic that does not exist, its name.
         """
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
 
     def authorize_somewhere(self, principal: Principal | None, action: Action) -> None:
-        """Refuse an action that is permitted on no object; check the object again later. Raises Denied(LOGIN_REQUIRED,
-        DENIED).
+        """Refuse an action that the user may perform on no resource at all; check the actual resource later.
+
+        Raises Denied(LOGIN_REQUIRED, DENIED).
         """
         if not self.permits_somewhere(principal, action):
             raise self.refusal(principal, action, "any")
 
     def permits(self, principal: Principal | None, action: Action, where: Where = None) -> bool:
-        """Return whether an action is permitted; False for deleted and inactive users. A topic's access list applies to
-        everyone.
+        """Return whether an action is permitted, which it never is for deleted and inactive users.
+
+        A topic's access list applies to every user.
         """
         listed = None
         if type(where) is Topic:
@@ -78,7 +80,7 @@ class Authorization(ABC):
         return self._holds(principal, action, where)
 
     def permits_somewhere(self, principal: Principal | None, action: Action) -> bool:
-        """Return whether an action is permitted everywhere, in some stream or on some topic."""
+        """Return whether an action is permitted everywhere, in at least one stream, or on at least one topic."""
         if principal is None or principal is ROOT:
             return self.is_open or action in ANYBODY
         if action.is_everybodys:
@@ -99,8 +101,8 @@ class Authorization(ABC):
             return False
         if action is not Action.TOPIC_CREATE or self._streams.exists(name.stream):
             return True
-        # Creating a topic creates its stream implicitly only for users who may create streams, or had rights in it
-        # before it existed.
+        # The topic's stream does not exist yet: the user needs permission to create it, or a permission that names the
+        # stream or the topic.
         makes = rights.allow(Action.STREAM_CREATE.bits, name.stream, None)
         return makes or rights.name(action.bits, name.stream, name.topic)
 
@@ -116,7 +118,7 @@ class Authorization(ABC):
 
 
 def resource_text(where: Where) -> str:
-    """Return the name of a resource for logs and errors."""
+    """Return the name of a resource, for logs and error messages."""
     if isinstance(where, Topic | TopicElsewhere):
         return where.name.full
     return where.full if isinstance(where, TopicName) else where or "everywhere"

@@ -32,29 +32,34 @@ from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
 from polywire.log.base import Completion, Loop, Need, Staging
 from polywire.types import Level
 
-AGAIN_S: Final = 0.1  # before a decision is sent again, doubled each time
+AGAIN_S: Final = 0.1  # before a decision is sent again; doubled with each attempt
 AGAIN_S_MAX: Final = 5.0
 LOOK_S: Final = 5.0  # between two checks of participants that have been open for long
-# a participant is open this long before it asks its coordinator, which normally sends the decision
+# after this time, a participant asks its coordinator for the outcome; normally the coordinator sends it earlier
 DOUBT_US: Final = 10_000_000
-ENDED_MAX: Final = 10_000  # remembered ended participants, for permissions that arrive after the end
+# tokens of ended participants to remember, because a permission to participate may arrive after the end
+ENDED_MAX: Final = 10_000
 
 
 class Shards(Protocol):
     """Requests to other shards. Callbacks are never called from inside a call."""
 
     def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        """Send a decision to a participant; the callback gets whether it was applied durably."""
+        """Send a decision to a participant; ``then`` gets whether the participant has durably applied it."""
 
     def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
-        """Ask the coordinator for a transaction's outcome; the callback gets whether it commits, None while it is open
-        or unreachable.
+        """Ask the coordinator for the outcome of a transaction.
+
+        ``then`` gets whether it commits, or None if it is open or the coordinator cannot be reached.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Permission of the coordinator to participate. token: of the staged data. epoch: of the transactional id."""
+    """The coordinator's permission to participate.
+
+    token: identifies the transaction's staged data. epoch: the epoch of the transactional id.
+    """
 
     id: str
     home: int
@@ -73,11 +78,11 @@ def _ended(_: int | BrokerError) -> None:
 
 
 class Branches:
-    """Both roles of one shard.
+    """This shard as coordinator and as participant.
 
-    Invariant: ``_in_flight`` are the decisions in flight, with the shards that have yet to apply them. ``_ended`` are tokens
-    of participants that this process ended, oldest first: a permission issued before the end and delivered after it
-    must not reopen one.
+    Invariant: ``_in_flight`` are the decisions in flight, with the shards that have yet to apply them. ``_ended`` are
+    the tokens of participants that this process ended, oldest first. A permission that was issued before the end and
+    arrives after it must not reopen the participant.
     """
 
     __slots__ = (
@@ -119,8 +124,8 @@ class Branches:
     def begin(self, shards: Shards, is_home: Callable[[str], bool]) -> None:
         """Resume sending decisions and checking open participants. Called once, before the broker serves.
 
-        is_home: whether this shard coordinates a transactional id. With a different number of shards the coordinator
-        may have moved; open transactions of moved ids are aborted.
+        is_home: returns whether this shard coordinates a transactional id. If the number of shards has changed, another
+        shard may coordinate an id now; the open transactions of such ids are aborted.
         """
         self._shards = shards
         self._transactions.on_decided(self._tell_all)
@@ -129,7 +134,7 @@ class Branches:
         self._loop.call_soon(self._look, 0)
 
     def stop(self) -> None:
-        """Stop sending."""
+        """Stop sending decisions."""
         self._is_stopped = True
 
     def _abort_moved(self, is_home: Callable[[str], bool]) -> None:
@@ -142,10 +147,12 @@ class Branches:
     # Coordinator
 
     def join(self, transaction: Transaction, shards: Collection[int], *, done: Completion[int]) -> None:
-        """Let shards participate in an open transaction, once that is synced and before they stage. Raises
-        Busy(DISK_FULL).
+        """Let shards participate in an open transaction; ``done`` is called once this is synced. Only then may they
+        stage.
+
+        Raises Busy(DISK_FULL).
         """
-        assert transaction.is_open, "it has not ended"
+        assert transaction.is_open, "only an open transaction gets participants"
         assert not transaction.is_branch, "it is ours"
         added = tuple(shard for shard in shards if shard not in transaction.shards)
         if not added:
@@ -156,11 +163,11 @@ class Branches:
         self._state.apply_change(change)
 
     def is_deciding(self, id_: str) -> bool:
-        """Return whether some shard may not have applied the outcome of this id's last transaction yet."""
+        """Return whether a shard may still have to apply the outcome of this id's last transaction."""
         return self._state.transactions.is_deciding(id_)
 
     def when_settled(self, id_: str, then: Callable[[], None]) -> Callable[[], None]:
-        """Call back once all shards have applied it; return a function that cancels."""
+        """Call ``then`` once all shards have applied this id's outcome; return a function that cancels the call."""
         if not self.is_deciding(id_):
             self._loop.call_soon(then)
             return _nothing
@@ -174,10 +181,10 @@ class Branches:
         return cancel
 
     def outcome(self, id_: str, token: bytes, then: Callable[[bool | BrokerError | None], None]) -> None:
-        """Report the outcome of a transaction to a participant: whether it commits, None while it is open.
+        """Report the outcome of a transaction to a participant: whether it commits, or None while it is open.
 
-        A transaction without a known decision was aborted; that is only reported once this shard has proved that it can
-        still write. Raises Busy(DISK_FULL).
+        A transaction without a known decision was aborted. This is only reported after a write to the journal has
+        proved that this process still leads the shard. Raises Busy(DISK_FULL).
         """
 
         def known(commits: bool, result: int | BrokerError) -> None:
@@ -194,8 +201,9 @@ class Branches:
         self._prove(token, partial(known, False))
 
     def _prove(self, token: bytes, done: Completion[int]) -> None:
-        """Write that nothing is open under a token, which fails if this process no longer leads the shard. Raises
-        Busy(DISK_FULL).
+        """Journal that nothing is open under a token. The write fails if this process no longer leads the shard.
+
+        Raises Busy(DISK_FULL).
         """
         change = changes.TransactionSettled(token)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
@@ -209,7 +217,7 @@ class Branches:
                 self._log.barrier(Level.SYNCED, partial(self._is_kept, decided))
 
     def _is_kept(self, decided: TransactionDecided, result: int | BrokerError) -> None:
-        """A decision is durable, or was not made."""
+        """Continue after the write of a decision: it is durable now, or the write failed."""
         if not isinstance(result, BrokerError):
             for shard in decided.shards:
                 self._tell(decided, shard, AGAIN_S)
@@ -219,7 +227,7 @@ class Branches:
             self._shards.end_branch(shard, decided, partial(self._followed, decided, shard, again_s))
 
     def _followed(self, decided: TransactionDecided, shard: int, again_s: float, has_followed: bool, /) -> None:
-        """A shard has applied a decision, or gets it again."""
+        """Continue after a shard has applied a decision, or send the decision again."""
         if self._is_stopped:
             return
         if not has_followed:
@@ -231,7 +239,7 @@ class Branches:
             self._settle(decided)
 
     def _settle(self, decided: TransactionDecided) -> None:
-        """All shards have applied it. If a crash loses this, the decision is sent again."""
+        """Record that all shards have applied a decision. If a crash loses the record, the decision is sent again."""
         if self._is_stopped:
             return
         change = changes.TransactionSettled(decided.token)
@@ -251,17 +259,17 @@ class Branches:
     # Participant
 
     def find(self, id_: str, *, by: Caller = ITSELF) -> Transaction | None:
-        """Return the latest participant of a transactional id coordinated elsewhere, for callers that may use the id.
-        Raises Denied(DENIED).
+        """Return the latest participant of a transactional id that another shard coordinates. Raises Denied(DENIED) if
+        the caller may not use the id.
         """
         return self._transactions.find(BRANCH + id_, by=by)
 
     def enter(self, joined: Joined) -> Transaction:
-        """Open a participant with the coordinator's permission, unless it is open; an earlier transaction's participant
-        is aborted.
+        """Open a participant with the coordinator's permission, unless it is open already.
 
-        Raises Conflict(PRODUCER_FENCED) if the transaction has ended, Busy(BUSY) while another coordinator has yet to
-        decide or there are too many, Busy(DISK_FULL).
+        The participant of an earlier transaction of this id is aborted. Raises Conflict(PRODUCER_FENCED) if the
+        transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many participants or the id's previous
+        coordinator has yet to decide.
         """
         name = BRANCH + joined.id
         known = self._state.transactions.find(name)
@@ -294,8 +302,9 @@ class Branches:
         """Refuse a permission that arrives too late; raise Conflict(PRODUCER_FENCED) or Busy(BUSY)."""
         is_late = joined.token in self._ended
         if known is not None and known.home == joined.home:
-            assert known.producer is not None, "branches have one"
-            is_same = known.producer.id == joined.producer.id  # a deleted id counts its epochs from the beginning
+            assert known.producer is not None, "a participant has a producer"
+            # a deleted id that is used again counts its epochs from the beginning
+            is_same = known.producer.id == joined.producer.id
             is_late = is_late or (is_same and known.epoch > joined.epoch) or self._transactions.is_ending(known)
         elif known is not None and known.is_open:
             raise Busy(ErrorCode.BUSY, f"the transaction is in progress with another coordinator id={joined.id!r}")
@@ -305,8 +314,9 @@ class Branches:
     def end(self, id_: str, token: bytes, *, commits: bool, done: Completion[int]) -> None:
         """Apply the coordinator's decision; idempotent.
 
-        A participant that is not open has applied it before, which is only confirmed once this shard has proved that it
-        can still write. Raises BrokerError: the decision must be sent again.
+        If the participant is not open, the decision was applied before. This is only confirmed after a write to the
+        journal has proved that this process still leads the shard. Raises BrokerError if the coordinator must send the
+        decision again.
         """
         branch = self.find(id_)
         if branch is None or not branch.is_open or branch.token != token:
@@ -325,7 +335,7 @@ class Branches:
             del self._ended[next(iter(self._ended))]
 
     def _look(self, doubt_us: int) -> None:
-        """Ask for participants that have been open for long; normally their coordinator sends the decision."""
+        """Ask the coordinators about participants that have been open since before ``doubt_us``."""
         if self._is_stopped or self._shards is None:
             return
         latest_us = self._clock.now_us() - doubt_us
@@ -336,7 +346,7 @@ class Branches:
         self._loop.call_later(LOOK_S, self._look, DOUBT_US)
 
     def _answered(self, name: str, token: bytes, commits: bool | None, /) -> None:
-        """A coordinator has reported the outcome of a transaction, or that it is open."""
+        """Continue after a coordinator has reported the outcome of a transaction, or that it is open (None)."""
         branch = self._state.transactions.find(name)
         if commits is None or self._is_stopped or branch is None or branch.token != token or not branch.is_open:
             return

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 
 class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs, PositionVerbs, WireStateVerbs):
-    """One broker over one log. Its base classes group the verbs; each protocol declares those it calls.
+    """One broker over one log. Its base classes group the verbs; each protocol declares the verbs that it calls.
 
-    Invariant: ``_state`` is the result of the journal's changes up to the end of this write batch. Construct it with
+    Invariant: ``_state`` is the result of all changes in the journal and in the current write batch. Construct it with
     ``open`` or ``over``, because the state must match what ``log`` recovered.
     """
 
@@ -89,7 +89,6 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
     )
 
     def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
-        """Use ``open`` or ``over``: the state must be what ``log`` recovered."""
         self.settings = settings
         self.loop: Final = loop
         self.clock, self.claims, self.elsewhere = clock, ALONE, NOWHERE
@@ -161,20 +160,20 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         on_failure: Callable[[BrokerError], None] | None = None,
         make_worker: MakeWorker | None = None,
     ) -> Broker:
-        """Return a broker over a data directory, recovered, with its new epoch synced; a missing directory is created.
+        """Open the broker of a data directory: recover its state and sync a new epoch. Creates a missing directory.
 
         Args:
-            log_settings: sizes of the journal; durability and the limit of staged bytes are the broker's. Small sizes
-                lower the limits of batches and records to what a group of the journal can hold.
-            on_failure: called on the loop when storage fails; nothing is acknowledged afterwards.
-            make_worker: creates the log's threads, for tests.
+            log_settings: sizes of the journal. Durability and the limit of staged bytes come from ``settings``. If a
+                group of the journal is small, batches and records are limited to what it can hold.
+            on_failure: called on the loop when storage fails; afterwards the broker acknowledges nothing.
+            make_worker: creates the log's threads; tests replace it.
 
         Raises:
             Unavailable: STORAGE_FAILED: the directory cannot be used.
             Busy: BUSY: another broker owns it. DISK_FULL: no space.
             Corrupt: synced data is damaged.
         """
-        # imported here, so that a broker in memory needs no files and no lock
+        # imported here, because a broker in memory needs neither files nor a lock
         from polywire.log.opening import open_log
         from polywire.log.settings import LogSettings
         from polywire.log.worker import ThreadWorker
@@ -202,8 +201,10 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         clock: Clock,
         state: State | None = None,
     ) -> Broker:
-        """Return a broker over the log that ``open_log`` recovers; changes are replayed into the state passed to it, or
-        were into ``state``.
+        """Return a broker over the log that ``open_log`` recovers.
+
+        ``open_log`` replays changes into the state that it is passed. If ``state`` is given, they were replayed into
+        it.
         """
         replayed = State(settings) if state is None else state
         return cls(open_log(replayed), replayed, settings, loop, clock)

@@ -26,7 +26,7 @@ from polywire.broker.view import Views, encoded
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
-INTERNAL_PREFIX = "__"  # such names are the broker's own and not listed (concepts: records#names)
+INTERNAL_PREFIX = "__"  # topics with such a name belong to the broker and are not listed (concepts: records#names)
 
 
 def is_internal(name: TopicName) -> bool:
@@ -51,16 +51,18 @@ class Streams:
         return stream in self._topics or stream in self._declared
 
     def declare(self, stream: str) -> None:
-        """Declare a stream that exists without topics until it is ended; the declaring protocol persists it."""
+        """Declare a stream, which then exists even without topics until ``end``; the protocol that declares it persists
+        this.
+        """
         self._declared.add(stream)
 
     def end(self, stream: str) -> None:
-        """End a declaration; the stream exists as long as it has topics."""
+        """End a declaration; afterwards the stream exists only while it has topics."""
         if stream != DEFAULT_STREAM:
             self._declared.discard(stream)
 
     def count(self, stream: str, added: int) -> None:
-        """Count a created or deleted topic."""
+        """Update the number of topics in a stream."""
         self._topics[stream] = self._topics.get(stream, 0) + added
         if not self._topics[stream]:
             del self._topics[stream]
@@ -97,15 +99,15 @@ class Catalog:
         self._partitions: dict[int, Partition] = {}
         self._views: Final = Views(self._stored)
         self.streams: Final = Streams()
-        self.next_incarnation = 1  # 0 in a batch header means unnumbered
+        self.next_incarnation = 1  # a batch header with incarnation 0 has no incarnation yet
         self.leaving = 0
-        """Ended partitions that the log has yet to drop; they count towards the limit."""
-        self.version = 0  # increases with every topic that is created or deleted
-        # cached per version: sorting thousands takes milliseconds
+        """Deleted partitions that the log has yet to drop; they count towards the limit."""
+        self.version = 0  # increases whenever a topic is created or deleted
+        # cached until the version changes, because sorting thousands of topics takes milliseconds
         self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}
 
     def name_of(self, full_name: str) -> TopicName:
-        """Return stream and topic of a full name, whether or not the topic exists."""
+        """Split a full name into stream and topic, whether or not the topic exists."""
         topic = self._by_name.get(full_name)
         return TopicName.parse(full_name) if topic is None else topic.name
 
@@ -114,11 +116,11 @@ class Catalog:
         return self._by_id.get(topic_id)
 
     def find_partition(self, incarnation: int) -> Partition | None:
-        """Return the living partition with this incarnation."""
+        """Return the partition with this incarnation, None if it was deleted."""
         return self._partitions.get(incarnation)
 
     def topics(self, *, internal: bool) -> list[Topic]:
-        """Return topics by full name; internal ones only on request."""
+        """Return the topics, sorted by full name. ``internal``: include the broker's own topics."""
         version, listed = self._listed
         if version != self.version:
             every = [topic for _, topic in sorted(self._by_name.items())]
@@ -127,24 +129,25 @@ class Catalog:
         return list(listed[internal])
 
     def partitions(self) -> Iterator[Partition]:
-        """Yield all living partitions."""
+        """Yield all partitions that exist."""
         return iter(self._partitions.values())
 
     def incarnations(self) -> list[int]:
-        """Return the incarnations of all living partitions, oldest first."""
+        """Return the incarnations of all partitions that exist, oldest first."""
         return list(self._partitions)
 
     def take_incarnations(self, count: int) -> int:
-        """Reserve consecutive numbers for partitions being created and return the first."""
+        """Reserve this many consecutive incarnations for new partitions; return the first."""
         first = self.next_incarnation
         self.next_incarnation += count
         return first
 
     def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
-        """Refuse a topic that may not be created, or has fewer partitions than ``count_min``.
+        """Refuse a topic whose name or partition count is not allowed, or whose partitions are fewer than
+        ``count_min``.
 
-        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), Busy(BUSY) if there are too
-        many.
+        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), and Busy(BUSY) if there are too
+        many topics or partitions.
         """
         check_topic_name(name)
         if not name.is_plain:
@@ -163,10 +166,10 @@ class Catalog:
         self._check_count(partition_count, added=partition_count, count_min=count_min)
 
     def check_growth(self, topic: Topic, partition_count: int) -> int:
-        """Return the number of partitions that growing to this count adds.
+        """Return how many partitions must be added to reach this count.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) if the topic would shrink, may not grow or would
-        exceed the limit, Busy(BUSY).
+        Raises Missing(TOPIC_MISSING), Busy(BUSY), and Invalid(INVALID_PARTITION_COUNT) if the count is smaller than now
+        or above the limit, or the topic must not grow.
         """
         self.check_alive(topic)
         added = partition_count - len(topic.partitions)
@@ -178,7 +181,7 @@ class Catalog:
         if added and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"an event-sourced topic cannot get more partitions: keys would move name={topic.name.full!r}",
+                f"an event-sourced topic cannot get more partitions, because keys would change partition name={topic.name.full!r}",
             )
         self._check_count(partition_count, added=added)
         return added
@@ -189,10 +192,10 @@ class Catalog:
             raise Missing(ErrorCode.TOPIC_MISSING, f"topic was deleted name={topic.name.full!r}")
 
     def check_shrinking(self, topic: Topic, partition_count: int) -> list[Partition]:
-        """Return the partitions that shrinking to this count removes, highest first.
+        """Return the partitions that must be removed to reach this count, highest number first.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) if the topic would grow, or is event-sourced,
-        because keys would move.
+        Raises Missing(TOPIC_MISSING), and Invalid(INVALID_PARTITION_COUNT) if the count is not smaller than now or the
+        topic is event-sourced, because its keys would change their partition.
         """
         self.check_alive(topic)
         if not 0 <= partition_count <= len(topic.partitions):
@@ -204,7 +207,7 @@ class Catalog:
         if ended and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"an event-sourced topic cannot lose partitions: keys would move name={topic.name.full!r}",
+                f"an event-sourced topic cannot lose partitions, because keys would change partition name={topic.name.full!r}",
             )
         return ended[::-1]
 
@@ -218,7 +221,7 @@ class Catalog:
             raise Busy(ErrorCode.BUSY, f"too many partitions limit={self._settings.partitions_max}")
 
     def apply_created(self, change: TopicCreated) -> Topic:
-        """Apply a created topic; its partitions have no log yet."""
+        """Apply the creation of a topic; its partitions have no log yet."""
         incarnations = range(change.first_incarnation, change.first_incarnation + change.partition_count)
         state = TopicState(
             id=change.id,
@@ -232,13 +235,13 @@ class Catalog:
         return self.restore_topic(state)
 
     def apply_added(self, change: PartitionsAdded) -> None:
-        """Apply added partitions; they have no log yet."""
+        """Apply an addition of partitions; they have no log yet."""
         self._views.changing(change.id)
         topic = self._by_id[change.id]
         self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
 
     def apply_removed(self, change: PartitionsRemoved) -> list[int]:
-        """Apply removed partitions and return their incarnations."""
+        """Apply a removal of partitions and return their incarnations."""
         self._views.changing(change.id)
         topic = self._by_id[change.id]
         ended = topic.partitions[change.partition_count :]
@@ -250,14 +253,14 @@ class Catalog:
         return [partition.incarnation for partition in ended]
 
     def apply_configured(self, change: TopicConfigured) -> None:
-        """Apply changed settings."""
+        """Apply a change of a topic's settings."""
         self._views.changing(change.id)
         topic, settings = self._by_id[change.id], upgraded(change.settings)
         self._usage.charge(Kind.TOPICS, topic.owner, 0, settings.size - topic.settings.size)
         topic.settings = settings
 
     def apply_deleted(self, change: TopicDeleted) -> Topic:
-        """Apply a deleted topic, with all its partitions."""
+        """Apply the deletion of a topic and all its partitions."""
         self._views.changing(change.id)
         topic = self._by_id.pop(change.id)
         self.version += 1
@@ -275,7 +278,7 @@ class Catalog:
         name = TopicName(state.stream, state.topic)
         meant = TopicName.parse(name.full)
         if name.stream == DEFAULT_STREAM and not is_internal(meant):
-            name = meant  # earlier releases put every full name into the default stream
+            name = meant  # earlier releases put every topic into the default stream
         topic = Topic(name, state.id, upgraded(state.settings), state.created_at_us, state.owner)
         self._usage.charge(Kind.TOPICS, topic.owner, 1, topic.settings.size)
         self._by_name[topic.name.full] = topic
@@ -294,7 +297,7 @@ class Catalog:
             self.next_incarnation = max(self.next_incarnation, incarnation + 1)
 
     def encoded_topics(self) -> Iterator[bytes]:
-        """Yield all topics as of now, encoded in pieces."""
+        """Yield all topics as they are at the time of the call, encoded in pieces."""
         return encoded(
             len(self._by_id), self._views.open(list(self._by_id)), lambda topic: len(topic.incarnations) // 8
         )

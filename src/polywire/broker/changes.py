@@ -1,6 +1,6 @@
 """Changes of the broker's state as stored in the journal, and the snapshot of the whole state.
 
-* A change contains its result and its times instead of computing them, so replaying it gives the same state.
+* A change contains its result and its time. Nothing is computed during replay, so replay gives the same state.
 * A tag never changes its meaning. Fields are only added at the end, with a default.
 
 The encoding is MessagePack. A change is an array [tag, field, field …]; a snapshot is [version, …] of the same arrays.
@@ -21,15 +21,15 @@ from polywire.types import Assignor, PositionKind
 
 SNAPSHOT_VERSION: Final = 1
 DECIDED_VERSION: Final = 2
-"""Version of a snapshot with ``decisions``; brokers that do not know them must not load it."""
+"""Version of a snapshot that contains ``decisions``. Older brokers, which would ignore them, refuse this version."""
 NO_SHARD: Final = -1
 
 TopicKey = bytes | str
-"""A topic's id, or its full name while it does not exist."""
+"""A topic's id, or its full name if the topic does not exist yet."""
 
 
 def split_key(key: TopicKey | None) -> tuple[bytes, str]:
-    """Return (id, full name) as stored in changes; the absent one is empty."""
+    """Return (id, full name) as stored in changes; one of them is empty."""
     return (key, "") if isinstance(key, bytes) else (b"", key or "")
 
 
@@ -68,17 +68,17 @@ class TopicConfigured(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A topic was emptied; the trims are entries of the log in the same group."""
+    """A topic was emptied. The same journal group has log entries that trim its partitions."""
 
     id: bytes
     at_us: int
 
 
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Next offset of a consumer or group in a topic: ``id``, or ``full_name`` while it does not exist. ``at_us``: 0 if
-    unknown.
+    """The next offset of a consumer or group in a topic was stored.
 
-    epoch: of the last record read, -1 if unknown. metadata: stored with the offset by the client.
+    id, full_name: the topic's id, or its name if the topic does not exist yet. at_us: time of the commit, 0 if unknown.
+    epoch: the epoch of the last record read, -1 if unknown. metadata: the text that the client stored with the offset.
     """
 
     id: bytes
@@ -95,14 +95,15 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
     @property
     def topic(self) -> TopicKey:
-        """Key of the topic in the table."""
+        """Key of the topic in the table of positions."""
         return self.id or self.full_name
 
 
 class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """Next offsets in a topic, by partition number. Otherwise as PositionStored, which snapshots and older brokers use.
+    """Next offsets in a topic were stored, by partition number. Fields that it shares with PositionStored mean the
+    same; snapshots and older brokers use PositionStored.
 
-    notes: epoch and metadata of those partitions that have either.
+    notes: epoch and metadata, of those partitions that have one of them.
     """
 
     id: bytes
@@ -117,13 +118,14 @@ class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
     @property
     def topic(self) -> TopicKey:
-        """Key of the topic in the table."""
+        """Key of the topic in the table of positions."""
         return self.id or self.full_name
 
 
 class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Offsets of a consumer or group were deleted: in a topic (as in PositionStored; with neither: in all), in a
-    partition (None: in all).
+    """Offsets of a consumer or group were deleted, in one topic or all, in one partition or all (None).
+
+    id, full_name: as in PositionStored; if both are empty, offsets in all topics were deleted.
     """
 
     kind: PositionKind
@@ -134,13 +136,14 @@ class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
     @property
     def topic(self) -> TopicKey | None:
-        """Key of the topic in the table, None for all."""
+        """Key of the topic in the table of positions; None means all topics."""
         return self.id or self.full_name or None
 
 
 class MemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group and the protocol over which it joined. connected: it lives as long as its connection (absent
-    in older records).
+    """A member of a group and the protocol over which it joined.
+
+    connected: the membership ends with its connection; older records lack this field.
     """
 
     id: str
@@ -149,11 +152,10 @@ class MemberStored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """A group; members in the order in which they joined. The times they were last seen are not stored.
+    """A group with its members, in the order in which they joined. The times of their last heartbeats are not stored.
 
-    ``kept``: it exists without members and offsets, as all groups did in older versions. ``at_us``: by the elapsed
-    clock. ``has_consumers``:
-    the last member to join used Kafka's newer protocol.
+    kept: the group exists even without members and offsets, as all groups did in older versions. at_us: the time on the
+    elapsed clock. has_consumers: the last member to join used Kafka's newer protocol.
     """
 
     topic: str
@@ -176,7 +178,7 @@ class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """A protocol that names groups without a topic maps this name to this topic."""
+    """A protocol whose group names do not include a topic maps this name to this topic."""
 
     wire: str
     name: str
@@ -186,7 +188,7 @@ class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A writer published staged batches with this number; all its numbers up to it are published."""
+    """A writer published staged batches under this number. Lower numbers of this writer count as published, too."""
 
     writer: str
     number: int
@@ -196,7 +198,7 @@ class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A protocol's own value under a key; None removes it."""
+    """A protocol stored a value under this key; None removes it."""
 
     wire: str
     key: str
@@ -205,14 +207,14 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A topic has this many partitions; the others were removed with their offsets."""
+    """A topic was reduced to this many partitions; the partitions above were removed with their offsets."""
 
     id: bytes
     partition_count: int
 
 
 class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
-    """An aggregate has this version; its event is at this offset of the partition."""
+    """An event was appended: the aggregate's new version, and the event's offset in the partition."""
 
     incarnation: int
     key: bytes
@@ -234,8 +236,7 @@ class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
 class TransactionState(Enum):
     """State of the latest transaction of a transactional id.
 
-    Before an epoch's first transaction it is empty if the epoch has a ``TransactionalProducer``, else it counts as
-    aborted.
+    An epoch that has had no transaction yet counts as empty if it has a ``TransactionalProducer``, else as aborted.
     """
 
     EMPTY = "empty"
@@ -250,10 +251,10 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
     """Holder of a transactional id, for protocols with producer ids.
 
     Attributes:
-        first_epoch: epoch of the transactional id that is epoch 0 of this producer id.
-        asked_epoch: the holder of that epoch has requested the present one; -1 without such a request.
+        first_epoch: the epoch of the transactional id that corresponds to epoch 0 of this producer id.
+        asked_epoch: the epoch whose holder requested the present epoch; -1 if none did.
         timeout_us: longest duration of a transaction.
-        synced: staged data is synced before it is acknowledged.
+        synced: whether staged data is synced before it is acknowledged.
     """
 
     id: int
@@ -264,11 +265,11 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A transactional id has this epoch and an empty transaction in this state; ``token`` is that of its staged data.
+    """A transactional id has this epoch and a transaction without data in this state.
 
-    Sequences continue while epoch and producer stay the same; without a producer they restart. home: of a participant,
-    the coordinator shard. If it ends a transaction with participants in other shards, it is the decision to abort (see
-    ``TransactionDecided``).
+    Sequences continue while epoch and producer stay the same; without a producer they restart. token: identifies the
+    staged data. home: in a participant, the coordinator shard. If the change ends a transaction with participants in
+    other shards, it is the decision to abort (see ``TransactionDecided``).
     """
 
     id: str
@@ -282,7 +283,7 @@ class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """A transaction has one more batch, with this many records; the last has this sequence in this partition."""
+    """One more batch was staged in a transaction: its number of records, and the sequence of its last record."""
 
     id: str
     incarnation: int
@@ -292,8 +293,9 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """A transaction has these next offsets of a group, by partition number, in addition to earlier ones. notes: as in
-    PositionsStored.
+    """A transaction got these next offsets of a group, by partition number, in addition to earlier ones.
+
+    notes: as in PositionsStored.
     """
 
     id: str
@@ -306,10 +308,11 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transaction was published, with the changes in ``stored`` and ``others`` (older brokers stored them singly).
+    """A transaction was published, with the changes in ``stored`` and ``others``; older brokers stored these
+    separately.
 
-    raised: state of the transactional id if the commit began an epoch. With participants in other shards, it is the
-    decision to commit (see ``TransactionDecided``).
+    raised: the new state of the transactional id, if the commit began an epoch. If the transaction has participants in
+    other shards, this change is the decision to commit (see ``TransactionDecided``).
     """
 
     id: str
@@ -321,27 +324,27 @@ class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25)
 
 
 class TransactionPartitions(msgspec.Struct, frozen=True, array_like=True, tag=31):
-    """An open transaction may stage for these partitions, too."""
+    """An open transaction may now stage records for these partitions, too."""
 
     id: str
     incarnations: tuple[int, ...]
 
 
 class TransactionJoined(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """More shards may have participants of an open transaction; its decision applies to them."""
+    """More shards may now participate in an open transaction; the decision must be sent to them."""
 
     id: str
     shards: tuple[int, ...]
 
 
 class TransactionSettled(msgspec.Struct, frozen=True, array_like=True, tag=35):
-    """All shards have applied the decision for this token; ignored if unknown."""
+    """All shards have applied the decision for this token. A token without a decision is ignored."""
 
     token: bytes
 
 
 class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
-    """An existing group has this generation, without members that left, and with new ones last in order."""
+    """An existing group has a new generation: some members left, and new members were added at the end of the order."""
 
     topic: str
     name: str
@@ -356,8 +359,9 @@ class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
 
 
 class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a classic group: its subscription when it joined, and its assignment. is_known: its protocol can
-    encode assignments that the broker makes.
+    """A member of a classic group: its subscription when it joined, and its assignment.
+
+    is_known: whether the broker can encode assignments for this member's protocol.
     """
 
     id: str
@@ -386,13 +390,13 @@ class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
 
 
 class ClassicGroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """A classic group has no members, or they must rejoin."""
+    """The stored generation of a classic group is void: the group has no members, or they must rejoin."""
 
     name: str
 
 
 class GroupUnbound(msgspec.Struct, frozen=True, array_like=True, tag=27):
-    """A protocol maps a group name to no topic any more."""
+    """A protocol no longer maps a group name to a topic."""
 
     wire: str
     name: str
@@ -456,7 +460,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RememberedState(msgspec.Struct, frozen=True, array_like=True):
-    """A producer's batch in a snapshot; ``offset`` is -1 if the log had not answered yet."""
+    """A batch of a producer, in a snapshot; ``offset`` is -1 if the log had not assigned one yet."""
 
     base: int
     last: int
@@ -480,9 +484,9 @@ class AggregateState(msgspec.Struct, frozen=True, array_like=True):
     """An aggregate in a snapshot.
 
     Attributes:
-        offsets: little-endian i64 of its newest events, the last of which is ``version``.
-        owner: its creator.
-        owners: as many i64, the author of each; empty if it was always the same.
+        offsets: offsets of its newest events as little-endian i64; the last belongs to ``version``.
+        owner: the creator.
+        owners: the author of each event, also as i64; empty if all events have the same author.
     """
 
     incarnation: int
@@ -497,11 +501,11 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     """A transactional id and its latest transaction in a snapshot.
 
     Attributes:
-        scope: with ``offsets``, and without a producer: topic, group, member and generation of its first offsets;
-            others are ``held``.
-        batches: older brokers wrote 0 for "as many as records".
+        scope: if the transaction has ``offsets`` and no producer: topic, group, member and generation of its first
+            offsets; ``held`` has all others.
+        batches: older brokers wrote 0, which means the number of records.
         began_at_us: older brokers wrote -1.
-        home: with ``shards``, see ``Transaction``.
+        home: like ``shards``, see ``Transaction``.
     """
 
     id: str
@@ -524,9 +528,9 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
-    """Outcome of a transaction whose participants in these shards may not have applied it yet.
+    """The outcome of a transaction that participants in these shards may still have to apply.
 
-    token: the token under which its data is staged.
+    token: identifies the transaction's staged data.
     """
 
     token: bytes
@@ -536,7 +540,7 @@ class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The whole state; lists are in the order in which they must be loaded."""
+    """The whole state; lists must be loaded in the order of the fields."""
 
     version: int
     next_incarnation: int
@@ -565,14 +569,16 @@ def encode(value: Change | Snapshot) -> bytes:
 
 
 def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iterator[bytes]:
-    """Yield the beginning of an encoded ``Snapshot``; its tables follow, each an array, in the order of the fields."""
+    """Yield the beginning of an encoded ``Snapshot``. The caller appends its tables, each an array, in the order of the
+    fields.
+    """
     tables = len(Snapshot.__struct_fields__) - 2
     bare = _ENCODER.encode((version, next_incarnation, *[0] * tables))
     yield bare[: len(bare) - tables]
 
 
 def decode_change(data: bytes) -> Change:
-    """Decode verified bytes to a change; raise Corrupt(NEWER_FORMAT) for an unknown one."""
+    """Decode a change from bytes whose checksum was verified; raise Corrupt(NEWER_FORMAT) for an unknown kind."""
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -580,7 +586,7 @@ def decode_change(data: bytes) -> Change:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Decode verified bytes to a snapshot; raise Corrupt(NEWER_FORMAT) for an unknown version."""
+    """Decode a snapshot from bytes whose checksum was verified; raise Corrupt(NEWER_FORMAT) for an unknown version."""
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

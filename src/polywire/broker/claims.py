@@ -6,26 +6,26 @@ from typing import Final, Protocol
 
 
 class Claims(Protocol):
-    """Names of topics that several brokers share."""
+    """Claims of topic names on behalf of one broker."""
 
     def claim(self, full_name: str) -> None:
-        """Claim the name of a topic that is about to be created; idempotent.
+        """Claim the name of a topic before it is created; idempotent.
 
-        Raises Busy(BUSY) if another broker was first, Unavailable(STORAGE_FAILED).
+        Raises Busy(BUSY) if another broker has claimed the name, Unavailable(STORAGE_FAILED).
         """
 
     def release(self, full_name: str) -> None:
-        """Release the name of a deleted topic once nothing can restore it."""
+        """Release the name of a deleted topic, once no recovery can restore the topic."""
 
 
 class Alone:
-    """Claims of a single broker."""
+    """Claims of a broker that shares its namespace with no other: they do nothing."""
 
     def claim(self, full_name: str) -> None:
-        """Do nothing."""
+        pass
 
     def release(self, full_name: str) -> None:
-        """Do nothing."""
+        pass
 
 
 ALONE: Final[Claims] = Alone()

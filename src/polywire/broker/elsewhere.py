@@ -1,4 +1,4 @@
-"""Topics of other shards that groups coordinated by this shard read (decision 0128)."""
+"""Topics of other shards that are read by groups of this shard (decision 0128)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polywire.types import TopicName
 
 @dataclass(frozen=True, slots=True)
 class TopicElsewhere:
-    """A topic of another shard, as last reported. access: its access list, None if unrestricted."""
+    """A topic of another shard, as that shard last reported it. access: its access list, None if it has none."""
 
     name: TopicName
     id: bytes
@@ -20,29 +20,30 @@ class TopicElsewhere:
 
 
 class Elsewhere(Protocol):
-    """Known topics of other shards."""
+    """The topics of other shards, as far as they were requested."""
 
     @property
     def version(self) -> int:
-        """Increases, with some delay, when topics are created or deleted in other shards; reading it keeps the polling
-        active.
+        """A number that increases when topics are created or deleted in other shards, with some delay.
+
+        Other shards are polled only while this is read.
         """
 
     def find(self, full_name: str) -> TopicElsewhere | None:
-        """Return the known topic with this full name."""
+        """Return the topic with this full name, None if no shard has reported one."""
 
     def find_id(self, topic_id: bytes) -> TopicElsewhere | None:
-        """Return the known topic with this id."""
+        """Return the topic with this id, None if no shard has reported one."""
 
     def want(self, full_name: str) -> TopicElsewhere | None:
-        """Return the topic as ``find`` does, for a reader: it is requested, and refreshed as long as it is read."""
+        """Return the topic as ``find`` does, request it from its shard, and refresh it as long as it is read."""
 
     def has(self, full_name: str) -> bool:
-        """Return whether another shard has a topic of this name, known or not."""
+        """Return whether another shard has a topic of this name, requested or not."""
 
 
 class Nowhere:
-    """Other shards' topics for a single broker: none."""
+    """The topics of other shards for a single broker: there are none."""
 
     version: Final = 0
 

@@ -1,7 +1,7 @@
 """Events of aggregates with gapless versions, and snapshots (concepts: records#event-fields, decision 0110).
 
 Checking the expected version, numbering the record and storing its offset are one atomic step, in one journal group.
-Reads look up offsets and never scan.
+Reads find events by their stored offsets, without scanning.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, WriteBatch
 from polywire.types import Buffer, Level
 
-ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0102), with padding
-CHANGE_BYTES: Final = 64  # of a change beside its key and payload
-FORGET_INTERVAL_S: Final = 10.0  # between two checks for events that retention has removed
+ENTRY_BYTES: Final = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
+CHANGE_BYTES: Final = 64  # bytes of a journalled change, without key and payload
+FORGET_INTERVAL_S: Final = 10.0  # between two searches for events that retention has removed
 
 
 class Events:
@@ -44,7 +44,7 @@ class Events:
         self._forgot_at = clock.monotonic() - FORGET_INTERVAL_S
 
     def version(self, partition: Partition, key: bytes) -> int:
-        """Return the version of an aggregate's latest event, 0 without one."""
+        """Return the version of an aggregate's latest event, 0 if it has no event."""
         found = self._state.aggregates.find(partition.incarnation, key)
         return 0 if found is None else found.version
 
@@ -63,14 +63,14 @@ class Events:
 
         Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one, Missing(PARTITION_MISSING),
         Invalid(INVALID_REQUEST) for a topic without event sourcing or a key that is empty or too long,
-        Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(BUSY) if there are too many aggregates or events, of one owner or
-        in all, Busy(DISK_FULL).
+        Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(DISK_FULL), and Busy(BUSY) if the owner or the broker has too
+        many aggregates or events.
         """
         self._check_key(partition, key)
         self._check_version(partition, key, version)
         self._admission.check(partition, batch)
         self._admit_event(partition, key, by)
-        self._log.write()  # number earlier additions, so that the next record's offset is known
+        self._log.write()  # assigns offsets to earlier batches, so that the offset of this event is known
         self._log.reserve(len(batch) + len(key) + CHANGE_BYTES + 2 * ENTRY_BYTES)
         offset = partition.log.next_offset
         change = changes.EventAppended(partition.incarnation, key, version, offset, by.owner)
@@ -80,7 +80,7 @@ class Events:
         return offset
 
     def offsets(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
-        """Return the first readable version from ``first_version`` on, and the offsets from it on."""
+        """Return the first version that can be read, at or after ``first_version``, and all offsets from it on."""
         found = self._state.aggregates.find(partition.incarnation, key)
         if found is None:
             return max(first_version, 1), array("q")
@@ -104,17 +104,18 @@ class Events:
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Replace an aggregate's snapshot, as of a version.
+        """Replace an aggregate's snapshot, which contains all events up to ``version``.
 
         Raises Conflict(VERSION_CONFLICT) for a version that does not exist yet, Missing(PARTITION_MISSING),
-        Invalid(INVALID_REQUEST), Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) if snapshots take
-        too much memory, Busy(DISK_FULL).
+        Invalid(INVALID_REQUEST), Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(DISK_FULL), and
+        Busy(BUSY) if snapshots take too much memory.
         """
         self._check_key(partition, key)
         current = self.version(partition, key)
         if not 1 <= version <= current:
             raise Conflict(
-                ErrorCode.VERSION_CONFLICT, f"aggregate has no such version current={current} got={version} key={key!r}"
+                ErrorCode.VERSION_CONFLICT,
+                f"the aggregate does not have this version yet current={current} got={version} key={key!r}",
             )
         limit = self._settings.aggregate_snapshot_bytes_max
         if len(payload) > limit:
@@ -139,7 +140,7 @@ class Events:
         if version != current + 1:
             raise Conflict(
                 ErrorCode.VERSION_CONFLICT,
-                f"aggregate is at another version current={current} got={version} key={key!r}",
+                f"version is not the aggregate's next one current={current} got={version} key={key!r}",
             )
 
     def _admit_event(self, partition: Partition, key: bytes, by: Caller) -> None:
@@ -159,7 +160,7 @@ class Events:
         self._state.quotas.admit(Kind.SNAPSHOT_BYTES, by, added, count=added)
 
     def _forget(self) -> None:
-        """Drop offsets of removed events; rarely, because it visits all aggregates."""
+        """Drop the offsets of removed events. It runs rarely, because it visits all aggregates."""
         now = self._clock.monotonic()
         if now - self._forgot_at < FORGET_INTERVAL_S:
             return

@@ -23,21 +23,21 @@ from polywire.types import Level, PositionKind
 
 
 class Host(Protocol):
-    """Verbs of the broker that expiry uses."""
+    """The broker's operations that expiry uses."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group and apply them."""
 
     def topic_name(self, key: changes.TopicKey) -> str:
-        """Return the full name of a topic that offsets are keyed by."""
+        """Return the full name of the topic with this key."""
 
 
 class Expiry:
-    """The timer. Invariant: at most one call is scheduled; ``_round`` visits everything once.
+    """The timer. Invariant: at most one call is scheduled, and ``_round`` visits every item once.
 
     Args:
         classic: all classic groups by name; their offsets are in use while they have members.
-        abort_late: aborts transactions that take too long; raises Busy(DISK_FULL).
+        abort_late: aborts transactions that exceed their timeout; raises Busy(DISK_FULL).
     """
 
     __slots__ = (
@@ -65,8 +65,6 @@ class Expiry:
         classic: Mapping[str, ClassicGroup],
         abort_late: Callable[[], None],
     ) -> None:
-        """classic: all classic groups by name, whose positions are used while they have members. abort_late: abort transactions that take
-        too long. Raises Busy(DISK_FULL)."""
         self._classic = classic
         self._abort_late = abort_late
         self._host = host
@@ -80,11 +78,10 @@ class Expiry:
         self._stopped = False
 
     def start(self) -> None:
-        """Begin after one interval."""
+        """Schedule the first pass after one interval."""
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def stop(self) -> None:
-        """Stop."""
         self._stopped = True
 
     def _run(self) -> None:
@@ -94,13 +91,13 @@ class Expiry:
             self.run_pass()
         except Busy:  # the disk is full: retried later
             self._round = iter(())
-        except Unavailable:  # storage has failed, which stops the broker
+        except Unavailable:  # storage has failed, and the broker is about to stop
             self._stopped = True
             return
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def run_pass(self) -> None:
-        """Check the next items; raise Busy(DISK_FULL)."""
+        """Check the next items for expiry; raise Busy(DISK_FULL)."""
         now_us = self._clock.now_us()
         self._state.writers.forget_idle(now_us)
         self._state.transactions.forget_idle(now_us)
@@ -113,7 +110,7 @@ class Expiry:
             check()
 
     def _everything(self) -> Iterator[Callable[[], None]]:
-        """Yield checks of everything that exists now; new items are checked in the next round."""
+        """Yield one check for each item that exists now; items created meanwhile are checked in the next round."""
         for topic, name in list(self._state.groups):
             yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]
         for key, reader in self._state.positions.readers():
@@ -122,7 +119,7 @@ class Expiry:
             yield lambda wire=wire, name=name: self._check_binding(wire, name)  # type: ignore[misc]
 
     def _check_group(self, topic: str, name: str) -> None:
-        """Check a group without members, together with its offsets."""
+        """Expire a group without members together with its offsets."""
         self._groups.sweep(name, topic)
         group = self._state.groups.get((topic, name))
         if group is None or group.members:
@@ -138,7 +135,7 @@ class Expiry:
             self._groups.delete(name, topic, by=ITSELF)
 
     def _check_reader(self, key: changes.TopicKey, reader: Reader) -> None:
-        """Check the offsets of a consumer, or of a group without members."""
+        """Expire the offsets of a consumer, or of a group without members."""
         kind, name = reader
         held = self._state.positions.held(key, *reader)
         if held is None or (kind is PositionKind.GROUP and self._is_in_use(name, held)):
@@ -153,7 +150,7 @@ class Expiry:
         self._host.change_all([made], level=Level.WRITTEN, done=None)
 
     def _check_binding(self, wire: str, name: str) -> None:
-        """Check a group binding without a group."""
+        """Expire a group binding whose group does not exist."""
         bound = self._state.bindings.get((wire, name))
         if bound is None or (bound.topic, name) in self._state.groups or not self._is_unused(bound.at_us):
             return
@@ -162,7 +159,7 @@ class Expiry:
             self._host.change_all([changes.GroupUnbound(wire, name)], level=Level.WRITTEN, done=None)
 
     def _is_in_use(self, name: str, held: Held) -> bool:
-        """Return whether a classic group of this name has members; its offsets expire after they are gone."""
+        """Return whether the classic group of this name has members, which protect its offsets from expiry."""
         group = self._classic.get(name)
         if group is None or not group.has_members:
             return False
@@ -170,7 +167,7 @@ class Expiry:
         return True
 
     def _is_unused(self, at_us: int) -> bool:
-        """Return whether it was not used for too long; reads are known since the start only."""
+        """Return whether the last use is too long ago. Reads are not stored, so only reads since the start count."""
         if self._settings.positions_expiry_us == KEEP:
             return False
         grace_us = int(self._settings.expiry_grace_s * SECOND_US)

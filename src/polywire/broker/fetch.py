@@ -1,7 +1,7 @@
 """Return the offset bounds of partitions to readers.
 
-Bounds are returned after a sync, so a crash cannot lose records inside them
-(concepts: durability#what-a-crash-may-take).
+Records within the bounds are synced before the bounds are returned, so a crash cannot lose them (concepts:
+durability#what-a-crash-may-take).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polywire.types import Level
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a partition; ``next_offset`` is exclusive, ``epoch`` is the current one."""
+    """Offsets between which a partition can be read; ``next_offset`` is exclusive. ``epoch`` is the current epoch."""
 
     first_offset: int
     next_offset: int
@@ -30,13 +30,13 @@ class Bounds:
 
 
 def check_alive(partition: Partition) -> None:
-    """Raise Missing(PARTITION_MISSING) for a deleted partition."""
+    """Raise Missing(PARTITION_MISSING) if the partition was deleted."""
     if partition.ended:
         raise _missing(partition)
 
 
 def ask_bounds(log: WriteBatch, partition: Partition, then: Completion[Bounds]) -> None:
-    """Take the current end and call ``then`` with it once it is synced."""
+    """Record the partition's current end and call ``then`` with the bounds once that end is synced."""
     check_alive(partition)
     next_offset, next_address = partition.log.next_offset, partition.log.next_address
     log.barrier(Level.SYNCED, partial(_notify, log.epoch, partition, next_offset, next_address, then))
@@ -59,7 +59,7 @@ def _notify(
 
 
 class ManyBounds:
-    """Bounds of many partitions: taken in slices, synced once, encoded in slices.
+    """The bounds of many partitions: computed and encoded in slices, with one sync for all.
 
     Invariant: ``then`` is called once, never from inside a call of the caller.
     """
@@ -84,7 +84,7 @@ class ManyBounds:
         sliced.put(self._take_ends)
 
     def _take_ends(self, end: float) -> bool:
-        """Take current ends; the sync that begins after the last one covers all."""
+        """Record the current ends. One sync that begins after the last of them covers all."""
         ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
         while len(ends) < len(partitions):
             partition = partitions[len(ends)]

@@ -12,7 +12,7 @@ from polywire.types import TopicName
 
 
 class GroupTopics(Protocol):
-    """A base of ``Broker``, whose catalogue these verbs use."""
+    """A base of ``Broker``: the verbs use its catalogue."""
 
     __slots__ = ()
 
@@ -21,21 +21,23 @@ class GroupTopics(Protocol):
     _catalog: Catalog
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
-        """Return the topic with this full name."""
+        """Return the topic with this full name, of this shard or another."""
         return self._catalog.find(full_name) or self.elsewhere.want(full_name)
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """Return the topic with this id."""
+        """Return the topic with this id, of this shard or another."""
         return self._catalog.find_id(topic_id) or self.elsewhere.find_id(topic_id)
 
     def group_resource(self, full_name: str) -> Topic | TopicElsewhere | TopicName:
-        """Return the resource for permission checks on a full name: the topic, or its name if it does not exist."""
+        """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
         return self._catalog.find(full_name) or self.elsewhere.find(full_name) or TopicName.parse(full_name)
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
-        """Return the partitions of a topic; the default while it does not exist (concepts: groups#positions).
+        """Return a topic's number of partitions, or the default number if it does not exist (concepts:
+        groups#positions).
 
-        last: count of the last assignment, used while the shard that has the topic has not reported it.
+        last: the number in the group's last assignment, returned until the topic's shard has reported the present
+        number.
         """
         topic = self._catalog.find(full_name)
         if topic is not None:
@@ -47,5 +49,5 @@ class GroupTopics(Protocol):
 
     @property
     def group_topics_version(self) -> int:
-        """Increases when topics are created or deleted, in other shards with some delay."""
+        """A number that increases when topics are created or deleted; changes in other shards show with some delay."""
         return self._catalog.version + self.elsewhere.version

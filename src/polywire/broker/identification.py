@@ -26,38 +26,38 @@ from polywire.log.base import Completion, Loop
 from polywire.types import Level
 
 ANONYMOUS_NAME: Final = (
-    ANONYMOUS  # user for clients of protocols without authentication, if the operator has configured it
+    ANONYMOUS  # the user of clients whose protocol has no authentication, if the operator has configured this user
 )
-NAME_LOGGED_MAX: Final = 255  # of a client-supplied name, in the audit log
-KEPT_AS: Final = "scram"  # salt for names without a verifier, the same after each start
+NAME_LOGGED_MAX: Final = 255  # length at which a name sent by a client is cut off in the audit log
+KEPT_AS: Final = "scram"  # the key of a secret for the salts of unknown names, which must not change at a restart
 KEY: Final = "key"
 KEY_BYTES: Final = 32
-# Verified for unknown users, so that response times reveal nothing: a hash of random bytes that are not stored.
+# A hash of random bytes that are not stored. It is verified for unknown users, so that response times reveal nothing.
 NOBODYS_HASH: Final = (
     "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
 )
 
 
 class Host(Protocol):
-    """Verbs of the broker that users need."""
+    """The broker's operations that authentication uses."""
 
     @property
     def streams(self) -> KnownStreams:
         """Return the existing streams."""
 
     def wire_state(self, wire: str, /) -> Mapping[str, bytes]:
-        """Return a live view of the values stored under this name."""
+        """Return a live view of the values that a protocol stored."""
 
     def set_wire_state(
         self, wire: str, key: str, value: bytes | None, *, level: Level, done: Completion[int] | None = None
     ) -> None:
-        """Store a value, None removes it. Raises Busy."""
+        """Store a value of a protocol; None removes it. Raises Busy."""
 
 
 class Identification(Authorization):
-    """Identity of clients; a subclass provides the users.
+    """The identity of clients; a subclass provides the users.
 
-    Invariant: ``_logins`` counts how often the logins of a user were ended. ``_salting``: the secret if it could not be
+    Invariant: ``_logins`` counts how often a user's logins were ended. ``_salting`` has the secret if it could not be
     stored.
     """
 
@@ -76,7 +76,7 @@ class Identification(Authorization):
     _users: dict[int, User]
 
     def close(self) -> None:
-        """Stop verifying."""
+        """Stop verifying logins."""
         self._passwords.close()
 
     # Login
@@ -88,17 +88,15 @@ class Identification(Authorization):
         return ROOT
 
     def certified(self, name: str) -> Principal | None:
-        """Return the configured user of a TLS certificate issued to this name. On an open broker certificates are
-        ignored.
-        """
+        """Return the configured user with the name in a TLS certificate. An open broker ignores certificates."""
         user = None if self.is_open else self._by_name.get(name)
         return None if user is None or not user.configured else self._principal(user)
 
     def nameless(self, certified: Principal | None) -> Principal:
-        """Return the principal of a client whose protocol has no authentication: of its TLS certificate, or the user
-        ``anonymous``.
+        """Return the principal of a client whose protocol has no authentication.
 
-        Raises Denied(LOGIN_REQUIRED) if there is none.
+        It is the user of the client's TLS certificate, or the user ``anonymous``. Raises Denied(LOGIN_REQUIRED) if
+        there is neither.
         """
         if self.is_open:
             return ROOT
@@ -106,20 +104,24 @@ class Identification(Authorization):
             return certified
         user = self._by_name.get(ANONYMOUS_NAME)
         if user is None or not user.configured:
-            raise Denied(ErrorCode.LOGIN_REQUIRED, "authentication is required, but this protocol has no login")
+            raise Denied(
+                ErrorCode.LOGIN_REQUIRED,
+                "authentication is required, but this protocol has no login (use a TLS client certificate, or configure the user anonymous)",
+            )
         return self._principal(user)
 
     @property
     def has_anonymous(self) -> bool:
-        """Return whether clients of protocols without authentication have a user."""
+        """Return whether there is a user for clients of protocols without authentication."""
         user = self._by_name.get(ANONYMOUS_NAME)
         return self.is_open or (user is not None and user.configured)
 
     def log_in(self, name: str, password: str, done: Completion[Principal], *, peer: str = "") -> None:
-        """Verify a password and call ``done`` later with the principal.
+        """Verify a password and call ``done`` later with the principal or an error.
 
-        The error is Denied(LOGIN_FAILED), which does not say what was wrong, or Busy(BUSY) if the attempt was displaced
-        by others. ``peer``: address of the connection, by which logins queue. Raises Busy(BUSY) if too many wait.
+        The error is Denied(LOGIN_FAILED), which does not say what was wrong, or Busy(BUSY) if other logins displaced
+        this one in the queue. ``peer``: address of the connection; logins are queued by address. Raises Busy(BUSY) if
+        too many wait.
         """
         user = self._by_name.get(name)
         if user is None and self.is_open and (name, password) == (DEFAULT_NAME, DEFAULT_PASSWORD):
@@ -138,15 +140,16 @@ class Identification(Authorization):
         self._passwords.verify(kept, password, verified, origin=origin_of(peer, name))
 
     def recall(self, name: str, password: str, *, peer: str = "") -> Principal | None:
-        """Return the principal if the same credentials were verified recently; None says nothing, use ``log_in``."""
+        """Return the principal if the same credentials were verified recently. None proves nothing: use ``log_in``."""
         user = self._by_name.get(name)
         if user is None or not user.active or not is_password(password):
             return None
         return self._principal(user, peer) if self._passwords.known(user.password_hash, password) else None
 
     def log_in_with_token(self, token: str, *, peer: str = "", name: str | None = None) -> Principal:
-        """Return the holder of this token, with this name if given; raise Denied(LOGIN_FAILED), also for an expired
-        token.
+        """Return the user of this token, who must have this name if one is given.
+
+        Raises Denied(LOGIN_FAILED) if the token is unknown or expired.
         """
         held = self._by_digest.get(digest_of(token))
         if held is not None:
@@ -154,12 +157,12 @@ class Identification(Authorization):
             user = self._users[user_id]
             if self._is_alive(kept.expires_at_us) and user.active and name in (None, user.name):
                 return replace(self._principal(user, peer), token=kept.digest, expires_at_us=kept.expires_at_us)
-        if name is None:  # with a name, the secret may also be a password
+        if name is None:  # with a name, the caller may try the secret as a password next
             self._record("login", Outcome.REFUSED, peer=peer, reason="no such token, or it has expired")
         raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
 
     def log_in_with_either(self, name: str, secret: str, done: Completion[Principal], *, peer: str = "") -> None:
-        """Log in as ``log_in`` does; an access token is accepted instead of the password."""
+        """Log in with a password as ``log_in`` does, or with an access token in place of the password."""
         try:
             found = self.log_in_with_token(secret, peer=peer, name=name)
         except Denied:
@@ -168,11 +171,11 @@ class Identification(Authorization):
             self._passwords.soon(done, found)
 
     def is_verifying(self, peer: str) -> bool:
-        """Return whether a login from this address is being verified, or is queued."""
+        """Return whether a login from this address is queued or is being verified."""
         return self._passwords.is_verifying(peer)
 
     def verifier(self, name: str, mechanism: Mechanism) -> Verifier:
-        """Return the SCRAM verifier for a name; a synthetic one for an unknown name."""
+        """Return the SCRAM verifier for a name; for an unknown name, one that no password matches."""
         user = self._by_name.get(name)
         kept = () if user is None else user.verifiers
         found = next((verifier for verifier in kept if verifier.mechanism is mechanism), None)
@@ -188,8 +191,9 @@ class Identification(Authorization):
         *,
         peer: str = "",
     ) -> None:
-        """Log in as ``log_in`` does, by a SCRAM proof over these messages; queued like a password, although it takes no
-        time.
+        """Log in as ``log_in`` does, with a SCRAM proof over these messages.
+
+        It is queued like a password, although checking it takes almost no time.
         """
 
         def verified(right: bool | Busy) -> None:
@@ -198,22 +202,26 @@ class Identification(Authorization):
         self._passwords.prove(lambda: verifier.admits(messages, proof), verified, origin=origin_of(peer, name))
 
     def _secret(self) -> bytes:
-        """Return the secret for salts of unknown names; stored, so that those salts stay the same, as real ones do."""
+        """Return the secret for the salts of unknown names. It is stored, because real salts do not change at a restart
+        either.
+        """
         kept = self._broker.wire_state(KEPT_AS).get(KEY, self._salting)
         if not kept:
             self._salting = kept = secrets.token_bytes(KEY_BYTES)
-            with suppress(BrokerError):  # the disk is full: use it until the broker stops
+            with suppress(BrokerError):  # the disk is full: use this secret until the broker stops
                 self._broker.set_wire_state(KEPT_AS, KEY, kept, level=Level.WRITTEN)
         return kept
 
     def _let_in(
         self, name: str, right: bool | Busy, peer: str, counts: Callable[[User], bool]
     ) -> Principal | BrokerError:
-        """Return the principal for verified credentials. counts: whether they are still the user's."""
+        """Return the principal, or the error of a failed login. counts: returns whether the credentials are still the
+        user's.
+        """
         if isinstance(right, Busy):
             self._record("login", Outcome.REFUSED, user=name, peer=peer, reason=right.message)
             return right
-        user = self._by_name.get(name)  # again: it may have changed while the hash was computed
+        user = self._by_name.get(name)  # look up again: the user may have changed while the hash was computed
         if right and user is not None and user.active and counts(user):
             return self._principal(user, peer)
         self._record("login", Outcome.REFUSED, user=name, peer=peer, reason="wrong user or password")
@@ -225,11 +233,13 @@ class Identification(Authorization):
     # End of logins
 
     def on_end(self, callback: Callable[[int], None]) -> None:
-        """Call back on the loop with the id of a user whose logins changed; check each with ``is_current``."""
+        """Call ``callback`` on the loop with the id of a user whose logins changed; check each login with
+        ``is_current``.
+        """
         self._on_end = callback
 
     def is_current(self, principal: Principal) -> bool:
-        """Return whether a login is valid: its user is active, and neither password nor token has changed."""
+        """Return whether a login is valid: the user is active, and its password or token has not changed."""
         if principal is ROOT:
             return self.is_open
         user = self._users.get(principal.user_id)
@@ -240,11 +250,14 @@ class Identification(Authorization):
         )
 
     def is_administrator(self, principal: Principal) -> bool:
-        """Return whether a principal may manage the server; connections are reserved for those."""
+        """Return whether a principal may manage the server; some connections are reserved for administrators."""
         return self.permits(principal, Action.CLUSTER_ALTER)
 
     def renewed(self, principal: Principal) -> Principal:
-        """Return the principal after it has changed its own password or name, which ends its other logins."""
+        """Return the new principal of a connection whose user changed its own password or name.
+
+        The change ends all other logins of the user.
+        """
         user = self._users.get(principal.user_id)
         return principal if user is None else self._principal(user, principal.peer)
 
@@ -252,7 +265,7 @@ class Identification(Authorization):
         self._logins[user_id] = self._logins.get(user_id, 0) + 1
 
     def _notify_end(self, user_id: int) -> None:
-        """Notify after responses have been written: the requesting connection may be among those to close."""
+        """Notify after responses have been written, because the connection that made the change may be closed, too."""
         if self._on_end is not None:
             self._loop.call_soon(self._on_end, user_id)
 

@@ -1,7 +1,7 @@
-"""Order in which logins are verified: round-robin by client address, with delays after failures.
+"""The order in which logins are verified: round-robin by client address, with delays after failures.
 
 * An address with many logins delays each login of another address by at most one verification.
-* A full queue drops from the address with most attempts: first those with most failures, newest first.
+* A full queue drops an attempt of the address with most attempts: the one with most failures, or else the newest.
 * Every table has a size limit.
 """
 
@@ -18,19 +18,19 @@ from polywire.types import host_of
 FAILURES_KEPT_MAX: Final = (
     4_096  # addresses, connections and names with recent failures, some 200 bytes each; the oldest is dropped first
 )
-FAILURES_FORGOTTEN_S: Final = 60.0  # after the last one
-ADDRESS_FREE: Final = 5  # failures of one address before it has to wait, because users mistype
-NAME_FREE: Final = 10  # failures of one name, from all addresses
-DELAY_MIN_S: Final = 0.25  # doubled with each failure
-# a user who shares an address with an attacker still gets in before its client gives up
+FAILURES_FORGOTTEN_S: Final = 60.0  # after this time without a new failure
+ADDRESS_FREE: Final = 5  # failures of one address without a delay, because users mistype
+NAME_FREE: Final = 10  # failures of one name, from all addresses, without a delay
+DELAY_MIN_S: Final = 0.25  # doubles with each failure
+# short enough for a user who shares an address with an attacker to get in before its client times out
 ADDRESS_DELAY_MAX_S: Final = 2.0
-NAME_DELAY_MAX_S: Final = 1.0  # guessing a name must not lock out its owner
-PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that one site controls
+NAME_DELAY_MAX_S: Final = 1.0  # short, because guesses of a name's password must not lock out its owner
+PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that identify a site, which controls all addresses below
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a login: connection, its address, and the name. Empty parts never wait."""
+    """Where a login comes from: the connection, its address, and the name. Empty parts are never delayed."""
 
     peer: str = ""
     address: str = ""
@@ -38,7 +38,7 @@ class Origin:
 
 
 def origin_of(peer: str, name: str) -> Origin:
-    """Return the origin for ``host:port`` of a connection."""
+    """Return the origin of a connection from ``host:port`` that logs in with this name."""
     host = host_of(peer)
     try:
         address = ip_address(host.partition("%")[0])
@@ -52,7 +52,7 @@ def origin_of(peer: str, name: str) -> Origin:
 class Failures:
     """Recent failures by key.
 
-    Invariant: at most ``FAILURES_KEPT_MAX`` keys, the last failure at the end.
+    Invariant: at most ``FAILURES_KEPT_MAX`` keys; the key with the latest failure is at the end.
     """
 
     __slots__ = ("_counts",)
@@ -74,14 +74,14 @@ class Failures:
                 self._counts.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        """Reset after a success."""
+        """Forget the failures of a key after a success."""
         self._counts.pop(key, None)
 
 
 class Backoff:
-    """Delay of a login after failures of the same connection, address or name.
+    """The delay of a login after failures of the same connection, address or name.
 
-    ``_good`` are addresses from which a name has logged in successfully: guesses from elsewhere do not delay them.
+    ``_good`` are pairs of address and name that have logged in; failures from other addresses do not delay them.
     """
 
     __slots__ = ("_addresses", "_good", "_names", "_peers")
@@ -93,18 +93,17 @@ class Backoff:
         self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def delay_s(self, origin: Origin, now: float) -> float:
-        """Return the seconds before it may be verified."""
+        """Return the seconds before a login may be verified."""
         if (origin.address, origin.name) in self._good:
             return 0.0
         address = _delay_s(self._addresses.count(origin.address, now) - ADDRESS_FREE, ADDRESS_DELAY_MAX_S)
         return max(address, _delay_s(self._names.count(origin.name, now) - NAME_FREE, NAME_DELAY_MAX_S))
 
     def strikes(self, origin: Origin, now: float) -> int:
-        """Return the failures of its connection."""
+        """Return the number of failures of the connection."""
         return self._peers.count(origin.peer, now)
 
     def wrong(self, origin: Origin, now: float) -> None:
-        """Count a failed login."""
         self._addresses.add(origin.address, now)
         self._names.add(origin.name, now)
         self._peers.add(origin.peer, now)
@@ -112,7 +111,6 @@ class Backoff:
             self._good.pop((origin.address, origin.name), None)
 
     def right(self, origin: Origin) -> None:
-        """Count a successful login."""
         self._peers.forget(origin.peer)
         if origin.address:
             self._good[origin.address, origin.name] = None
@@ -124,13 +122,16 @@ class Backoff:
 def _delay_s(failures: int, longest_s: float) -> float:
     if failures < 0:
         return 0.0
-    doublings = min(failures, 16)  # exceeds the longest delay, without float overflow
+    doublings = min(failures, 16)  # more than the longest delay needs, and small enough not to overflow
     return min(DELAY_MIN_S * float(1 << doublings), longest_s)
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A queued login, or another hash. ``turn``, ``name_turn`` and ``order`` belong to the queue."""
+    """A queued login, or other work that hashes a password.
+
+    ``turn``, ``name_turn`` and ``order`` belong to the queue.
+    """
 
     origin: Origin
     ready_at: float
@@ -145,8 +146,9 @@ class Attempt:
 class LoginQueue:
     """Queued attempts, at most ``waiting_max``.
 
-    Each gets a turn one above the last of its address, or that of the last attempt taken; the lowest turn goes first.
-    Within an address, names take turns in the same way among attempts with equally many failures.
+    The attempt with the lowest turn is next. A new attempt gets a turn one above the last of its address, or one above
+    the turn of the attempt taken last. Within an address, names take turns in the same way, among attempts with equally
+    many failures.
     """
 
     __slots__ = ("_attempts", "_last_turns", "_name_turns", "_order", "_turn", "_waiting_max")
@@ -163,7 +165,7 @@ class LoginQueue:
         return len(self._attempts)
 
     def add(self, attempt: Attempt) -> Attempt | None:
-        """Queue an attempt; return the one that is dropped for it, which may be itself."""
+        """Queue an attempt. If the queue is full, return the attempt that is dropped, which may be the new one."""
         address = attempt.origin.address
         attempt.turn = max(self._turn, self._last_turns.get(address, self._turn)) + 1
         same = sum(
@@ -181,8 +183,9 @@ class LoginQueue:
         return worst
 
     def _worst(self) -> Attempt:
-        """Return, of the address with most attempts, the one with most failures, or else the newest for the most tried
-        name.
+        """Return the attempt to drop: of the address with most attempts, the one with most failures.
+
+        If none has failures, it is the newest attempt for the name with most attempts.
         """
         addresses = Counter(attempt.origin.address for attempt in self._attempts)
         names = Counter((attempt.origin.address, attempt.origin.name) for attempt in self._attempts)
@@ -194,7 +197,7 @@ class LoginQueue:
         return max(self._attempts, key=burden)
 
     def take(self, now: float) -> Attempt | None:
-        """Return the next attempt, None if none is ready."""
+        """Remove and return the next attempt, None if none is ready."""
         ready = [attempt for attempt in self._attempts if attempt.ready_at <= now]
         if not ready:
             return None

@@ -2,14 +2,14 @@
 
 An owner is one number:
 
-* a user's id, which is never reused
-* a negative number for the address of a client without a user
+* the id of a user, which is never reused
+* a negative number, which stands for the address of a client without a user
 * UNOWNED
 
 Rules:
 
 * Only the state of users is protected, because a client without a user cannot prove its identity later.
-* Unowned state, such as state stored before owners existed, gets the first user that uses it as its owner.
+* The first user that uses unowned state becomes its owner. State stored before owners existed is unowned.
 * Users who may manage servers may use any state without becoming its owner.
 * On a broker without users all clients are the same principal.
 """
@@ -27,13 +27,14 @@ from polywire.errors import Denied, ErrorCode
 from polywire.types import host_of
 
 UNOWNED: Final = 0
-ANONYMOUS: Final = "anonymous"  # user for all clients of protocols without authentication
-NETWORK_BITS: Final = 64  # of an IPv6 address: one site controls the whole network
+ANONYMOUS: Final = "anonymous"  # the user of all clients whose protocol has no authentication
+# leading bits of an IPv6 address that identify its network, because one site controls the whole network
+NETWORK_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller: its principal, if any, and the owner for its new state and its quotas."""
+    """A caller: its principal, if any, and the owner that is charged for the state it creates."""
 
     principal: Principal | None
     owner: int
@@ -41,7 +42,9 @@ class Caller:
 
 NO_CALLER: Final = Caller(None, UNOWNED)
 ITSELF: Final = Caller(None, UNOWNED)
-"""The broker, for state that must end with a connection. Compared by identity, so no caller equals it."""
+"""The broker as caller, for example to remove a member when its connection ends. Compared by identity, so no client's
+caller is equal to it.
+"""
 
 
 def caller_of(principal: Principal | None, peer: str) -> Caller:
@@ -52,7 +55,9 @@ def caller_of(principal: Principal | None, peer: str) -> Caller:
 
 
 def owner_of_address(peer: str) -> int:
-    """Return the owner number of an address, with or without port; addresses of one IPv6 network share it."""
+    """Return the owner number of an address, with or without a port. All addresses of one IPv6 network have the same
+    number.
+    """
     host = host_of(peer) or peer
     try:
         address = ip_address(host.strip("[]"))
@@ -68,25 +73,25 @@ def owner_of_address(peer: str) -> int:
 
 
 def heir(owner: int, caller: Caller) -> int:
-    """Return the owner after this caller has used it: a user's state stays with that user."""
+    """Return the owner after this caller has used the state: the state of a user stays with that user."""
     if owner > UNOWNED:
         return owner
     return caller.owner if caller.owner > UNOWNED or owner == UNOWNED else owner
 
 
 class Permissions(Protocol):
-    """Permission checks that owners need."""
+    """The permission checks that ownership uses."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether no login is needed."""
+        """Return whether the broker requires no login."""
 
     def permits(self, principal: Principal | None, action: Action, /) -> bool:
-        """Return whether a principal may do something everywhere."""
+        """Return whether a principal may perform an action on all resources."""
 
 
 class Owners:
-    """Protects state of other users."""
+    """Checks access to state that belongs to other users."""
 
     __slots__ = ("_access",)
 
@@ -94,14 +99,14 @@ class Owners:
         self._access: Final = access
 
     def may_use(self, caller: Caller, owner: int) -> bool:
-        """Return whether this caller may use state of this owner."""
+        """Return whether a caller may use the state of an owner."""
         if owner <= UNOWNED or owner == caller.owner or caller is ITSELF or self._access.is_open:
             return True
         principal = caller.principal
         return principal is not None and self._access.permits(principal, Action.CLUSTER_ALTER)
 
     def check(self, caller: Caller, owner: int, what: str, name: str) -> None:
-        """Raise Denied(DENIED) for state of another user, without naming the owner."""
+        """Raise Denied(DENIED) for the state of another user; the error does not name that user."""
         if not self.may_use(caller, owner):
             raise Denied(
                 ErrorCode.DENIED, f"not allowed: it belongs to another user (ask an administrator) {what}={name!r}"

@@ -1,8 +1,8 @@
 """Hash and verify passwords with Argon2id in a thread, because hashing is slow on purpose.
 
 * The event loop never waits for a hash.
-* At most ``waiting_max`` attempts are queued, round-robin by address. Addresses with failures wait longer.
-* Each hash takes 19 MiB while it runs.
+* At most ``waiting_max`` attempts are queued, round-robin by address. Addresses with failures are delayed.
+* Each hash takes 19 MiB of memory while it is computed.
 * Verified passwords are cached as keyed digests, so a client that sends its password with every command is hashed once.
 """
 
@@ -23,17 +23,18 @@ from polywire.clock import Clock
 from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Handle, Loop
 
-THREADS: Final = 1  # a second thread would take the last core from connected clients
-HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)  # OWASP's minimum: some 40 ms
+THREADS: Final = 1  # a second thread would take a core from connected clients
+# the minimum that OWASP recommends: some 40 ms
+HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
 PASSWORD_BYTES_MAX: Final = 1024
 
-NOWHERE: Final = Origin()  # origin of work without a client
+NOWHERE: Final = Origin()  # the origin of work that no client requested
 
 Result = TypeVar("Result")
 
 
 def hash_password(password: str) -> str:
-    """Return the hash to store, with salt and parameters."""
+    """Return the hash to store, which includes salt and parameters."""
     return HASHER.hash(password)
 
 
@@ -46,9 +47,9 @@ def check_password(kept: str, password: str) -> bool:
 
 
 class Passwords:
-    """Hashes and verifies in the background, one at a time.
+    """Hashes and verifies in a thread, one job at a time.
 
-    Invariant: while ``_running``, or while ``_timer`` is set, the queue will be checked again.
+    Invariant: while ``_running`` or ``_timer`` is set, the queue will be checked again.
     """
 
     __slots__ = (
@@ -85,7 +86,7 @@ class Passwords:
         return peer in self._verifying
 
     def known(self, kept: str, password: str) -> bool:
-        """Return whether this pair was verified before; False proves nothing."""
+        """Return whether this hash and password were verified recently; False proves nothing."""
         digest = self._digest(kept, password)
         if digest not in self._verified:
             return False
@@ -93,13 +94,19 @@ class Passwords:
         return True
 
     def hash(self, password: str, done: Callable[[str | Busy], None]) -> None:
-        """Hash, then call ``done`` on the loop; with Busy if displaced. Raises Busy(BUSY)."""
+        """Hash a password and call ``done`` on the loop; with Busy if another attempt displaced it.
+
+        Raises Busy(BUSY) if the queue is full.
+        """
         self._wait(NOWHERE, lambda: hash_password(password), done)
 
     def verify(
         self, kept: str, password: str, done: Callable[[bool | Busy], None], *, origin: Origin = NOWHERE
     ) -> None:
-        """Verify, then call ``done`` on the loop; with Busy if displaced. Raises Busy(BUSY)."""
+        """Verify a password and call ``done`` on the loop; with Busy if another attempt displaced it.
+
+        Raises Busy(BUSY) if the queue is full.
+        """
 
         def verified(right: bool | Busy) -> None:
             if right is True:
@@ -109,7 +116,7 @@ class Passwords:
         self.prove(lambda: check_password(kept, password), verified, origin=origin)
 
     def prove(self, check: Callable[[], bool], done: Callable[[bool | Busy], None], *, origin: Origin) -> None:
-        """Run a check in the thread, in turn, then call ``done`` as ``verify`` does. Raises Busy(BUSY)."""
+        """Run a check in the thread when its turn comes, and call ``done`` as ``verify`` does. Raises Busy(BUSY)."""
 
         def proved(right: bool | Busy) -> None:
             self._end_verifying(origin.peer)
@@ -132,18 +139,17 @@ class Passwords:
             del self._verifying[peer]
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
-        """Deliver a result that needs no thread, as late as all others: never from inside the call."""
+        """Call ``done`` with a result that needs no thread, but later, never from inside this call."""
         self._loop.call_soon(done, result)
 
     def close(self) -> None:
-        """Start nothing more; pending callbacks may never be called."""
+        """Start no more jobs; callbacks of queued jobs may never be called."""
         if self._timer is not None:
             self._timer.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _wait(self, origin: Origin, work: Callable[[], Result], done: Callable[[Result | Busy], None]) -> None:
-        """Queue work."""
         now = self._clock.monotonic()
         attempt = Attempt(
             origin,
@@ -163,7 +169,7 @@ class Passwords:
         return Busy(ErrorCode.BUSY, f"too many logins at once limit={self._waiting_max}", retry_after_ms=1_000)
 
     def _go_on(self) -> None:
-        """Start the next job, now or when it is ready."""
+        """Start the next job, now or at the time when it is ready."""
         if self._running:
             return
         if self._timer is not None:

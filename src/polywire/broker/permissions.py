@@ -1,6 +1,6 @@
 """Permissions and their scope: everywhere, in a stream, or on one topic.
 
-Grants are pure values. Permissions that include others are expanded when a grant is made.
+Grants are immutable. A permission may include others; these are added when a grant is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polywire.types import TopicName
 
 
 class Permission(IntFlag):
-    """One permission; the numbers are stored and never change their meaning."""
+    """One permission. The numbers are stored, so they must never change their meaning."""
 
     MANAGE_SERVERS = 1
     READ_SERVERS = 2
@@ -35,11 +35,11 @@ class Permission(IntFlag):
 
 ALL: Final = Permission(4095)
 _BETWEEN: Final = "/"  # between a stream and its topic
-# not in names in words, because lists are split at these
+# names in words must not contain these characters, because lists of words are split there
 _WORD_RESERVED: Final = (names.WHITE - names.CONTROLS) | {",", _BETWEEN}
 _IN_STREAMS: Final = frozenset(_BETWEEN)
 NOTHING: Final = Permission(0)
-# Ordered so that one pass suffices: a permission precedes those it includes.
+# Ordered so that one pass is enough: a permission precedes those that it includes.
 _INCLUDES: Final = (
     (Permission.MANAGE_SERVERS, Permission.READ_SERVERS),
     (Permission.MANAGE_USERS, Permission.READ_USERS),
@@ -53,7 +53,7 @@ _WORDS: Final = {permission.name.lower(): permission for permission in Permissio
 
 
 def opened(permissions: int) -> int:
-    """Return these permissions and those they include."""
+    """Return these permissions and all that they include."""
     for having, included in _INCLUDES:
         if permissions & having:
             permissions |= included
@@ -72,14 +72,14 @@ def split_resource_name(name: str) -> tuple[str, str]:
 
 
 class Grants(msgspec.Struct, frozen=True, array_like=True):
-    """Permissions as granted; a stream is identified by name, a topic by ``resource_name``."""
+    """Granted permissions: everywhere, by stream name, and by topic (``resource_name``)."""
 
     everywhere: int = 0
     streams: dict[str, int] = {}
     topics: dict[str, int] = {}
 
     def opened(self) -> Grants:
-        """Return them with all included permissions, and with normalized topic names."""
+        """Return the grants with all included permissions and normalized topic names."""
         topics: dict[str, int] = {}
         for resource, given in self.topics.items():
             stream, topic = split_resource_name(resource)
@@ -89,8 +89,10 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
     def allow(self, bits: int, stream: str | None, topic: str | None) -> bool:
-        """Return whether expanded grants hold one of these permissions for a topic, for a stream, or (with neither)
-        everywhere.
+        """Return whether the grants include one of these permissions for a topic, for a stream, or everywhere (neither
+        given).
+
+        The grants must be expanded by ``opened``.
         """
         if bits & self.everywhere:
             return True
@@ -101,7 +103,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return topic is not None and bool(bits & self.topics.get(resource_name(stream, topic), 0))
 
     def cover(self, others: Grants) -> bool:
-        """Return whether expanded grants hold everything that the other expanded ones do."""
+        """Return whether these grants include everything that the others do; both must be expanded by ``opened``."""
         if others.everywhere & ~self.everywhere:
             return False
         for stream, given in others.streams.items():
@@ -114,12 +116,14 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return True
 
     def allow_somewhere(self, bits: int) -> bool:
-        """Return whether expanded grants hold one of these permissions for anything."""
+        """Return whether the grants, expanded by ``opened``, include one of these permissions for any resource."""
         granted = (self.everywhere, *self.streams.values(), *self.topics.values())
         return any(bits & given for given in granted)
 
     def name(self, bits: int, stream: str, topic: str) -> bool:
-        """Return whether expanded grants hold one of these permissions for exactly this stream or topic."""
+        """Return whether the grants, expanded by ``opened``, name exactly this stream or topic with one of these
+        permissions.
+        """
         return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(resource_name(stream, topic), 0))
 
 
@@ -127,7 +131,8 @@ EVERYTHING: Final = Grants(int(ALL))
 
 
 def parse_grants(words: Iterable[str]) -> Grants:
-    """Parse words like ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``; names may contain ``%XX``.
+    """Parse words such as ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``; names may contain
+    ``%XX``.
 
     Raises Invalid(INVALID_REQUEST), and Invalid(INVALID_TOPIC) for an invalid escape.
     """
@@ -138,7 +143,7 @@ def parse_grants(words: Iterable[str]) -> Grants:
         permission = _WORDS.get(name)
         if permission is None or (at and not resource):
             known = ", ".join(sorted(_WORDS))
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown permission word={word!r} known={known}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown permission: {word!r} (use one of {known})")
         if at:
             stream, between, topic = resource.partition(_BETWEEN)
             named = resource_name(names.unescape(stream), names.unescape(topic)) if between else names.unescape(stream)
@@ -150,7 +155,7 @@ def parse_grants(words: Iterable[str]) -> Grants:
 
 
 def grant_words(grants: Grants) -> list[str]:
-    """Return the shortest list of words from which ``parse_grants`` makes these grants."""
+    """Return the shortest list of words that ``parse_grants`` converts to these grants."""
     words = _words(grants.everywhere)
     for stream, given in sorted(grants.streams.items()):
         words += (f"{word}@{names.escape(stream, _WORD_RESERVED)}" for word in _words(given))
@@ -162,7 +167,7 @@ def grant_words(grants: Grants) -> list[str]:
 
 
 def _words(given: int) -> list[str]:
-    """Those of one place."""
+    """Return the words for the permissions of one scope."""
     for word, permission in _SEVERAL.items():
         if given == permission:
             return [word]

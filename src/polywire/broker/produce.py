@@ -1,6 +1,6 @@
-"""Check a batch before the log numbers it, including the sequences of idempotent producers.
+"""Check a batch before the log assigns its offsets, including the sequences of idempotent producers.
 
-A batch without a producer id needs one field read and a few comparisons. The package ``records`` has already validated
+A batch without a producer id costs one field read and a few comparisons. The package ``records`` has already validated
 the bytes.
 """
 
@@ -29,10 +29,10 @@ _COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
-    """Return (producer id, epoch, first sequence, last sequence) of a batch with idempotence, else None.
+    """Return (producer id, epoch, first sequence, last sequence) of a batch from an idempotent producer, else None.
 
-    Raises Invalid(INVALID_BATCH) if the body is compressed, which hides the producer, or a sequence is above
-    ``SEQUENCE_MAX``.
+    Raises Invalid(INVALID_BATCH) if the body is compressed, so that the producer id cannot be read, or if a sequence is
+    above ``SEQUENCE_MAX``.
     """
     flags, columns, record_count, epoch, base = _producer_fields(batch)
     if not is_tracked(columns, epoch):
@@ -40,7 +40,7 @@ def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
     if flags & _COMPRESSED:
         raise Invalid(ErrorCode.INVALID_BATCH, "a compressed batch must not have a producer epoch")
     last = base + record_count - 1
-    if base < 0 or last > SEQUENCE_MAX:  # the field is read as signed
+    if base < 0 or last > SEQUENCE_MAX:  # the field is read as signed, so a larger number is negative
         raise Invalid(ErrorCode.INVALID_BATCH, f"producer sequence is too large limit={SEQUENCE_MAX}")
     places = batches.layout(batch)
     at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
@@ -48,7 +48,7 @@ def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
 
 
 class Admission:
-    """Admits batches that do not take the fast path."""
+    """Checks of batches that ``Broker.produce`` does not append directly."""
 
     __slots__ = ("_clock", "_log", "_owners", "_settings", "_state")
 
@@ -62,10 +62,10 @@ class Admission:
         self._owners = owners
 
     def check(self, partition: Partition, batch: Buffer) -> None:
-        """Refuse a batch that may not be stored.
+        """Refuse a batch that must not be stored.
 
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH) unless it is exactly one whole batch,
-        Invalid(RECORD_TOO_LARGE).
+        Raises Missing(PARTITION_MISSING), Invalid(RECORD_TOO_LARGE), and Invalid(INVALID_BATCH) unless the bytes are
+        exactly one batch.
         """
         if partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
@@ -90,7 +90,9 @@ class Admission:
             self._check_records(batch)
 
     def _check_records(self, batch: Buffer) -> None:
-        """Check record sizes; only a body above the limit can hold a larger record, so few batches are scanned."""
+        """Check the sizes of records. Only a body above the record limit can hold a record above it, so few batches are
+        scanned.
+        """
         longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
         if longest > limit:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
@@ -98,7 +100,7 @@ class Admission:
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
     ) -> None:
-        """Slow path of ``Broker.produce``."""
+        """Append a batch that needs more checks than ``RecordVerbs.produce`` makes itself."""
         self.check(partition, batch)
         identity = producer_identity(batch)
         if identity is None:
@@ -125,7 +127,7 @@ class Admission:
         )
 
     def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
-        """Answer a repeat with the original's offset, once the original has the level that the repeat requests."""
+        """Answer a repeated batch with the offset of the original, once the original has reached ``level``."""
         if repeated.waiting is not None:
             repeated.waiting.append((base, level, done))
         elif done is not None:
@@ -145,5 +147,5 @@ class Admission:
 
 
 def _complete(done: Completion[int], offset: int, reached: int | BrokerError) -> None:
-    """Complete when the level is reached, or has failed."""
+    """Call ``done`` when the level is reached, or could not be reached."""
     done(reached if isinstance(reached, BrokerError) else offset)

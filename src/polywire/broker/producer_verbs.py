@@ -11,36 +11,36 @@ from polywire.broker.topics import Partition
 from polywire.clock import ElapsedClock
 from polywire.log.base import Log
 
-_PRODUCER_COUNT_BITS: Final = 32  # bits of a producer id that count within one start
-_SHARD_BIT: Final = 57  # leaves 2^25 starts of a shard's broker
+_PRODUCER_COUNT_BITS: Final = 32  # the lower bits of a producer id, which count within one start of the broker
+_SHARD_BIT: Final = 57  # the bits from here on hold the shard; the bits below leave room for 2^25 starts
 
 
 class ProducerVerbs(Protocol):
-    """A base of ``Broker``, whose log and state these verbs use."""
+    """A base of ``Broker``: the verbs use its log and state."""
 
     __slots__ = ()
 
     elapsed: ElapsedClock
     producer_shard: int
-    """Number of this shard, so that shards assign distinct ids."""
+    """Number of this shard, which is part of producer ids, so that two shards never assign the same id."""
     _log: Log
     _producer_ids: Iterator[int]
     _state: State
 
     def new_producer_id(self) -> int:
-        """Return a unique 63-bit number: the number of this start, and a count."""
+        """Return a unique number of 63 bits, made of the shard, the number of this start, and a counter."""
         return self.producer_shard << _SHARD_BIT | self._log.epoch << _PRODUCER_COUNT_BITS | next(self._producer_ids)
 
     def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
-        """Return epoch and last sequence of a producer in a partition, or None."""
+        """Return (epoch, last sequence) of a producer in a partition, or None."""
         return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
 
     def producers_of(self, incarnations: Container[int]) -> Iterator[ProducerState | None]:
-        """Yield the known producers of some partitions, and None regularly to let the caller pause."""
+        """Yield the known producers of some partitions. Yields None now and then, so that the caller can pause."""
         return self._state.producers.of_partitions(incarnations, now_us=self.elapsed.now_us())
 
     def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Unwrap a sequence that wraps after 2^31 - 1, as ``Producers.unwrapped`` does; the result can be stored.
+        """Convert a sequence that wraps after 2^31 - 1 to one that does not, as ``Producers.unwrapped`` does.
 
         Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """

@@ -1,15 +1,15 @@
-"""Idempotent producers: the sequence numbers of each producer that a partition has stored.
+"""Idempotent producers: the sequence numbers that each partition has stored of each producer.
 
-These rules apply to a batch with a producer id, a producer epoch of 0 or more and consecutive sequences. The state is
-that of its partition and producer:
+These rules apply to a batch with a producer id, a producer epoch of 0 or more and consecutive sequences. ``known``,
+``first`` and ``last`` are the epoch and the range of sequences that the partition has stored of this producer:
 
     epoch < known          Conflict(PRODUCER_FENCED)
     another user's         Denied(DENIED)
     epoch > known          accepted if it starts at 0 or 1 (protocols differ), else Invalid(SEQUENCE_GAP)
-    unknown                accepted; known sequences begin with this batch's, which may follow dropped ones
+    unknown producer       accepted with any sequence, because earlier batches may have been forgotten
     starts at last + 1     accepted
     in [first, last]       a duplicate: answered with the original offset, or -1 if that is no longer known
-    anything else          Invalid(SEQUENCE_GAP); sequences before ``first`` are unknown, so not called duplicates
+    anything else          Invalid(SEQUENCE_GAP); nothing is known about sequences before ``first``
 
 Kafka's sequences wrap after 2^31 - 1, and a new epoch starts at 0. Protocols like it call ``unwrapped`` first, so
 stored sequences always increase.
@@ -32,18 +32,18 @@ from polywire.log.base import Completion
 from polywire.types import Level
 
 OFFSET_UNKNOWN = -1
-JUST_NOW_US = -1  # last use of a batch from recovery, until the time is known
-SEQUENCE_MAX: Final = 2**63 - 1  # snapshots hold 64-bit numbers
-WRAP: Final = 1 << 31  # sequences of wrapping protocols are below
-LOOKED_AT_ONCE: Final = 500  # producers: some 50 µs
-FIRST_SEQUENCE_MAX = 1  # of a new epoch: the `polywire` and Kafka protocols count from 0, Cursus from 1
+JUST_NOW_US = -1  # the last use of a producer during recovery, until the present time is known
+SEQUENCE_MAX: Final = 2**63 - 1  # snapshots store sequences in 64 bits
+WRAP: Final = 1 << 31  # sequences of protocols that wrap are below this
+LOOKED_AT_ONCE: Final = 500  # producers to check before the caller may pause, which takes some 50 µs
+FIRST_SEQUENCE_MAX = 1  # the first sequence of a new epoch: 0 in the `polywire` and Kafka protocols, 1 in Cursus
 
 
 class Remembered:
-    """One batch of a producer. ``offset`` is its first record's, OFFSET_UNKNOWN until the log has assigned it.
+    """One batch of a producer. ``offset`` is the offset of its first record, OFFSET_UNKNOWN until the log has assigned
+    it.
 
-    Invariant: ``waiting`` is None once the log has answered; until then it holds the repeats that wait for the same
-    answer.
+    Invariant: ``waiting`` holds the repeats that wait for the log's answer; it is None once the log has answered.
     """
 
     __slots__ = ("base", "last", "offset", "waiting")
@@ -60,7 +60,10 @@ class Remembered:
 
 
 class _Producer:
-    """One producer in one partition. Invariant: sequences first..last of this epoch were all accepted."""
+    """One producer in one partition.
+
+    Invariant: all sequences from ``first`` to ``last`` of this epoch were accepted.
+    """
 
     __slots__ = ("epoch", "first", "last", "owner", "seen_at_us", "window")
 
@@ -73,17 +76,17 @@ class _Producer:
         self.window: deque[Remembered] = deque(maxlen=window)
 
     def assign_offset(self, batch: Remembered, epoch: int) -> None:
-        """Record a batch's offset if it is still in the window."""
+        """Record a batch's offset if the batch is still among the remembered ones."""
         for remembered in self.window:
             if remembered.base == batch.base and epoch == self.epoch:
                 remembered.offset = batch.offset
 
 
 class Producers:
-    """All known producers, longest idle first.
+    """All known producers; the one idle for longest comes first.
 
-    Invariant: at most ``producers_max``, and of one owner at most its share; ``_owned`` are those of each owner in the
-    same order. An owner that exceeds its share evicts its own producers, never those of others.
+    Invariant: there are at most ``producers_max``, and no owner has more than its share. ``_owned`` has each owner's
+    producers in the same order. An owner that exceeds its share evicts its own producers, never those of others.
     """
 
     __slots__ = ("_by_key", "_owned", "_settings", "_share", "_views")
@@ -133,7 +136,8 @@ class Producers:
         return settled(base, last, OFFSET_UNKNOWN)
 
     def unwrapped(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int, now_us: int) -> int:
-        """Return the sequence that one below WRAP stands for: of all candidates, the nearest to the expected one.
+        """Return the full sequence for one that wraps at WRAP: of all candidates, the one nearest to the expected
+        sequence.
 
         Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """
@@ -151,7 +155,7 @@ class Producers:
         return sequence + max(laps, 0) * WRAP
 
     def of_partitions(self, incarnations: Container[int], *, now_us: int) -> Iterator[ProducerState | None]:
-        """Yield the known producers of some partitions, and None regularly."""
+        """Yield the known producers of some partitions. Yields None now and then, so that the caller can pause."""
         for number, key in enumerate(list(self._by_key)):
             if not number % LOOKED_AT_ONCE:
                 yield None
@@ -159,12 +163,12 @@ class Producers:
                 yield from self._stored(key)
 
     def owner(self, incarnation: int, producer: bytes) -> int:
-        """Return a producer's owner; producers from recovery have none."""
+        """Return a producer's owner; producers restored by recovery have none."""
         known = self._by_key.get((incarnation, producer))
         return UNOWNED if known is None else known.owner
 
     def last(self, incarnation: int, producer: bytes, *, now_us: int) -> tuple[int, int] | None:
-        """Return epoch and last sequence of a producer in a partition, or None."""
+        """Return (epoch, last sequence) of a producer in a partition, or None."""
         known = self._living((incarnation, producer), now_us)
         return None if known is None else (known.epoch, known.last)
 
@@ -183,7 +187,7 @@ class Producers:
     def remember(
         self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int, owner: int = UNOWNED
     ) -> None:
-        """Record an accepted batch, which ``find`` has reported as new."""
+        """Record an accepted batch, for which ``find`` returned None."""
         key = (incarnation, producer)
         known = self._remove(key)
         if known is None or epoch != known.epoch or batch.base != known.last + 1:
@@ -196,11 +200,11 @@ class Producers:
         self._insert(key, known)
 
     def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered) -> None:
-        """Apply a batch from recovery; for one in the snapshot, only its offset is new.
+        """Apply a batch from recovery. If the snapshot contains the batch, only its offset is recorded.
 
-        A live broker would have refused a batch that does not follow, or answered it as a repeat. So such a batch is
-        either replayed twice, or the first of a producer that had been evicted, which then follows everything known of
-        it.
+        A batch whose sequence does not follow the last one is not refused here, as it would be by a live broker. It was
+        either replayed twice, or it is the first batch after the producer was evicted, and then its sequences are the
+        newest.
         """
         known = self._by_key.get((incarnation, producer))
         if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
@@ -212,17 +216,16 @@ class Producers:
 
     @property
     def latest_us(self) -> int:
-        """Return the last use of any producer, 0 without any."""
+        """The time of the last use of any producer, 0 if there is none."""
         return max((known.seen_at_us for known in self._by_key.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """End recovery: producers from it count as used now."""
+        """End the recovery: restored producers count as used now."""
         for known in self._by_key.values():
             if known.seen_at_us == JUST_NOW_US:
                 known.seen_at_us = now_us
 
     def drop_partitions(self, incarnations: Collection[int]) -> None:
-        """Drop partitions."""
         if incarnations:
             gone = [key for key in self._by_key if key[0] in incarnations]
             for key in gone:
@@ -248,8 +251,9 @@ class Producers:
         return producer
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all producers as of now, longest idle first, encoded in pieces. Offsets assigned meanwhile may be
-        included.
+        """Yield all producers as they are at the time of the call, longest idle first, encoded in pieces.
+
+        Offsets that are assigned during the iteration may be included.
         """
         found = self._views.open(list(self._by_key))
         return encoded(len(self._by_key), found, lambda producer: len(producer.window))
@@ -281,7 +285,7 @@ class Producers:
 
 
 def settled(base: int, last: int, offset: int) -> Remembered:
-    """Return a batch whose offset is known, as recovery replays it."""
+    """Return a batch whose offset is known, for recovery."""
     batch = Remembered(base, last)
     batch.offset = offset
     batch.waiting = None
@@ -289,7 +293,7 @@ def settled(base: int, last: int, offset: int) -> Remembered:
 
 
 def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Level, Completion[int] | None]]:
-    """Record the log's answer; return the waiting repeats (first sequence, level, done)."""
+    """Record the log's answer for a batch; return the waiting repeats as (first sequence, level, done)."""
     if not isinstance(offset, BrokerError):
         batch.offset = offset
     waiting = batch.waiting or []

@@ -15,9 +15,9 @@ from polywire.broker.view import one_by_one
 
 
 class PublishDedup:
-    """Last published number of each writer, longest idle first.
+    """The last published number of each writer; the writer idle for longest comes first.
 
-    Invariant: a writer is dropped only after it was idle for ``writer_expiry_us``, by the elapsed clock.
+    Invariant: a writer is dropped only after it was idle for ``writer_expiry_us`` on the elapsed clock.
     """
 
     __slots__ = ("_by_name", "_settings", "_usage")
@@ -28,7 +28,7 @@ class PublishDedup:
         self._by_name: dict[str, changes.Published] = {}
 
     def last(self, writer: str) -> int | None:
-        """Return the last number of a writer."""
+        """Return the last number that a writer has published."""
         known = self._by_name.get(writer)
         return None if known is None else known.number
 
@@ -45,7 +45,7 @@ class PublishDedup:
         return self._by_name.get(writer)
 
     def apply(self, change: changes.Published) -> None:
-        """Apply a publish; drop writers that were idle for too long."""
+        """Apply a publish, and drop writers that were idle for too long."""
         self.forget(change.writer)
         self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us, owner=change.owner)
         self._charge(change, 1)
@@ -60,7 +60,7 @@ class PublishDedup:
             self.forget(oldest.writer)
 
     def forget(self, writer: str) -> None:
-        """Drop a writer: its numbers may start anywhere again."""
+        """Drop a writer; its next publish may have any number."""
         known = self._by_name.pop(writer, None)
         if known is not None:
             self._charge(known, -1)
@@ -70,14 +70,14 @@ class PublishDedup:
 
     @property
     def latest_us(self) -> int:
-        """Return the time of the last publish, 0 without any."""
+        """The time of the last publish, 0 if there was none."""
         return max((known.at_us for known in self._by_name.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all writers as of now, longest idle first, encoded in pieces."""
+        """Yield all writers as they are at the time of the call, longest idle first, encoded in pieces."""
         return one_by_one(list(self._by_name.values()))
 
 
 def size_of(writer: str) -> int:
-    """Return the bytes that a writer counts for."""
+    """Return the bytes that quotas charge for a writer."""
     return WRITER_BYTES + len(writer)

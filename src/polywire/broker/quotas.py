@@ -16,7 +16,7 @@ from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
 
-# Memory of one item of each kind beside its names and values, measured with objects, keys and slots of tables.
+# Measured memory of one item of each kind with its objects, keys and table slots, but without names and values.
 GROUP_BYTES: Final = 600
 MEMBER_BYTES: Final = 300
 BINDING_BYTES: Final = 250
@@ -24,23 +24,23 @@ TRANSACTIONAL_ID_BYTES: Final = 500
 WRITER_BYTES: Final = 300
 READER_BYTES: Final = 400
 POSITION_BYTES: Final = 150
-NUMBER_BYTES: Final = 100  # a number stored under a number
+NUMBER_BYTES: Final = 100  # memory of a number stored under a number in a dictionary
 KEY_BYTES: Final = 200
 AGGREGATE_BYTES: Final = 300
 EVENT_BYTES: Final = 8
 
 
 class Kind(Enum):
-    """Kinds of state, by the words that messages use."""
+    """Kinds of state; the values are used in messages."""
 
     GROUPS = "groups"
     MEMBERS = "members of groups"
     BINDINGS = "names of groups"
     TRANSACTIONAL_IDS = "transactional ids"
     WRITERS = "writers"
-    READERS = "owners of positions"
+    READERS = "consumers and groups with offsets"
     POSITIONS = "positions"
-    KEYS = "keys of a wire's state"
+    KEYS = "keys of a protocol's state"
     AGGREGATES = "aggregates"
     EVENTS = "events"
     SNAPSHOT_BYTES = "bytes of aggregates' snapshots"
@@ -49,11 +49,11 @@ class Kind(Enum):
 
 
 BULK: Final = frozenset({Kind.TOPICS, Kind.PARTITIONS, Kind.AGGREGATES, Kind.EVENTS, Kind.SNAPSHOT_BYTES})
-"""Kinds of which usually one owner creates the most."""
+"""Kinds of which one owner often creates most items; its share of their limits is larger."""
 
 
 class Usage:
-    """Use by owner. Invariant: totals are the sums over all owners; owners without state have no entry."""
+    """State by owner. Invariant: totals are the sums over all owners, and owners without state have no entry."""
 
     __slots__ = ("_bytes", "_counts", "_totals", "bytes")
 
@@ -64,7 +64,7 @@ class Usage:
         self.bytes = 0
 
     def charge(self, kind: Kind, owner: int, count: int, size: int) -> None:
-        """Count ``count`` more (or fewer) of a kind, with ``size`` bytes."""
+        """Add ``count`` items of a kind, with ``size`` bytes, to an owner; negative numbers subtract."""
         if count:
             key = kind, owner
             left = self._counts.get(key, 0) + count
@@ -82,11 +82,11 @@ class Usage:
                 self._bytes.pop(owner, None)
 
     def count(self, kind: Kind) -> int:
-        """Return the number of a kind."""
+        """Return the number of items of a kind."""
         return self._totals.get(kind, 0)
 
     def count_of(self, kind: Kind, owner: int) -> int:
-        """Return an owner's number of a kind."""
+        """Return an owner's number of items of a kind."""
         return self._counts.get((kind, owner), 0)
 
     def bytes_of(self, owner: int) -> int:
@@ -94,12 +94,12 @@ class Usage:
         return self._bytes.get(owner, 0)
 
     def owners(self) -> dict[int, int]:
-        """Return all owners with their bytes."""
+        """Return the bytes of state by owner."""
         return dict(self._bytes)
 
 
 class Quotas:
-    """Decides whether an owner may have more."""
+    """Decides whether an owner may create more state."""
 
     __slots__ = ("_limits", "_settings", "usage")
 
@@ -123,8 +123,9 @@ class Quotas:
         }
 
     def admit(self, kind: Kind, by: Caller, size: int, *, count: int = 1, owner: int = UNOWNED) -> None:
-        """Raise Busy(BUSY) if ``owner`` (UNOWNED: the caller) may not have ``count`` more of a kind, with ``size``
-        bytes.
+        """Raise Busy(BUSY) if an owner may not have ``count`` more items of a kind, with ``size`` bytes.
+
+        owner: UNOWNED stands for the caller.
         """
         if by is ITSELF:
             return

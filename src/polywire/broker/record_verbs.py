@@ -17,7 +17,7 @@ from polywire.types import Buffer, Level
 
 
 class Append(Protocol):
-    """``WriteBatch.append``, looked up once."""
+    """``WriteBatch.append`` as an attribute, because looking it up for every batch takes time."""
 
     def __call__(
         self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None
@@ -25,9 +25,9 @@ class Append(Protocol):
 
 
 class RecordVerbs(Protocol):
-    """A base of ``Broker``, whose log and state these verbs use.
+    """A base of ``Broker``: the verbs use its log and state.
 
-    ``appended``: number of stored and staged batches, from which a connection detects that its client produces.
+    ``appended``: number of stored and staged batches. A connection compares it to detect that its client produces.
     """
 
     __slots__ = ("appended",)
@@ -45,12 +45,14 @@ class RecordVerbs(Protocol):
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append one validated batch; ``done`` gets the offset of its first record once ``level`` is reached.
+        """Append one validated batch; ``done`` gets the offset of its first record once the batch has reached
+        ``level``.
 
-        A batch with a producer epoch and consecutive sequences is appended only once; a repeat is answered with the
-        original's offset (-1 if no longer known) at its level. A writable batch is numbered in place. Raises
-        Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED),
-        Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
+        A batch with a producer epoch and consecutive sequences is appended only once. A repeat is answered with the
+        offset of the original (-1 if no longer known), once the original has reached ``level``. The offset is written
+        into the batch if its buffer is writable. Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH,
+        RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED), Denied(DENIED) for another user's producer,
+        Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
         length, _, columns, body_bytes = admission_fields(batch)
@@ -68,7 +70,7 @@ class RecordVerbs(Protocol):
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        """Read stored batches from the one that contains ``offset``, as ``PartitionLog.read``.
+        """Read stored batches, beginning with the one that contains ``offset``; see ``PartitionLog.read``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
@@ -84,7 +86,7 @@ class RecordVerbs(Protocol):
         then: Completion[Located],
         offset_end: int | None = None,
     ) -> Located | Handle:
-        """Locate sealed records in files, as ``PartitionLog.locate``; only for callers that may fetch them.
+        """Return where sealed records are in files, for callers that may read the files; see ``PartitionLog.locate``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
@@ -92,20 +94,22 @@ class RecordVerbs(Protocol):
         return partition.log.locate(offset, then, offset_end=offset_end)
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once when records from ``offset`` on are readable or the partition has ended, unless the handle
-        is cancelled.
+        """Call ``wake`` once, when the record at ``offset`` can be read or the partition was deleted.
 
-        Raises Missing(PARTITION_MISSING).
+        Cancelling the returned handle prevents the call. Raises Missing(PARTITION_MISSING).
         """
         check_alive(partition)
         return self._log.wait(partition.log, offset, wake)
 
     def many_bounds(self, partitions: Sequence[Partition], *, then: Completion[list[Bounds]]) -> None:
-        """Ask the bounds of many partitions, in order; Missing(PARTITION_MISSING) if one has ended."""
+        """Call ``then`` with the bounds of many partitions, in order; with Missing(PARTITION_MISSING) if one is
+        deleted.
+        """
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
     def bounds(self, partition: Partition, *, then: Completion[Bounds]) -> None:
-        """Call ``then`` with first and next offset, epoch and next address as of now, once synced. Raises
-        Missing(PARTITION_MISSING).
+        """Call ``then`` with the present first and next offset, epoch and next address, once these are synced.
+
+        Raises Missing(PARTITION_MISSING).
         """
         ask_bounds(self._log, partition, then)

@@ -23,7 +23,7 @@ from polywire.types import Level
 
 
 class RemovalVerbs(WriteBatchVerbs, Protocol):
-    """A base of ``Broker``, whose log and state these verbs use."""
+    """A base of ``Broker``: the verbs use its log and state."""
 
     __slots__ = ()
 
@@ -32,13 +32,13 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     _topic_work: OrderedWork
 
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
-        """Remove all records; offsets continue. Return whether they are unreadable already.
+        """Remove all records of a topic; its offsets continue. Return whether the records can no longer be read.
 
-        Otherwise they are removed when ``done`` is called, and partly removed if that is with an error. Raises
+        If not, they are removed by the time ``done`` is called; if that is with an error, some may remain. Raises
         Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
-        self._log.write()  # so that earlier additions count
+        self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
         if len(topic.partitions) > AT_ONCE_MAX:
             ends = [(partition, partition.log.next_offset) for partition in topic.partitions]
             self._topic_work.put(self._purging(topic, ends, level, done))
@@ -74,14 +74,16 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> None:
-        """Remove the records below an offset; nothing happens if there are none.
+        """Remove the records below an offset; do nothing if there are none.
 
-        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) above the end, Busy(DISK_FULL), Unavailable.
+        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) for an offset above the end, Busy(DISK_FULL),
+        Unavailable.
         """
         check_alive(partition)
-        self._log.write()  # so that additions of this write batch count
+        self._log.write()  # assigns offsets to earlier batches, so that the end of the partition is known
         if first_offset > partition.log.first_offset:
-            self._log.reserve(ENTRY_BYTES, need=Need.REMOVAL)  # refused if that write failed, which moved the end back
+            # raises if the write above failed, because the end of the partition is then lower again
+            self._log.reserve(ENTRY_BYTES, need=Need.REMOVAL)
             if first_offset > partition.log.next_offset:
                 raise Missing(
                     ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -91,13 +93,14 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         self.change_all((), level=level, done=done)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
-        """Remove all records of several topics, one after the other: at once if they are few, else in slices.
+        """Remove all records of several topics, one topic after the other: at once if they are few, else in slices.
 
-        A topic loses the records it has when its turn comes; topics deleted meanwhile are skipped. ``done`` is called
-        when everything has its level, or with an error, which leaves some topics purged; few topics raise it instead.
+        A topic loses the records that it has when its purge begins; topics deleted by then are skipped. ``done`` is
+        called when all removals have reached ``level``, or with an error; some topics are purged then. For few topics,
+        an error is raised instead.
         """
         if are_many(topics):
-            self._log.write()  # so that earlier additions count
+            self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
             self._topic_work.put(self._purging_all(topics, level, done))
             return
         for topic in topics:

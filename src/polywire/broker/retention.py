@@ -1,7 +1,7 @@
 """Retention by age and size, and compaction by key.
 
-Every few seconds a pass handles a bounded number of partitions; the next pass continues after them. Only whole batches
-are trimmed, never the one that is being written.
+Every few seconds a pass checks a bounded number of partitions, and the next pass continues after them. Only whole
+batches are removed, never the one that is being written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polywire.log.base import Loop, Partitions
 
 
 def limits_of(topic: TopicSettings, broker: BrokerSettings) -> tuple[int | None, int | None]:
-    """Return (age in µs, bytes) for a topic's partitions; None retains forever."""
+    """Return the limits (age in µs, bytes) of a topic's partitions; None means no limit."""
     age = broker.retention_age_us if topic.retention_age_us is None else topic.retention_age_us
     size = broker.retention_bytes if topic.retention_bytes is None else topic.retention_bytes
     return (None if age == KEEP else age), (None if size == KEEP else size)
@@ -35,11 +35,10 @@ class Retention:
         self._stopped = False
 
     def start(self) -> None:
-        """Begin after one interval."""
+        """Schedule the first pass after one interval."""
         self._loop.call_later(self._settings.retention_interval_s, self._run)
 
     def stop(self) -> None:
-        """Stop."""
         self._stopped = True
 
     def _run(self) -> None:
@@ -47,14 +46,14 @@ class Retention:
             return
         self._loop.call_later(
             self._settings.retention_interval_s, self._run
-        )  # first, so that there is always a next time
+        )  # scheduled first, so that an error does not end the timer
         try:
             self.run_pass()
-        except Unavailable:  # storage has failed, which stops the broker
+        except Unavailable:  # storage has failed, and the broker is about to stop
             self._stopped = True
 
     def run_pass(self) -> int:
-        """Check the next partitions and return how many were trimmed; stop early if the log is busy."""
+        """Check the next partitions; return how many were trimmed. If the log is busy, the pass ends early."""
         if not self._queue:
             self._queue = self._catalog.incarnations()
             self._queue.reverse()

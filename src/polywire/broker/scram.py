@@ -23,14 +23,15 @@ import msgspec
 
 from polywire.errors import ErrorCode, Invalid
 
-ITERATIONS: Final = 16_384  # the maximum of other Kafka brokers, and above their default of 4096
-ITERATIONS_RANGE: Final = range(4096, 1_000_001)  # minimum of RFC 7677; maximum work that a client may be asked for
+ITERATIONS: Final = 16_384  # the maximum that Apache Kafka allows; its default is 4096
+# the minimum of RFC 7677, and the most work that a client should have to do
+ITERATIONS_RANGE: Final = range(4096, 1_000_001)
 SALT_BYTES: Final = 16
 SALT_BYTES_MAX: Final = 64
 
 
 class Mechanism(Enum):
-    """Hash function for SCRAM, by IANA's name of the mechanism."""
+    """A SCRAM mechanism, which determines the hash function; the values are IANA's names."""
 
     SHA_256 = "SCRAM-SHA-256"
     SHA_512 = "SCRAM-SHA-512"
@@ -42,12 +43,12 @@ class Mechanism(Enum):
 
     @property
     def key_bytes(self) -> int:
-        """Length of its keys."""
+        """The length of its keys in bytes."""
         return 32 if self is Mechanism.SHA_256 else 64
 
 
 class Verifier(msgspec.Struct, frozen=True, array_like=True):
-    """Stored verifier of a password for one mechanism."""
+    """The stored verifier of a password for one mechanism."""
 
     mechanism: Mechanism
     iterations: int
@@ -56,7 +57,7 @@ class Verifier(msgspec.Struct, frozen=True, array_like=True):
     server_key: bytes
 
     def admits(self, messages: bytes, proof: bytes) -> bool:
-        """Return whether the proof over these messages is right."""
+        """Return whether the proof over these messages is correct."""
         digest = self.mechanism.digest
         signature = hmac.digest(self.stored_key, messages, digest)
         if len(proof) != len(signature):
@@ -83,14 +84,17 @@ def make_verifier(password: str, mechanism: Mechanism, *, iterations: int = ITER
 
 
 def verifier_of(salted: bytes, mechanism: Mechanism, *, salt: bytes, iterations: int) -> Verifier:
-    """Return the verifier of a salted password."""
+    """Return the verifier for a salted password."""
     digest = mechanism.digest
     stored_key = _hash(hmac.digest(salted, b"Client Key", digest), digest)
     return Verifier(mechanism, iterations, salt, stored_key, hmac.digest(salted, b"Server Key", digest))
 
 
 def no_verifier(key: bytes, name: str, mechanism: Mechanism) -> Verifier:
-    """Return a verifier that no password fits, always the same for a name, so that unknown names cannot be detected."""
+    """Return a verifier that no password matches.
+
+    It is always the same for a name, so a client cannot find out whether a user exists.
+    """
     salt = hmac.digest(key, f"{mechanism.value}:{name}".encode("utf-8", "surrogatepass"), "sha256")[:SALT_BYTES]
     return Verifier(mechanism, ITERATIONS, salt, secrets.token_bytes(mechanism.key_bytes), b"")
 
@@ -103,10 +107,16 @@ def parse_verifier(text: str) -> Verifier:
         salt, stored_key, server_key = (b64decode(part, validate=True) for part in parts)
         found = Verifier(mechanism, int(iterations), salt, stored_key, server_key)
     except ValueError:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "invalid SCRAM verifier") from None
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "SCRAM verifier is malformed (use $MECHANISM$ITERATIONS$SALT$STORED_KEY$SERVER_KEY)",
+        ) from None
     keys = {len(stored_key), len(server_key)}
     if empty or found.iterations not in ITERATIONS_RANGE or not is_salt(salt) or keys != {mechanism.key_bytes}:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "invalid SCRAM verifier")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "SCRAM verifier is malformed (use $MECHANISM$ITERATIONS$SALT$STORED_KEY$SERVER_KEY)",
+        )
     return found
 
 

@@ -17,8 +17,8 @@ SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
 MEBI: Final = 1024 * 1024
-WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy stores the names of 1,000 groups there
-RECORD_ROOM_BYTES: Final = 4096  # of a batch beside key and value of its only record
+WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy stores the names of up to 1,000 groups there
+RECORD_ROOM_BYTES: Final = 4096  # bytes of a batch with one record, without key and value
 
 
 class Compression(Enum):
@@ -34,11 +34,11 @@ class TopicSetting:
     """One setting of a topic, the same for every protocol, command and file.
 
     Attributes:
-        kind: int, bool, or an enumeration whose values are the words.
-        default: for a new topic; None leaves the choice to the broker's settings or to each protocol.
+        kind: int, bool, or an enumeration whose values are the words that a user writes.
+        default: the value for a new topic; None leaves the choice to the broker's settings or to each protocol.
         meaning: short text for help and reference.
         allowed: range of numbers, None for other kinds.
-        is_fixed: it cannot be changed once the topic exists.
+        is_fixed: whether it cannot be changed once the topic exists.
     """
 
     kind: type[int] | type[Enum]
@@ -49,7 +49,7 @@ class TopicSetting:
 
     @property
     def spelled(self) -> str:
-        """Allowed values, as in messages and on the reference page."""
+        """The allowed values, as shown in messages and on the reference page."""
         if self.allowed is not None:
             return f"{self.allowed.start} to {self.allowed.stop - 1}"
         return "0 or 1" if self.kind is bool else ", ".join(member.value for member in self._members)
@@ -59,7 +59,10 @@ class TopicSetting:
         return list(self.kind) if issubclass(self.kind, Enum) else []
 
     def read(self, name: str, value: int | str | None) -> object:
-        """Convert a value for ``TopicSettings``; None stands for the default. Raises Invalid(INVALID_REQUEST)."""
+        """Convert a value that a client sent to one of ``TopicSettings``; None is the default.
+
+        Raises Invalid(INVALID_REQUEST).
+        """
         if value is None:
             return self.default
         if issubclass(self.kind, Enum):
@@ -95,7 +98,7 @@ TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
         int,
         None,
         "age in microseconds above which records are dropped; 0 for no limit, by default the broker's setting",
-        range(2**62 + 1),  # fits 64 bits when added to a time
+        range(2**62 + 1),  # the result fits into 64 bits when it is added to a time
     ),
     "retention_bytes": TopicSetting(
         int,
@@ -115,7 +118,7 @@ RETENTION_MIB_MAX: Final = (TOPIC_RANGES["retention_bytes"].stop - 1) // MEBI
 
 
 class Listed(Enum):
-    """Sides of a topic's access list."""
+    """The two parts of a topic's access list: readers and writers."""
 
     READERS = "readers"
     WRITERS = "writers"
@@ -126,35 +129,35 @@ ANYBODY: Final = "*"  # on an access list: everyone, logged in or not
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """Users that may read, and that may write, a topic over any protocol: names, or ``*``. None: unrestricted.
+    """Which users may read a topic, and which may write it, over any protocol.
 
-    It restricts rights and grants none: a listed user needs the permission as well.
+    Each list has user names or ``*``; None restricts nothing. A listed user still needs the permission.
     """
 
     readers: tuple[str, ...] | None = None
     writers: tuple[str, ...] | None = None
 
     def admits(self, side: Listed, name: str | None) -> bool:
-        """Return whether this user is admitted; None is an unauthenticated client."""
+        """Return whether this part of the list admits a user; None is an unauthenticated client."""
         names = self.readers if side is Listed.READERS else self.writers
         return names is None or ANYBODY in names or name in names
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Settings of one topic, stored as given, because clients read them back.
+    """Settings of one topic, stored as the client sent them, because clients read them back.
 
     Attributes:
-        replication_factor: as given by the client; one broker stores one copy.
-        key_hash: hash function for all protocols, so that equal keys share a partition (concepts:
-            records#keys-and-partitions); None leaves each protocol's own.
-        retention_age_us: of a partition; None uses the broker's default, 0 retains forever.
-        retention_bytes: likewise.
+        replication_factor: stored for clients only; one broker stores one copy.
+        key_hash: hash function for all protocols, so that equal keys get the same partition (concepts:
+            records#keys-and-partitions); None leaves it to each protocol.
+        retention_age_us: for each partition; None uses the broker's default, 0 retains records forever.
+        retention_bytes: for each partition, with the same special values.
         compaction: retain only the newest record of each key.
-        compression: of batches when they leave the journal.
-        idempotent: check producers' sequences whatever the request says.
+        compression: compression of batches when they move from the journal to segments.
+        idempotent: check producers' sequences even if a request does not ask for it.
         event_sourcing: records are events of aggregates, one aggregate per key; such topics cannot grow.
-        wire_options: options of single protocols (ids, policies), by protocol, opaque to the broker.
+        wire_options: options of single protocols (ids, policies), by protocol; the broker does not interpret them.
         access: access list for all protocols; None restricts nothing.
     """
 
@@ -171,16 +174,16 @@ class TopicSettings:
 
     @property
     def stored_compression(self) -> StoredCompression | None:
-        """Compression in the log, None for none."""
+        """The compression in the log; None stores batches uncompressed."""
         return None if self.compression is Compression.NONE else StoredCompression(self.compression.value)
 
     @property
     def size(self) -> int:
-        """Bytes of the protocols' options."""
+        """The size of the protocols' options in bytes."""
         return sum([len(value) for value in self.wire_options.values()])
 
     def check(self) -> None:
-        """Raise Invalid(INVALID_REQUEST) for impossible values."""
+        """Raise Invalid(INVALID_REQUEST) for values out of range."""
         if self.size > WIRE_OPTIONS_BYTES_MAX:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
@@ -340,7 +343,7 @@ class BrokerSettings:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
 
     def within(self, batch_bytes_max: int) -> BrokerSettings:
-        """Return these settings limited to the longest batch of the log."""
+        """Return these settings, with batch and record limits lowered to what the log can store."""
         if batch_bytes_max >= self.batch_bytes_max:
             return self
         record_bytes_max = min(self.record_bytes_max, batch_bytes_max - RECORD_ROOM_BYTES)
@@ -348,7 +351,7 @@ class BrokerSettings:
 
 
 def check_name(name: str, bytes_max: int) -> None:
-    """Raise Invalid(INVALID_NAME) for a group, member or writer name that is empty, too long or not UTF-8."""
+    """Raise Invalid(INVALID_NAME) if the name of a group, member or writer is empty, too long or not UTF-8."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """Run long work on the event loop in slices, one slice in each pass of the loop.
 
-All other callbacks get a turn between two slices. If several clients request work, the queued work alternates slice by
-slice, in order of arrival.
+Other callbacks run between two slices. If several clients request work, the loop alternates between their work, slice
+by slice, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Final
 from polywire.clock import Clock
 from polywire.log.base import Loop
 
-SLICE_S: Final = 0.002  # time per pass of the loop; a response in between is hardly delayed
+SLICE_S: Final = 0.002  # longest time per pass of the loop; other responses are hardly delayed
 
-BUSY_PAUSE_S: Final = 0.005  # before the log is retried when it was busy
+BUSY_PAUSE_S: Final = 0.005  # before a retry when the log was busy
 
 Steps = Iterator[bool]
-"""A change in steps; each yields whether the log needs time before the next."""
+"""A change in steps. Each step yields whether the log needs time before the next step."""
 
 Step = Callable[[float], bool]
-"""Works until this time (monotonic) or until done; returns whether there is more to do."""
+"""A function that works until the given monotonic time, or until done; it returns whether more work is left."""
 
 
 class SlicedWork:
-    """Work that waits for slices. Invariant: ``_is_due`` while a call of ``_run`` is scheduled or running."""
+    """Queue of work in slices. Invariant: ``_is_due`` is set while a call of ``_run`` is scheduled or running."""
 
     __slots__ = ("_clock", "_is_due", "_loop", "_waiting")
 
@@ -37,7 +37,7 @@ class SlicedWork:
         self._is_due = False
 
     def put(self, step: Step) -> None:
-        """Queue work, beginning in the loop's next pass."""
+        """Queue work; it begins in the next pass of the loop."""
         self._waiting.append(step)
         self._call()
 
@@ -64,7 +64,7 @@ class SlicedWork:
 
 
 class OrderedWork:
-    """Long changes, one at a time, in order of request.
+    """Queue of long changes, which run one at a time in the order of the requests.
 
     Invariant: unless the queue is empty, ``_work`` is in ``sliced`` or a timer will put it there.
     """
@@ -79,11 +79,11 @@ class OrderedWork:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the queue is empty."""
+        """Whether the queue is empty."""
         return not self._waiting
 
     def put(self, steps: Steps) -> None:
-        """Queue a change. It must not raise."""
+        """Queue a change, which must not raise."""
         self._waiting.append(steps)
         if len(self._waiting) == 1:
             self._sliced.put(self._work)

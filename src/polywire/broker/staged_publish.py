@@ -1,7 +1,8 @@
 """Stage batches and publish them exactly once, identified by writer and sequence number.
 
 * Publishing is one atomic journal group that includes the writer's new sequence number.
-* Publishing a sequence number again changes nothing. It returns a duplicate once the original is durable.
+* Publishing a sequence number again changes nothing. The caller gets the answer "duplicate" once the original is
+  durable.
 * Staged data is invisible until published, and expires.
 * Only its owner can use a writer or a token.
 """
@@ -29,10 +30,10 @@ from polywire.log.base import NEVER_US, Completion, Publication, Ranges, Staging
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
-NO_WRITE: Final = ("", 0)  # staged without naming the publish it is for
-STAGERS_MAX: Final = 65_536  # tokens with a known writer; as many as batches may be staged
-TOKENS_MAX: Final = 10_000  # per publish: one per task of a Spark job
-LOT_TOKENS: Final = 100  # processed per slice: some tenths of a millisecond
+NO_WRITE: Final = ("", 0)  # for batches that are staged without naming a writer and number
+STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered; as many as batches can be staged
+TOKENS_MAX: Final = 10_000  # of one publish: one per task of a Spark job
+LOT_TOKENS: Final = 100  # tokens to process per slice, which takes some tenths of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,19 @@ class PublishedRange:
 
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
-    """``duplicate``: this number of the writer, or a later one, was published before; there are no ranges then."""
+    """The answer to a publish.
+
+    duplicate: the writer had published this or a later number before. Then ``ranges`` is empty.
+    """
 
     duplicate: bool
     ranges: tuple[PublishedRange, ...] = ()
 
 
 class _Stager(NamedTuple):
-    """A token: owner, the publish it is for (writer, empty if not given, and number), staged bytes, and expiry."""
+    """A token: its owner, the writer and number it was staged for (empty if not given), the staged bytes, and the
+    expiry time.
+    """
 
     owner: int
     writer: str
@@ -63,10 +69,11 @@ class _Stager(NamedTuple):
 
 
 class _Stagers:
-    """Owners of tokens: only they may publish or drop them. Leftovers of a writer are dropped when it has published.
+    """The owners of tokens, who alone may publish or drop them.
 
-    In memory only, oldest dropped first: tokens are random, so a caller that knows a dropped one created it, and its
-    data expires. At most ``STAGERS_MAX`` are known.
+    When a writer has published, its remaining tokens are dropped. The table is in memory only and remembers at most
+    ``STAGERS_MAX`` tokens, dropping the oldest first. That is safe: tokens are random, so a caller that knows a dropped
+    token created it, and the staged data expires.
     """
 
     __slots__ = ("_by_token", "_sizes", "_tokens")
@@ -77,12 +84,12 @@ class _Stagers:
         self._tokens: dict[str, set[bytes]] = {}
 
     def owners(self, tokens: Iterable[bytes]) -> dict[int, bytes]:
-        """Return the owners of these tokens, each with one token; unknown tokens have none."""
+        """Return the owners of these tokens, each with one of its tokens. Unknown tokens have no owner."""
         get = self._by_token.get
         return {known.owner: token for token in tokens if (known := get(token)) is not None}
 
     def size_of(self, owner: int, now_us: int) -> int:
-        """Return an owner's staged bytes that have not expired."""
+        """Return the number of staged bytes of an owner that have not expired."""
         while self._by_token:
             token, oldest = next(iter(self._by_token.items()))
             if oldest.expires_at_us > now_us:
@@ -91,7 +98,7 @@ class _Stagers:
         return self._sizes.get(owner, 0)
 
     def note(self, token: bytes, owner: int, write: tuple[str, int], *, size: int, expires_at_us: int) -> None:
-        """Record staged bytes for a writer's publish."""
+        """Add staged bytes to a token. ``write``: the writer and number that they are for."""
         known = self._by_token.pop(token, None)
         if known is not None:
             self._by_token[token] = known._replace(size=known.size + size, expires_at_us=expires_at_us)
@@ -111,7 +118,7 @@ class _Stagers:
             self._sizes.pop(owner, None)
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Drop published or abandoned tokens."""
+        """Forget tokens that were published or dropped."""
         pop, sizes = self._by_token.pop, Counter[int]()
         for token in tokens:
             known = pop(token, None)
@@ -126,18 +133,18 @@ class _Stagers:
             self._count(owner, -size)
 
     def of(self, writer: str) -> list[bytes]:
-        """Return a writer's tokens that were neither published nor abandoned."""
+        """Return the tokens of a writer that were neither published nor dropped."""
         return list(self._tokens.get(writer, ()))
 
     def left_over(self, tokens: Sequence[bytes], writer: str, number: int) -> list[bytes]:
-        """Return those of these tokens that are for this or an earlier number of a writer."""
+        """Return those of the given tokens that were staged for this or an earlier number of a writer."""
         get = self._by_token.get
         known = [(token, get(token)) for token in tokens]
         return sorted([token for token, by in known if by is not None and by.writer == writer and by.number <= number])
 
 
 class _Publishing:
-    """A publish in flight, and the repeats that wait for it."""
+    """A publish in flight, and the repeated requests that wait for it."""
 
     __slots__ = ("waiting",)
 
@@ -148,7 +155,7 @@ class _Publishing:
 class StagedPublish:
     """Staging and publishing over one log.
 
-    Invariant: ``_publishing`` holds a writer's latest publish until the log has answered.
+    Invariant: ``_publishing`` holds the latest publish of a writer until the log has answered.
     """
 
     __slots__ = ("_clock", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
@@ -176,14 +183,14 @@ class StagedPublish:
         done: Completion[int] | None,
         expires: bool = True,
     ) -> None:
-        """Implement ``Broker.stage``. expires: whether the batch does."""
+        """Implement ``StagingVerbs.stage``. expires: whether the staged batch expires."""
         self.check_tokens([token], by=by)
         if write[0]:
             self._owners.check(by, self._state.writers.owner(write[0]), "writer", write[0])
         if producer_identity(batch) is not None:
             raise Invalid(
                 ErrorCode.INVALID_BATCH,
-                "a staged batch must not have a producer epoch: the publish number removes duplicates",
+                "a staged batch must not have a producer epoch, because the number of the publish prevents duplicates",
             )
         now_us = self._clock.now_us()
         self._admit_staged(by, len(batch), now_us)
@@ -193,7 +200,7 @@ class StagedPublish:
         self._stagers.note(token, by.owner, write, size=len(batch), expires_at_us=expires_at_us)
 
     def _admit_staged(self, by: Caller, size: int, now_us: int) -> None:
-        """Raise Busy(STAGE_FULL) if the caller exceeds its share."""
+        """Raise Busy(STAGE_FULL) if the caller would exceed its share of staged bytes."""
         share = int(self._settings.staged_bytes_max * self._settings.bulk_share)
         if by.owner != UNOWNED and self._stagers.size_of(by.owner, now_us) + size > share:
             raise Busy(
@@ -201,18 +208,18 @@ class StagedPublish:
             )
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Drop tokens that were published by a transaction."""
+        """Forget tokens that were published by a transaction."""
         self._stagers.forget(tokens)
 
     def check_tokens(self, tokens: Sequence[bytes], *, by: Caller) -> None:
-        """Raise Invalid(INVALID_REQUEST) for an invalid token, Denied(DENIED) for another user's."""
+        """Raise Invalid(INVALID_REQUEST) for an invalid token, Denied(DENIED) for a token of another user."""
         for token in tokens:
             check_token(token)
         for owner, token in self._stagers.owners(tokens).items():
             self._owners.check(by, owner, "token", token.hex())
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller) -> None:
-        """Implement ``Broker.abandon``."""
+        """Implement ``StagingVerbs.abandon``."""
         self.check_tokens(tokens, by=by)
         self._stagers.forget(tokens)
         if tokens:
@@ -227,7 +234,7 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> None:
-        """Implement ``Broker.publish``, at once."""
+        """Implement ``StagingVerbs.publish``, in one call."""
         deque(self.publishing(writer, number, tokens, by=by, done=done), maxlen=0)
 
     def publishing(
@@ -239,9 +246,9 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices: checks and layout come before, cleaning up after, the one step that publishes.
+        """Publish in slices. Checks, layout and cleanup are spread over slices; publishing itself is one step.
 
-        Run one at a time: a second one would find its tokens taken.
+        Run only one at a time, because tokens must not be published by two.
         """
         self._check(writer, number, tokens)
         self._check_writer(writer, number, by)
@@ -280,7 +287,7 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> bool:
-        """The one step; False if another caller has published it meanwhile."""
+        """Publish in one step; return False if another caller has published the number in the meantime."""
         self._check_writer(writer, number, by)
         self.check_tokens(tokens, by=by)
         if self._is_published(writer, number):
@@ -306,15 +313,15 @@ class StagedPublish:
         self._check_step(writer, number, self._state.writers.last(writer))
 
     def _clear(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Drop published tokens and the leftovers of failed attempts."""
+        """Forget published tokens, and drop what failed attempts have staged for the same number."""
         for lot in lots(tokens):
             self._stagers.forget(lot)
             yield
-        with suppress(Busy):  # it is published in any case; leftovers expire
+        with suppress(Busy):  # the publish succeeded in any case, and remaining staged data expires
             yield from self._abandon_left_over(writer, number)
 
     def _abandon_left_over(self, writer: str, number: int) -> Iterator[None]:
-        """Drop leftovers of this write of a writer, or of an earlier one."""
+        """Drop data that was staged for this or an earlier number of a writer and not published."""
         for lot in lots(self._stagers.of(writer)):
             left = self._stagers.left_over(lot, writer, number)
             if left:
@@ -322,13 +329,14 @@ class StagedPublish:
             yield
 
     def writers(self, *, by: Caller) -> list[changes.Published]:
-        """Return the last publish of every writer that the caller may use, by name."""
+        """Return the last publish of every writer that the caller may use, sorted by name."""
         found = [known for known in self._state.writers if self._owners.may_use(by, known.owner)]
         return sorted(found, key=lambda known: known.writer)
 
     def delete_writer(self, writer: str, *, by: Caller, done: Completion[int] | None) -> None:
-        """Delete a writer: its next publish is stored whatever its number. Raises Missing(WRITER_MISSING), also for
-        another user's writer.
+        """Delete a writer; its next publish may have any number.
+
+        Raises Missing(WRITER_MISSING) if it does not exist or belongs to another user.
         """
         found = self._state.writers.find(writer)
         if found is None or not self._owners.may_use(by, found.owner):
@@ -338,21 +346,22 @@ class StagedPublish:
         self._state.apply_change(change)
 
     def _admit(self, writer: str, now_us: int, by: Caller) -> None:
-        """Raise Busy(BUSY) for a new writer if there are too many that are too young to drop."""
+        """Raise Busy(BUSY) for a new writer if there are too many, and none is idle long enough to be dropped."""
         self._state.writers.forget_idle(now_us)
         if self._state.writers.find(writer) is None:
             self._state.quotas.admit(Kind.WRITERS, by, size_of(writer))
 
     def _check_step(self, writer: str, number: int, last: int | None) -> None:
-        """Raise Invalid(SEQUENCE_GAP) for a number far ahead: the writer's later publishes would be duplicates of it.
+        """Raise Invalid(SEQUENCE_GAP) for a number far above the last one, because all numbers below would become
+        duplicates.
 
-        The first number is free, because a writer may have been dropped, or start anywhere.
+        A writer without a last number may start anywhere, because it may have been dropped.
         """
         limit = self._settings.writer_step_max
         if last is not None and number - last > limit:
             raise Invalid(
                 ErrorCode.SEQUENCE_GAP,
-                f"number is too far ahead of the last one published writer={writer!r} last={last} got={number} limit={limit}",
+                f"publish number is too far above the last one (use last + 1) writer={writer!r} last={last} got={number} limit={limit}",
             )
 
     def _check(self, writer: str, number: int, tokens: Sequence[bytes]) -> None:
@@ -365,9 +374,7 @@ class StagedPublish:
             )
 
     def check_living(self, incarnations: Iterable[int]) -> None:
-        """Raise Missing(PARTITION_MISSING) for an ended partition, because publishing to it would lose records
-        silently.
-        """
+        """Raise Missing(PARTITION_MISSING) if a partition was deleted: publishing to it would lose records silently."""
         for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
                 raise Missing(
@@ -376,10 +383,10 @@ class StagedPublish:
                 )
 
     def staged_topics(self, tokens: Sequence[bytes]) -> list[Topic]:
-        """Return the topics that batches are staged for under these tokens; unknown tokens are ignored."""
+        """Return the topics for which batches are staged under these tokens; unknown tokens are ignored."""
         incarnations: set[int] = set()
         for token in tokens:
-            with suppress(Missing):  # published, dropped or expired
+            with suppress(Missing):  # the token was published, dropped, or has expired
                 incarnations.update(self._log.staged_partitions([token]))
         partitions = map(self._state.catalog.find_partition, incarnations)
         return list({found.topic.id: found.topic for found in partitions if found is not None}.values())
@@ -414,13 +421,13 @@ class StagedPublish:
         found = []
         for incarnation, first, after in ranges:
             partition = self._state.catalog.find_partition(incarnation)
-            if partition is not None:  # deleted since: its ranges are of no use
+            if partition is not None:  # None if it was deleted in the meantime, so its range is of no use to the caller
                 found.append(PublishedRange(partition, first, after))
         return found
 
 
 def _settle_without(settled: Completion[Ranges], published: int | BrokerError) -> None:
-    """Complete a publish without tokens, which is only a change."""
+    """Complete a publish without tokens, which only changes the writer's number."""
     settled(published if isinstance(published, BrokerError) else ())
 
 
@@ -429,9 +436,7 @@ def _complete_duplicate(done: Completion[PublishAnswer], synced: int | BrokerErr
 
 
 def check_token(token: bytes) -> None:
-    """Raise Invalid(INVALID_REQUEST) unless a token has 16 bytes that are not all zero; stored runs use zeros for "no
-    token".
-    """
+    """Raise Invalid(INVALID_REQUEST) unless a token has 16 bytes, not all zero: in storage, zeros mean "no token"."""
     if len(token) != TOKEN_BYTES:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"token must have {TOKEN_BYTES} bytes got={len(token)}")
     if not any(token):
@@ -439,6 +444,6 @@ def check_token(token: bytes) -> None:
 
 
 def lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield tokens in portions."""
+    """Yield the tokens in portions of LOT_TOKENS."""
     for start in range(0, len(tokens), LOT_TOKENS):
         yield tokens[start : start + LOT_TOKENS]

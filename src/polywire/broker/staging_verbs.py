@@ -14,7 +14,7 @@ from polywire.types import Buffer, Level
 
 
 class StagingVerbs(RecordVerbs, Protocol):
-    """A base of ``Broker``, whose log and state these verbs use; staged batches count as appended, too."""
+    """A base of ``Broker``: the verbs use its log and state. Staged batches count in ``appended``, too."""
 
     __slots__ = ()
 
@@ -31,12 +31,13 @@ class StagingVerbs(RecordVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Store a validated batch under a 16-byte token, invisible until published; it expires after
+        """Store a validated batch under a token of 16 bytes. It is invisible until published, and expires after
         ``stage_expiry_us``.
 
-        write: writer and number that it is for. When that or a later number is published, unpublished tokens for it are
-        dropped. Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE),
-        Denied(DENIED) for another user's token or writer, Busy(STAGE_FULL, DISK_FULL).
+        write: writer and number for which it is staged. When the writer has published that or a later number, batches
+        that were staged for it and not published are dropped. Raises Missing(PARTITION_MISSING),
+        Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Denied(DENIED) for another user's token or writer,
+        Busy(STAGE_FULL, DISK_FULL).
         """
         self.appended += 1
         self._admission.check(partition, batch)
@@ -53,11 +54,11 @@ class StagingVerbs(RecordVerbs, Protocol):
     ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group.
 
-        If this writer has published this number, or a later one, before, the tokens are dropped, and the answer, a
-        duplicate, waits for the original's sync. Raises Missing(STAGE_MISSING) for an unknown or expired token,
-        Missing(PARTITION_MISSING) if a partition was deleted since, Invalid(INVALID_NAME, INVALID_REQUEST),
-        Invalid(SEQUENCE_GAP) for a number too far ahead, Denied(DENIED) for another user's writer or token, Busy(BUSY,
-        DISK_FULL); nothing is published then.
+        If the writer has published this or a later number before, the tokens are dropped and the answer is a duplicate,
+        sent once the original is synced. Raises Missing(STAGE_MISSING) for an unknown or expired token,
+        Missing(PARTITION_MISSING) if a partition was deleted, Invalid(INVALID_NAME, INVALID_REQUEST),
+        Invalid(SEQUENCE_GAP) for a number too far above the last one, Denied(DENIED) for another user's writer or
+        token, Busy(BUSY, DISK_FULL). After an error, nothing is published.
         """
         self.staging.publish(writer, number, tokens, by=by, done=done)
 
@@ -70,11 +71,14 @@ class StagingVerbs(RecordVerbs, Protocol):
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices, for thousands of batches; queue it in ``publish_work``. Raises as ``publish``."""
+        """Publish in slices, for publishes with thousands of batches; put it into ``publish_work``. Raises as
+        ``publish``.
+        """
         return self.staging.publishing(writer, number, tokens, by=by, done=done)
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller = NO_CALLER) -> None:
-        """Drop staged batches; unknown tokens are ignored. Raises Invalid(INVALID_REQUEST), Denied(DENIED) for another
-        user's.
+        """Drop staged batches; unknown tokens are ignored.
+
+        Raises Invalid(INVALID_REQUEST), Denied(DENIED) for a token of another user.
         """
         self.staging.abandon(tokens, by=by)

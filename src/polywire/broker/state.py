@@ -1,7 +1,7 @@
 """The broker's whole state. Live requests and recovery change it with the same functions.
 
 * It implements ``log.base.Replay``.
-* The same changes and batches in the same order give the same state. A snapshot plus later changes gives it as well.
+* The same changes and batches in the same order give the same state, also if they begin with a snapshot.
 * Applying a change never fails, because the change was checked before it was made.
 """
 
@@ -35,22 +35,22 @@ _TRACKED = 1 << Column.PRODUCER_ID
 
 
 def group_size(name: str, topic: str) -> int:
-    """Return the bytes that a group counts for, without its members."""
+    """Return the bytes that quotas charge for a group without its members."""
     return GROUP_BYTES + len(name) + len(topic)
 
 
 def binding_size(name: str, topic: str) -> int:
-    """Return the bytes that a group binding counts for."""
+    """Return the bytes that quotas charge for a group binding."""
     return BINDING_BYTES + len(name) + len(topic)
 
 
 def key_size(key: str, value: bytes) -> int:
-    """Return the bytes that a value of a protocol's own state counts for."""
+    """Return the bytes that quotas charge for a protocol's value under a key."""
     return KEY_BYTES + len(key) + len(value)
 
 
 def is_tracked(columns: int, producer_epoch: int) -> bool:
-    """Return whether a batch with these columns and this epoch takes part in idempotence (see ``producers``)."""
+    """Return whether a batch with these columns and this epoch can be detected as a duplicate (see ``producers``)."""
     return columns & _TRACKED_MASK == _TRACKED and producer_epoch >= 0
 
 
@@ -70,11 +70,12 @@ class Binding(NamedTuple):
 
 
 class State:
-    """Catalogue, offsets, groups, producers, writers, aggregates, transactional ids and protocols' own state.
+    """Catalogue, offsets, groups, producers, writers, aggregates, transactional ids, and the protocols' own state.
 
-    Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` map a protocol's group name to a
-    topic. ``classic_groups`` are the stable ones, which count where they are coordinated. ``usage`` counts everything,
-    by owner. ``touched`` holds the names of groups changed since they were last taken; None while no caller needs them.
+    Invariant: groups are keyed by (topic's full name, group's name), and ``bindings`` map a protocol's group name to a
+    topic. ``classic_groups`` has the stored generations. ``usage`` counts everything by owner, except classic groups,
+    which ``ClassicGroups`` counts. ``touched`` holds the names of groups changed since they were last taken; None while
+    no caller needs them.
     """
 
     __slots__ = (
@@ -103,11 +104,11 @@ class State:
         self.catalog = Catalog(settings, self.usage)
         self.positions = Positions(self.usage)
         self.groups: dict[tuple[str, str], Group] = {}
-        self.group_names: dict[str, set[str]] = {}  # by topic: the keys of ``groups`` again
-        self.group_topics: dict[str, set[str]] = {}  # and by name
+        self.group_names: dict[str, set[str]] = {}  # group names by topic: an index of ``groups``
+        self.group_topics: dict[str, set[str]] = {}  # topics by group name: an index of ``groups``
         self.classic_groups: dict[str, changes.ClassicGroupStored] = {}
         self.bindings: dict[tuple[str, str], Binding] = {}
-        self.binding_wires: set[str] = set()  # protocols that ever had a binding
+        self.binding_wires: set[str] = set()  # protocols that have ever bound a group name
         self.producers = Producers(settings)
         self.writers = PublishDedup(settings, self.usage)
         self.aggregates = Aggregates(self.usage)
@@ -117,7 +118,7 @@ class State:
         self.touched: set[str] | None = None
 
     def touch(self, group: str) -> None:
-        """Record that groups of this name change."""
+        """Record that groups of this name have changed."""
         if self.touched is not None:
             self.touched.add(group)
 
@@ -126,12 +127,12 @@ class State:
         return MappingProxyType(self._wire_state.get(wire, {}))
 
     def topic_key(self, full_name: str) -> changes.TopicKey:
-        """Return the key of this topic's offsets: its id, or its name while it does not exist."""
+        """Return the key of a topic's offsets: its id, or its name if it does not exist."""
         topic = self.catalog.find(full_name)
         return full_name if topic is None else topic.id
 
     def group_owner(self, topic: str, name: str) -> int:
-        """Return a group's owner: that of its members, or of its offsets if it never had any."""
+        """Return the owner of a group, or of its offsets if there is no group."""
         group = self.groups.get((topic, name))
         if group is not None and group.owner > UNOWNED:
             return group.owner
@@ -141,7 +142,7 @@ class State:
         return UNOWNED if group is None else group.owner
 
     def apply(self, change: bytes) -> None:
-        """Apply a change from recovery; raise Corrupt."""
+        """Apply an encoded change from recovery; raise Corrupt."""
         self.apply_change(changes.decode_change(change))
 
     def apply_change(self, change: changes.Change) -> None:
@@ -164,7 +165,8 @@ class State:
             case changes.TopicConfigured():
                 self.catalog.apply_configured(change)
             case changes.TopicPurged():
-                pass  # the log's own entries trim; this change records the time and completes the request
+                # entries of the log trim the partitions; this change only records the purge and completes the request
+                pass
             case changes.PositionsDeleted():
                 self.positions.delete(change)
                 self.touch(change.name)
@@ -211,16 +213,16 @@ class State:
             self.touched.add(change.name)
 
     def _touch_topic(self, topic_id: bytes) -> None:
-        """Partitions of a topic ended, with the groups' offsets in them."""
+        """Record that the groups of this topic have changed, because partitions were removed."""
         topic = self.catalog.find_id(topic_id)
         for name in () if topic is None or self.touched is None else self.group_names.get(topic.name.full, ()):
             self.touch(name)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Apply a producer's batch from recovery; one that is known changes nothing.
+        """Apply a producer's batch from recovery; a batch that is known already changes nothing.
 
-        Earlier versions stored sequences above ``SEQUENCE_MAX``, which no snapshot can hold: such batches are readable,
-        but not remembered.
+        Earlier versions stored sequences above ``SEQUENCE_MAX``, for which snapshots have no space. Such batches can be
+        read, but their duplicates are not detected.
         """
         alive = self.catalog.find_partition(header.partition) is not None
         last = header.base_sequence + header.record_count - 1
@@ -233,7 +235,7 @@ class State:
             )
 
     def begin(self, clock: Clock) -> ElapsedClock:
-        """End recovery; return the clock that continues from the latest time of any change."""
+        """End the recovery; return a clock that continues from the latest time of any change."""
         latest = max(self.producers.latest_us, self.writers.latest_us, self.transactions.latest_us)
         used = [group.at_us for group in self.groups.values()] + [bound.at_us for bound in self.bindings.values()]
         elapsed = ElapsedClock(clock, max([latest, self.positions.latest_us, *used]))
@@ -252,7 +254,8 @@ class State:
             self._drop_group((full_name, name))
         for binding in [binding for binding, bound in self.bindings.items() if bound.topic == full_name]:
             self._unbind(binding)
-        topic.partitions = []  # partitions refer to their topic: without this, both would wait for a garbage collection
+        # partitions refer to their topic; without this, both would stay in memory until a garbage collection
+        topic.partitions = []
 
     def _bind(self, change: changes.GroupBound) -> None:
         self._unbind((change.wire, change.name))
@@ -319,15 +322,19 @@ class State:
             self._wire_owners[change.wire, change.key] = change.owner
 
     def snapshot(self) -> bytes:
-        """Return the whole state. Everything applied is in it, so the log calls this only without an open write batch."""
+        """Return the encoded state with everything applied so far, so the log calls this only when no write batch is
+        open.
+        """
         return b"".join(self._pieces())
 
     def encoding(self) -> Encoding:
-        """Return an encoding of the current state, in pieces."""
+        """Return an encoder of the current state, which works in pieces."""
         return Encoding(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
-        """Yield a ``changes.Snapshot`` of the current state; its tables are encoded later, in portions."""
+        """Yield a ``changes.Snapshot`` of the current state. Its tables are encoded in portions, as the pieces are
+        requested.
+        """
         groups = list(self.groups.values())
         bindings = dict(self.bindings)
         values = {wire: dict(held) for wire, held in self._wire_state.items()}

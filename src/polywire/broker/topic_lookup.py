@@ -13,7 +13,7 @@ from polywire.types import Buffer, KeyHash, TopicName
 
 
 class TopicLookup(Protocol):
-    """A base of ``Broker``, whose catalogue these verbs use."""
+    """A base of ``Broker``: the verbs use its catalogue."""
 
     __slots__ = ()
 
@@ -36,28 +36,33 @@ class TopicLookup(Protocol):
         return self._catalog.find_id(topic_id)
 
     def resource(self, full_name: str) -> Topic | TopicName:
-        """Return the resource for permission checks on a full name: the topic, or its name if it does not exist."""
+        """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
         return self._catalog.find(full_name) or TopicName.parse(full_name)
 
     @property
     def topics_version(self) -> int:
-        """Increases by one with every topic that is created or deleted, so that callers know when a list is stale."""
+        """A number that increases by one whenever a topic is created or deleted, so that callers can detect a stale
+        list.
+        """
         return self._catalog.version
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
-        """Return all topics by full name; the broker's own, which begin with ``__``, only on request."""
+        """Return all topics, sorted by full name. internal: include the broker's own topics, whose names begin with
+        ``__``.
+        """
         return self._catalog.topics(internal=internal)
 
     def partition_count(self, full_name: str) -> int:
-        """Return the partitions of a topic; the default while it does not exist."""
+        """Return a topic's number of partitions, or the default number if it does not exist."""
         topic = self._catalog.find(full_name)
         return self.settings.partition_count if topic is None else len(topic.partitions)
 
     def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
-        """Return the partition of a key, by the topic's hash function if it has one, else by the protocol's.
+        """Return the partition for a key, by the topic's hash function if it has one, else by the protocol's.
 
-        Raises Missing(PARTITION_MISSING) if the topic has none.
+        Raises Missing(PARTITION_MISSING) if the topic has no partitions.
         """
-        partitions = topic.partitions or topic.written_to()  # raises; this saves every request a call
+        # ``written_to`` raises if there are none; calling it only then makes each request faster
+        partitions = topic.partitions or topic.written_to()
         count = len(partitions)
         return partitions[partition_of(key, count, topic.settings.key_hash or wire_hash) if count > 1 else 0]

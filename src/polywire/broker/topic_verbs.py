@@ -1,8 +1,8 @@
 """Operations that create, grow, shrink, purge, configure and delete topics.
 
 A change of few partitions is one journal group and takes effect before the call returns. A change of more than
-``AT_ONCE_MAX`` partitions runs in slices (``topic_work``), between other requests. Its order leaves a valid state if
-the broker stops at any point:
+``AT_ONCE_MAX`` partitions runs in slices (``topic_work``), between other requests. The order of its steps leaves a
+valid state if the broker stops at any point:
 
 * A new topic, or new partitions, become visible with one change, after the log has opened all of the partitions.
 * A deleted topic, or removed partitions, disappear with one change. The log drops their data afterwards.
@@ -40,11 +40,11 @@ from polywire.log.base import Completion, Need, PartitionLog
 from polywire.types import Level, TopicName
 
 Then = Callable[[Topic], None]
-"""Called with a topic as soon as it can be used."""
+"""Callback that gets a topic as soon as it can be used."""
 
 
 class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
-    """A base of ``Broker``, whose state these verbs use."""
+    """A base of ``Broker``: the verbs use its state."""
 
     __slots__ = ()
 
@@ -66,11 +66,11 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> Topic:
-        """Create a topic at once, whatever its size; it can be used when this returns. For requests of clients use
-        ``make_topic``.
+        """Create a topic of any size before this returns. For requests of clients use ``make_topic``, which may work in
+        slices.
 
-        partition_count_min: 0 permits topics without partitions, which cannot be written. Raises Invalid(INVALID_TOPIC,
-        INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
+        partition_count_min: 0 permits a topic without partitions, which cannot be written. Raises
+        Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
@@ -96,9 +96,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then,
         done: Completion[int],
     ) -> bool:
-        """Create a topic of any size; ``then`` is called as soon as it can be used. Return whether it was.
+        """Create a topic, in slices if it is large. ``then`` is called as soon as the topic can be used.
 
-        Raises as ``create_topic``; ``done`` gets later errors, and then there is no topic.
+        Returns whether ``then`` was called. Raises as ``create_topic``; ``done`` gets later errors, after which there
+        is no topic.
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
@@ -114,9 +115,9 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         return False
 
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
-        """Return the topic with this name, created at once with the default settings if it is missing.
+        """Return the topic with this name; create it with the default settings if it is missing.
 
-        Raises Missing(TOPIC_MISSING) if topics are not created automatically, else as ``create_topic``.
+        Raises as ``create_topic``, and Missing(TOPIC_MISSING) if topics are not created automatically.
         """
         if not self.settings.auto_create or self._catalog.find(full_name) is not None:
             return self.topic(full_name)
@@ -142,11 +143,11 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then | None = None,
         done: Completion[int] | None = None,
     ) -> bool:
-        """Add partitions up to this count; ``then`` is called as soon as they can be used. Return whether it was, or
-        would have been.
+        """Add partitions up to this count; ``then`` is called as soon as they can be used.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL). ``done`` gets later
-        errors, such as Busy(BUSY) if the topic has grown or shrunk meanwhile; nothing is added then.
+        Returns whether they can be used already. Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT),
+        Busy(BUSY, DISK_FULL). ``done`` gets later errors, such as Busy(BUSY) if another request has changed the
+        partitions; nothing is added then.
         """
         added = self._check_growth(topic, partition_count)
         if added > AT_ONCE_MAX:
@@ -211,7 +212,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Assign partitions that are open in the log to a topic."""
+        """Add partitions that are open in the log to a topic."""
         self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
         for log in opened:
@@ -228,7 +229,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> Steps:
-        """Open partitions, then make the change that publishes them."""
+        """Open partitions in the log, then make the change that shows them to clients."""
         opened: list[PartitionLog] = []
         try:
             check()
@@ -261,7 +262,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def shrink_topic(
         self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
-        """Remove the last partitions, with records and offsets, until this count is left; 0 is allowed.
+        """Remove the last partitions with their records and offsets until this count is left, which may be 0.
 
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
         """
@@ -283,9 +284,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     ) -> None:
         """Delete topics one after the other: at once if they are few, else in slices.
 
-        ``ended`` is called with each as soon as it is gone, ``then`` after the last, ``done`` when everything has its
-        level. Topics deleted by others meanwhile are skipped. Few topics: raises as ``delete_topic``, and what ``then``
-        raises; otherwise ``done`` gets the error. Deleted topics stay deleted.
+        ``ended`` is called with each topic as soon as it is deleted, ``then`` after the last, ``done`` when all
+        deletions have reached ``level``. Topics that others have deleted are skipped. For few topics, this raises as
+        ``delete_topic`` and passes on exceptions of ``then``; otherwise ``done`` gets the error. Topics deleted before
+        an error stay deleted.
         """
         if are_many(topics):
             self._topic_work.put(self._deleting(topics, ended, then, level, done))
@@ -316,7 +318,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             done(error)
 
     def _deleting_one(self, topic: Topic) -> Steps:
-        """Delete a topic; the log drops the data of many partitions before anything else."""
+        """Delete a topic. The log drops the data of a large one before other work of this queue."""
         numbers = [partition.incarnation for partition in topic.partitions]
         if len(numbers) <= AT_ONCE_MAX:
             yield from retry_while_busy(partial(self.delete_topic, topic, level=Level.MEMORY))
@@ -328,7 +330,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         yield from self._dropping(numbers, Level.MEMORY, None)
 
     def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Completion[int] | None) -> None:
-        """Make a change that ends partitions, and drop their data: with it, or afterwards if they are many."""
+        """Make a change that ends partitions, and drop their data: in the same group, or later if they are many."""
         if len(ended) > AT_ONCE_MAX:
             self.change_all([change], level=level, done=None)
             self._drop_behind(ended, level, done)
@@ -354,8 +356,8 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
                 done(error)
 
     def _drop_what_a_stop_left(self) -> None:
-        """Drop partitions that are open in the log without a topic, because the broker stopped while creating or
-        dropping them.
+        """Drop partitions that are open in the log without a topic: the broker stopped while it created or dropped
+        them.
         """
         left = [number for number in self._log.incarnations() if self._catalog.find_partition(number) is None]
         if left:

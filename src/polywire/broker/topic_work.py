@@ -9,12 +9,12 @@ from polywire.broker.sliced import Steps
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, ErrorCode
 
-# partitions that one pass of the loop opens, trims or drops, in up to 7 ms; larger changes run in slices
+# partitions to open, trim or drop in one pass of the loop, which takes up to 7 ms; larger changes run in slices
 AT_ONCE_MAX: Final = 500
 
 
 def retry_while_busy(addition: Callable[[], None]) -> Steps:
-    """Add something to the log, retrying while it is busy. Raises any other refusal."""
+    """Make an addition to the log, and retry it while the log is busy. Other errors are raised."""
     while True:
         try:
             addition()
@@ -27,5 +27,5 @@ def retry_while_busy(addition: Callable[[], None]) -> Steps:
 
 
 def are_many(topics: Sequence[Topic]) -> bool:
-    """Return whether changing them takes longer than one pass of the loop may."""
+    """Return whether changing these topics takes too long for one pass of the loop."""
     return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX

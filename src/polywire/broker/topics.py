@@ -13,9 +13,9 @@ from polywire.types import TopicName
 
 
 class Partition:
-    """One partition of a topic. ``ended`` becomes true, for good, when the topic or the partition is deleted.
+    """One partition of a topic. ``ended`` becomes true when the topic or the partition is deleted.
 
-    Invariant: ``log`` is set before any caller but recovery sees the partition.
+    Invariant: ``log`` is set before any caller except recovery gets the partition.
     """
 
     __slots__ = ("ended", "incarnation", "log", "number", "topic")
@@ -29,12 +29,12 @@ class Partition:
         self.ended = False
 
     def attach(self, log: PartitionLog) -> None:
-        """Use this log, as the topic's settings say."""
+        """Use this log, configured with the topic's settings."""
         self.log = log
         self.configure()
 
     def configure(self) -> None:
-        """Apply changed settings of the topic."""
+        """Apply the topic's new settings to the log."""
         self.log.compression = self.topic.settings.stored_compression
 
     def __repr__(self) -> str:
@@ -42,9 +42,9 @@ class Partition:
 
 
 class Topic:
-    """One topic; ``id`` are 16 random bytes, which distinguish a topic from a deleted one of the same name.
+    """One topic. ``id`` are 16 random bytes, which differ from those of a deleted topic of the same name.
 
-    owner: its creator, whose quota it counts for; not who may use it.
+    owner: the user who created it and is charged for it. Ownership does not limit who may use the topic.
     """
 
     __slots__ = ("created_at_us", "id", "name", "owner", "partitions", "settings")
@@ -57,7 +57,6 @@ class Topic:
         created_at_us: int,
         owner: int = UNOWNED,
     ) -> None:
-        """owner: who made it, whose share of all topics it is counted for; not who may use it."""
         self.owner = owner
         self.name = name
         self.id = topic_id
@@ -66,7 +65,7 @@ class Topic:
         self.created_at_us = created_at_us
 
     def written_to(self) -> list[Partition]:
-        """Return the partitions to choose from for writing; raise Missing(PARTITION_MISSING) if there are none."""
+        """Return the partitions that can be written; raise Missing(PARTITION_MISSING) if there are none."""
         if not self.partitions:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={self.name.full!r}")
         return self.partitions

@@ -19,7 +19,8 @@ from polywire.broker.view import Views, encoded, one_by_one
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import Level
 
-PRODUCER_EPOCHS: Final = 32_767  # of one producer id: the protocol has 15 bits for them, and the last one stays unused
+# epochs of one producer id: the protocol has 15 bits for them, and the last one is not used
+PRODUCER_EPOCHS: Final = 32_767
 
 
 TransactionChange = (
@@ -34,15 +35,15 @@ TransactionChange = (
 )
 
 BRANCH: Final = "\0"
-"""Prefix of a participant's name, before the transactional id; clients cannot hold an id with this prefix."""
+"""Prefix that makes the name of a participant from a transactional id; clients cannot use an id with this prefix."""
 INTERNAL: Final = "__polywire-"
-"""Prefix of the broker's own transactional ids. A client that held one would block the broker's use."""
+"""Prefix of the broker's own transactional ids, which clients cannot use."""
 _OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Owner of offsets that a transaction commits: the group member with the partitions it has read."""
+    """The group and member for which a transaction commits offsets."""
 
     topic: str = ""
     group: str = ""
@@ -52,14 +53,14 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class HeldOffsets:
-    """Next offsets that wait for the end of a transaction, by partition number, with epoch and metadata of some."""
+    """Next offsets, by partition number, that a transaction will commit; some have an epoch and metadata."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     notes: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """Bytes that they count for."""
+        """The bytes that quotas charge for them."""
         return NUMBER_BYTES * len(self.offsets) + sum([len(metadata) for _, metadata in self.notes.values()])
 
 
@@ -68,15 +69,15 @@ class Transaction:
     """A transactional id and its latest transaction.
 
     Attributes:
-        at_us: when it last began, staged records or ended.
-        token: of its staged records.
-        messages, batches: how many are staged.
-        sequences: the last one by partition incarnation.
-        positions: offsets committed with it.
-        producer: holder of the id, for protocols with producer ids. Only then ``partitions`` are those that it may
-            stage for, and sequences continue over the transactions of an epoch.
-        shards: others that may have participants of it.
-        home: of a participant, the coordinator shard.
+        at_us: when the transaction last began, staged records or ended.
+        token: identifies its staged data.
+        messages, batches: number of staged records and batches.
+        sequences: the last staged sequence by partition incarnation.
+        positions: the offsets that it commits.
+        producer: the holder of the id, for protocols with producer ids. With a producer, ``partitions`` are those for
+            which it may stage, and sequences continue from one transaction of an epoch to the next.
+        shards: other shards that may have participants.
+        home: if this is a participant, the coordinator shard.
     """
 
     id: str
@@ -97,7 +98,7 @@ class Transaction:
 
     @property
     def size(self) -> int:
-        """Bytes that it counts for."""
+        """The bytes that quotas charge for it."""
         size = TRANSACTIONAL_ID_BYTES + len(self.id) + NUMBER_BYTES * (len(self.sequences) + len(self.partitions))
         for scope, held in self.positions.items():
             size += sum(map(len, (scope.topic, scope.group, scope.member))) + held.size
@@ -110,28 +111,29 @@ class Transaction:
 
     @property
     def phase(self) -> TransactionState:
-        """Its state, regardless of where participants are."""
+        """The state, without the distinction whether other shards have participants."""
         return TransactionState.OPEN if self.is_open else self.state
 
     @property
     def is_branch(self) -> bool:
-        """Whether another shard decides what becomes of it."""
+        """Whether it is a participant, whose outcome another shard decides."""
         return self.home != NO_SHARD
 
     @property
     def position_count(self) -> int:
-        """How many positions it moves."""
+        """The number of offsets that it commits."""
         return sum([len(held.offsets) for held in self.positions.values()])
 
     @property
     def producer_epoch(self) -> int:
-        """The epoch as its holder counts it."""
+        """The epoch of the producer id, as sent to the client."""
         return self.epoch - (0 if self.producer is None else self.producer.first_epoch)
 
     def repeats(self, incarnation: int, *, first: int, last: int) -> bool:
-        """Whether records with these sequences were staged before, in this transaction or, where sequences go on, an earlier one.
+        """Return whether a batch with these sequences was staged before: in this transaction, or an earlier one of the
+        epoch.
 
-        Without a numbered producer sequences only rise. With one they follow each other from 0 on and wrap around behind ``WRAP``.
+        Without a producer id, sequences only increase. With one, they are consecutive from 0 and wrap at ``WRAP``.
         Raises Invalid(SEQUENCE_GAP).
         """
         known = self.sequences.get(incarnation)
@@ -148,21 +150,21 @@ class Transaction:
 
 
 def is_branch(name: str) -> bool:
-    """Return whether this is the name of a participant, and no transactional id."""
+    """Return whether this is the name of a participant instead of a transactional id."""
     return name.startswith(BRANCH)
 
 
 def level_of(transaction: Transaction, level: Level) -> Level:
-    """Return the level for a transaction's staged data and end, if a single shard would need only ``level``."""
+    """Return the durability level for a transaction: ``level``, or synced if it has participants in several shards."""
     return Level.SYNCED if transaction.state is TransactionState.SHARED else level
 
 
 class TransactionTable:
-    """All transactional ids, longest idle first.
+    """All transactional ids; the one idle for longest comes first.
 
     Invariant: an id is dropped only after it was idle for ``transactional_id_expiry_us``, because its epoch fences
-    older holders. ``_moving`` are those that commit offsets of a group, by its name. ``decisions``, by token, stay
-    until every shard has applied them, even if the id is deleted.
+    earlier holders. ``_moving`` has, by group, the open transactions that commit its offsets. A decision stays in
+    ``decisions``, by token, until every shard has applied it, even if the id is deleted.
     """
 
     __slots__ = ("_by_id", "_deciding", "_moving", "_settings", "_usage", "_views", "decisions", "open")
@@ -173,12 +175,14 @@ class TransactionTable:
         self._by_id: dict[str, Transaction] = {}
         self._moving: dict[str, dict[str, None]] = {}
         self.decisions: Final[dict[bytes, TransactionDecided]] = {}
-        self._deciding: dict[str, int] = {}  # number of decisions by id
-        self.open: Final[dict[str, None]] = {}  # ids with a transaction in progress, oldest first
+        self._deciding: dict[str, int] = {}  # number of unsettled decisions by id
+        self.open: Final[dict[str, None]] = {}  # ids whose transaction is open, oldest first
         self._views: Final = Views(self._stored)
 
     def check_reserved(self, id_: str, *, is_internal: bool) -> None:
-        """Raise Invalid(INVALID_NAME) for a participant's name, and for the broker's own ids unless ``is_internal``."""
+        """Raise Invalid(INVALID_NAME) for the name of a participant, and for the broker's own ids unless
+        ``is_internal``.
+        """
         if is_branch(id_) or id_.startswith(INTERNAL) is not is_internal:
             raise Invalid(ErrorCode.INVALID_NAME, f"transactional id is reserved: {id_!r} (use another prefix)")
 
@@ -216,7 +220,7 @@ class TransactionTable:
                 assert_never(change)
 
     def apply_stored(self, change: changes.TransactionalIdStored) -> None:
-        """Apply the state of a transactional id; drop those that were idle for too long."""
+        """Apply the state of a transactional id, and drop ids that were idle for too long."""
         was = self._by_id.get(change.id)
         if was is not None:
             self._views.changing(change.id)
@@ -239,10 +243,10 @@ class TransactionTable:
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
-        """Drop ids that were idle for too long; their staged data has expired long before."""
+        """Drop ids that were idle for too long; their staged data expired long before."""
         while self._by_id:
             oldest = next(iter(self._by_id.values()))
-            if oldest.state is TransactionState.SHARED:  # its coordinator decides
+            if oldest.state is TransactionState.SHARED:  # its coordinator must end it first
                 return
             if now_us - oldest.at_us <= self._settings.transactional_id_expiry_us:
                 return
@@ -265,7 +269,7 @@ class TransactionTable:
                 self._moving.setdefault(scope.group, {})[transaction.id] = None
 
     def _ended(self, transaction: Transaction) -> None:
-        """Its transaction is no longer in progress."""
+        """Record that a transaction is no longer open."""
         self.open.pop(transaction.id, None)
         for scope in transaction.positions:
             moving = self._moving.get(scope.group, {})
@@ -274,14 +278,14 @@ class TransactionTable:
                 self._moving.pop(scope.group, None)
 
     def apply_joined(self, change: changes.TransactionJoined) -> None:
-        """Apply that other shards may participate."""
+        """Apply that more shards may have participants."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         found.state = TransactionState.SHARED
         found.shards.update(dict.fromkeys(change.shards))
 
     def _decide(self, transaction: Transaction, *, commits: bool) -> None:
-        """Record the decision for all participants."""
+        """Record the decision for the participants."""
         if transaction.shards:
             shards, transaction.shards = tuple(transaction.shards), {}
             self._put_decision(TransactionDecided(transaction.token, transaction.id, commits, shards))
@@ -291,7 +295,7 @@ class TransactionTable:
         self._deciding[decided.id] = self._deciding.get(decided.id, 0) + 1
 
     def _settle(self, token: bytes) -> None:
-        """All shards have applied a decision, if there was one."""
+        """Remove a decision that all shards have applied; do nothing if it is unknown."""
         decided = self.decisions.pop(token, None)
         if decided is not None:
             self._deciding[decided.id] -= 1
@@ -299,11 +303,11 @@ class TransactionTable:
                 del self._deciding[decided.id]
 
     def is_deciding(self, id_: str) -> bool:
-        """Return whether some shard may not have applied the decision for this id yet."""
+        """Return whether a shard may still have to apply a decision for this id."""
         return id_ in self._deciding
 
     def apply_partitions(self, change: changes.TransactionPartitions) -> None:
-        """Apply that it may stage for more partitions."""
+        """Apply that a transaction may stage for more partitions."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
@@ -323,7 +327,7 @@ class TransactionTable:
         self._usage.charge(Kind.TRANSACTIONAL_IDS, found.owner, 0, NUMBER_BYTES * added)
 
     def apply_offsets(self, change: changes.TransactionOffsets) -> None:
-        """Apply offsets to be committed with it."""
+        """Apply offsets that a transaction will commit."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
@@ -360,16 +364,16 @@ class TransactionTable:
 
     @property
     def latest_us(self) -> int:
-        """Return the last use of any id, 0 without any."""
+        """The time of the last use of any id, 0 if there is none."""
         return max((known.at_us for known in self._by_id.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all transactional ids as of now, longest idle first, encoded in pieces."""
+        """Yield all transactional ids as they are at the time of the call, longest idle first, encoded in pieces."""
         found = self._views.open(list(self._by_id))
         return encoded(len(self._by_id), found, _weight)
 
     def encoded_decisions(self) -> Iterator[bytes]:
-        """Yield the unsettled decisions as of now."""
+        """Yield the unsettled decisions as they are at the time of the call."""
         return one_by_one(list(self.decisions.values()))
 
     def _stored(self, id_: str) -> Sequence[changes.TransactionalIdState]:
@@ -457,11 +461,11 @@ def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
 
 
 def _is_held_on(was: Transaction, change: changes.TransactionalIdStored) -> bool:
-    """Return whether the holder is unchanged; a participant may have had another coordinator, with epochs of its own."""
+    """Return whether producer and coordinator are unchanged; epochs of different coordinators cannot be compared."""
     return not was.is_branch or (was.producer, change.home) == (change.producer, was.home)
 
 
 def _weight(known: changes.TransactionalIdState) -> int:
-    """Return the cost of encoding an id, by the numbers it has."""
+    """Return the cost of encoding an id, which grows with the count of its numbers."""
     held = sum([len(offsets.offsets) for offsets in known.held])
     return (len(known.sequences) + len(known.partitions) + held) // 8

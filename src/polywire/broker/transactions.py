@@ -1,4 +1,4 @@
-"""Transactions over many requests: staged records and offsets of groups, with one atomic end.
+"""Transactions over many requests: staged records and offsets of groups, committed or aborted atomically.
 
 A staged record and the updated description of its transaction are in one journal group, so they agree after any crash.
 A commit makes records and offsets visible in one journal group (decision 0111).
@@ -33,9 +33,9 @@ from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level, PositionKind
 
 NO_EPOCH: Final = -1
-CHECKED_MAX: Final = 1_000  # open transactions checked per pass
-BATCHES_AT_ONCE_MAX: Final = 500  # batches of a transaction that is committed at once: a millisecond
-NUMBER_ENTRY_BYTES: Final = 9  # of a number in a change, at most
+CHECKED_MAX: Final = 1_000  # open transactions to check for a timeout per pass
+BATCHES_AT_ONCE_MAX: Final = 500  # larger transactions are committed in slices; this many batches take a millisecond
+NUMBER_ENTRY_BYTES: Final = 9  # largest size of a number in a change
 _NO_TOKEN: Final = b""
 _record_count: Final = header_fields("record_count")
 
@@ -67,15 +67,15 @@ def _published(done: Completion[int], ranges: Ranges | BrokerError) -> None:
 class Transactions:
     """The transactions of all transactional ids.
 
-    By default everything is synced before it is acknowledged: losing the tail of a transaction in a power failure, and
-    then committing the rest, would break its atomicity. So the transaction of a producer that asks for less is aborted
-    by the next start; a transaction with participants in several shards is always synced (decision 0129). Participants
-    are ended by ``Branches`` alone.
+    By default everything is synced before it is acknowledged: if a power failure lost the last part of a transaction, a
+    commit of the other part would break atomicity. A producer may request less. The next start of the broker then
+    aborts its open transactions. A transaction with participants in several shards is always synced (decision 0129).
+    Only ``Branches`` ends participants.
 
-    Invariant: ``_left_open`` are the tokens of those to abort. ``_endings`` are the commits in progress, by
-    transactional id: one is cancelled before its transaction changes otherwise.
+    Invariant: ``_left_open`` are the tokens of transactions to abort. ``_endings`` are the commits in progress, by
+    transactional id; a commit is cancelled before its transaction changes in another way.
 
-    work: lays out large commits.
+    work: the queue in which large commits run.
     """
 
     __slots__ = (
@@ -111,7 +111,6 @@ class Transactions:
         loop: Loop,
         work: OrderedWork,
     ) -> None:
-        """work: where large commits are laid out."""
         self._log = log
         self._loop = loop
         self._work = work
@@ -133,16 +132,15 @@ class Transactions:
         }
 
     def on_decided(self, notify: Callable[[], None]) -> None:
-        """Call back when a transaction with participants has ended, from inside the call that ends it."""
+        """Call ``notify`` when a transaction with participants has ended, from inside the call that ends it."""
         self._on_decided = notify
 
     # Transactional ids
 
     def find(self, id_: str, *, by: Caller = NO_CALLER) -> Transaction | None:
-        """Return the latest transaction of a transactional id; one that has timed out is aborted.
+        """Return the latest transaction of a transactional id, after aborting it if it has timed out.
 
-        Another user's id looks like one that does not exist. Only holding it (``begin_epoch``) reports that it is
-        taken.
+        An id of another user looks as if it did not exist. Only ``begin_epoch`` reports that it is in use.
         """
         found = self._state.transactions.find(id_)
         if found is None or not self._owners.may_use(by, found.owner):
@@ -153,7 +151,7 @@ class Transactions:
         return self._state.transactions.find(id_)
 
     def _is_over(self, transaction: Transaction) -> bool:
-        """Return whether an open transaction has timed out, or its staged data may have expired or be lost."""
+        """Return whether an open transaction has timed out, or its staged data may have expired or been lost."""
         if not transaction.is_open or transaction.is_branch or transaction.id in self._endings:
             return False
         now_us, producer = self._clock.now_us(), transaction.producer
@@ -164,7 +162,7 @@ class Transactions:
         return now_us >= transaction.began_at_us + producer.timeout_us or transaction.token in self._left_open
 
     def abort_late(self) -> None:
-        """Abort transactions that timed out, checking some per call. Raises Busy(DISK_FULL)."""
+        """Abort transactions that have timed out; each call checks some of them. Raises Busy(DISK_FULL)."""
         if not self._unchecked:
             self._unchecked = list(self._state.transactions.open)
         for id_ in self._unchecked[:CHECKED_MAX]:
@@ -177,10 +175,12 @@ class Transactions:
     def begin_epoch(
         self, id_: str, *, epoch_min: int = 0, by: Caller = NO_CALLER, done: Completion[int] | None
     ) -> Transaction:
-        """Hold this transactional id: abort an open transaction of the previous holder, and fence it.
+        """Take over this transactional id: begin an epoch, which fences the previous holder, and abort its open
+        transaction.
 
-        epoch_min: minimum of the new epoch, for a holder that had later ones in another shard. Raises
-        Invalid(INVALID_NAME), Denied(DENIED) for another user's id, Busy(BUSY) if there are too many, Busy(DISK_FULL).
+        epoch_min: the new epoch is at least this, for an id that had later epochs in another shard. Raises
+        Invalid(INVALID_NAME), Denied(DENIED) for another user's id, Busy(BUSY) if there are too many ids,
+        Busy(DISK_FULL).
         """
         known = self._admit_holder(id_, by)
         epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
@@ -198,15 +198,14 @@ class Transactions:
         by: Caller = NO_CALLER,
         done: Completion[int] | None,
     ) -> Transaction:
-        """Hold a transactional id for a protocol with producer ids.
+        """Take over a transactional id for a protocol with producer ids.
 
-        The next holder gets the same producer id with a new epoch, while there are unused ones. Raises as
-        ``begin_epoch``.
+        The producer id stays the same, with a new epoch, until its epochs are used up. Raises as ``begin_epoch``.
 
         Args:
-            asks_again: the caller claims to hold the id, in the present or the previous epoch; a repeated request from
-                one epoch gets the same next one.
-            level: of the answer, and of staged data.
+            asks_again: the caller claims to hold the id in the present or the previous epoch. If a holder repeats its
+                request, it gets the same new epoch again.
+            level: durability of the answer and of staged data.
             is_internal: the id is the broker's own.
         """
         known = self._admit_holder(id_, by, is_internal=is_internal)
@@ -222,7 +221,7 @@ class Transactions:
         return self._store(made, done, kept_at)
 
     def _raise_epoch(self, transaction: Transaction, *, asked_by_holder: bool) -> None:
-        """Begin the next epoch, with a new producer id if the present one has none left."""
+        """Begin the next epoch, with a new producer id if the present one has no epochs left."""
         producer, last = transaction.producer, transaction.epoch
         transaction.epoch = last + 1
         if producer is None:
@@ -234,7 +233,10 @@ class Transactions:
         transaction.producer = TransactionalProducer(number, first, asked, producer.timeout_us, producer.synced)
 
     def _admit_holder(self, id_: str, by: Caller, *, is_internal: bool = False) -> Transaction | None:
-        """Let a caller hold an id, aborting an open transaction; return the previous state. Raises as ``begin_epoch``."""
+        """Check that a caller may take over an id, and abort its open transaction; return the previous state.
+
+        Raises as ``begin_epoch``.
+        """
         check_name(id_, self._settings.name_bytes_max)
         self._state.transactions.check_reserved(id_, is_internal=is_internal)
         self._state.transactions.forget_idle(self._clock.now_us())
@@ -250,19 +252,19 @@ class Transactions:
         return known
 
     def visible(self, *, by: Caller, branches: bool = False) -> list[Transaction]:
-        """Return the transactional ids that the caller may use, by id, with their latest transactions, which must not
+        """Return the transactional ids that the caller may use, sorted, with their latest transactions, which must not
         be changed.
 
-        branches: include participants of transactions coordinated by other shards.
+        branches: include participants of transactions that other shards coordinate.
         """
         known, may_use = self._state.transactions, self._owners.may_use
         found = [one for one in known if (branches or not is_branch(one.id)) and may_use(by, one.owner)]
         return sorted(found, key=lambda known: known.id)
 
     def delete(self, id_: str, *, by: Caller = NO_CALLER, done: Completion[int] | None = None) -> None:
-        """Delete a transactional id: abort its open transaction; its epochs restart at 0.
+        """Delete a transactional id and abort its open transaction; if it is used again, epochs restart at 0.
 
-        Raises Missing(TRANSACTION_MISSING), also for another user's, and Busy(DISK_FULL).
+        Raises Busy(DISK_FULL), and Missing(TRANSACTION_MISSING) if it does not exist or belongs to another user.
         """
         found = None if is_branch(id_) else self.find(id_, by=by)
         if found is None:
@@ -276,7 +278,7 @@ class Transactions:
     def _store(
         self, transaction: Transaction, done: Completion[int] | None, level: Level = Level.SYNCED
     ) -> Transaction:
-        """Journal the state of a transactional id, with an empty transaction."""
+        """Journal the state of a transactional id whose transaction is empty."""
         change = self._change_of(transaction)
         self._log.change(changes.encode(change), level=level, done=done)
         self._apply_end(change)
@@ -285,7 +287,7 @@ class Transactions:
         return stored
 
     def _apply_end(self, change: changes.TransactionalIdStored | changes.TransactionCommitted) -> None:
-        """Apply a change that may have ended a transaction."""
+        """Apply a change that may end a transaction."""
         self._state.apply_change(change)
         if self._state.transactions.decisions:
             self._on_decided()
@@ -307,16 +309,16 @@ class Transactions:
     def begin(
         self, transaction: Transaction, *, level: Level = Level.SYNCED, done: Completion[int] | None
     ) -> Transaction:
-        """Open a transaction; none is open. Raises Busy(DISK_FULL)."""
+        """Open a transaction; the id must not have an open one. Raises Busy(DISK_FULL)."""
         assert not transaction.is_open, "one transaction at a time"
-        assert not transaction.is_branch, "what its home has let in begins it"
+        assert not transaction.is_branch, "a participant is begun by Branches.enter"
         made = replace(transaction, state=TransactionState.OPEN, token=secrets.token_bytes(TOKEN_BYTES))
         return self._store(made, done, level)
 
     def add_partitions(
         self, transaction: Transaction, partitions: Collection[Partition], *, level: Level, done: Completion[int] | None
     ) -> None:
-        """Let a producer stage for these partitions; opens a transaction unless one is open.
+        """Let a producer stage for these partitions; this opens a transaction if none is open.
 
         Raises Busy(BUSY, DISK_FULL).
         """
@@ -340,7 +342,7 @@ class Transactions:
         self._admit_numbers(transaction, count)
 
     def _reserve_end(self, id_: str) -> None:
-        """Reserve space so that staged data is removed in the group that records the end. Raises Busy(DISK_FULL)."""
+        """Reserve space for the group that will record the end and remove the staged data. Raises Busy(DISK_FULL)."""
         self._log.reserve(TOKEN_BYTES + len(id_.encode()) + CHANGE_BYTES + 2 * ENTRY_BYTES, need=Need.REMOVAL)
 
     def stage(
@@ -354,7 +356,8 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> bool:
-        """Stage a batch with these sequences; False for a repeat, for which ``done`` follows the original.
+        """Stage a batch with these sequences. Return False if it is a repeat; then ``done`` is called once the original
+        is stored.
 
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY,
         STAGE_FULL, DISK_FULL).
@@ -376,7 +379,7 @@ class Transactions:
         level = level_of(transaction, level)
         now_us = (
             self._clock.now_us()
-        )  # before staging reads the clock, so that its records expire later than ``at_us`` says
+        )  # read the clock before staging does, so that the records expire later than ``at_us`` suggests
         self._staging.stage(
             transaction.token,
             partition,
@@ -395,14 +398,14 @@ class Transactions:
         return True
 
     def _admit_numbers(self, transaction: Transaction, count: int, size: int = 0) -> None:
-        """Raise Busy(BUSY) if a transaction may not have ``count`` more numbers, and ``size`` bytes of text, in its
-        owner's share.
+        """Raise Busy(BUSY) if the owner of a transaction may not have ``count`` more numbers and ``size`` bytes of
+        text.
         """
         size += NUMBER_BYTES * count
         self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NO_CALLER, size, count=0, owner=transaction.owner)
 
     def _check_current(self, transaction: Transaction) -> None:
-        """Raise Conflict(PRODUCER_FENCED) if a transaction has ended, or is ending."""
+        """Raise Conflict(PRODUCER_FENCED) if a transaction has ended, or its commit has begun."""
         found = self._state.transactions.find(transaction.id)
         if found is not transaction or not found.is_open or found.id in self._endings:
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transaction.id!r}")
@@ -418,14 +421,14 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> None:
-        """Commit these next offsets of a group, by partition number, with an open transaction. notes: epoch and
-        metadata of some.
+        """Add next offsets of a group, by partition number, to an open transaction, which will commit them.
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY, DISK_FULL).
+        notes: epoch and metadata of some of them. Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for
+        another user's group, Busy(BUSY, DISK_FULL).
         """
         assert transaction.is_open, "positions belong to a transaction"
         self._check_current(transaction)
-        if transaction.producer is not None:  # refuse now, not at the end
+        if transaction.producer is not None:  # check now, so that the commit is not refused later
             self._stored(transaction, scope, HeldOffsets(dict(offsets), dict(notes)), by)
         held = transaction.positions.get(scope)
         added = len(offsets) if held is None else len(offsets.keys() - held.offsets.keys())
@@ -461,7 +464,7 @@ class Transactions:
         return () if found is None else tuple(found.shards)
 
     def undecided(self, group: str, topic: str) -> Set[int]:
-        """Return the partitions of a topic for which open transactions have offsets of a group."""
+        """Return the partitions of a topic for which open transactions will commit offsets of a group."""
         found: set[int] = set()
         for transaction in self._state.transactions.moving(group):
             if not self._is_over(transaction):
@@ -478,12 +481,12 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> Transaction:
-        """Abort the open transaction, if any.
+        """Abort the open transaction, if there is one.
 
-        raises_epoch: also begin an epoch, which its holder has yet to request unless this is ``by_holder``. Raises
-        Busy(DISK_FULL).
+        raises_epoch: begin a new epoch, too. by_holder: the present holder requested this; otherwise it has yet to
+        request the new epoch. Raises Busy(DISK_FULL).
         """
-        assert transaction.is_open or raises_epoch, "there is something to do"
+        assert transaction.is_open or raises_epoch, "an abort needs an open transaction or a new epoch"
         self._reserve_end(transaction.id)
         self._break_off(transaction.id)
         if transaction.is_open:
@@ -494,7 +497,7 @@ class Transactions:
         return self._store(made, done, level_of(transaction, level))
 
     def is_ending(self, transaction: Transaction) -> bool:
-        """Return whether a commit in slices is in progress."""
+        """Return whether a commit of this transaction, in slices, is in progress."""
         return transaction.id in self._endings
 
     def commit(
@@ -509,20 +512,20 @@ class Transactions:
     ) -> None:
         """Commit an open transaction: its records become readable and its offsets are stored, atomically.
 
-        A large one is laid out in slices first; meanwhile it can be aborted, and repeated requests wait for the same
-        end. Records for a partition or topic deleted since are dropped if the producer has an id; otherwise nothing is
-        committed.
+        A large transaction is prepared in slices first. Meanwhile it can be aborted, and repeated requests wait for the
+        same result. If a partition or topic was deleted, a transaction with a producer id drops the records for it; any
+        other transaction is not committed.
 
         Args:
-            confirm: called immediately before the one step.
-            raises_epoch: its holder continues in the next epoch.
+            confirm: called immediately before the step that commits.
+            raises_epoch: begin a new epoch, which the holder uses next.
 
         Raises, or calls ``done`` with, Missing(STAGE_MISSING) if its records have expired, Missing(PARTITION_MISSING)
-        if a partition was deleted since, Invalid, Denied, Missing(MEMBER_MISSING), Busy(BUSY) for offsets that may not
-        be stored, Busy(DISK_FULL), and what ``confirm`` raises; nothing has happened then. Conflict(PRODUCER_FENCED) if
-        it was aborted meanwhile.
+        if a partition was deleted, Busy(DISK_FULL), exceptions of ``confirm``, and Invalid, Denied,
+        Missing(MEMBER_MISSING) or Busy(BUSY) if the offsets must not be stored; then nothing has changed.
+        Conflict(PRODUCER_FENCED) if it was aborted in the meantime.
         """
-        assert transaction.is_open, "there is something to end"
+        assert transaction.is_open, "only an open transaction can be committed"
         level = level_of(transaction, level)
         ending = self._endings.get(transaction.id)
         if ending is not None:
@@ -538,7 +541,7 @@ class Transactions:
     def _committing(
         self, transaction: Transaction, ending: _Ending, confirm: Callable[[], None], publish: Callable[..., None]
     ) -> Steps:
-        """Steps of a large commit; aborting the transaction meanwhile also cancels the publication."""
+        """Yield the steps of a large commit. If the transaction is aborted, this also cancels the publication."""
         if ending.is_over:
             return
         publication = ending.publication = self._log.prepare()
@@ -577,7 +580,7 @@ class Transactions:
         level: Level,
         done: Completion[int],
     ) -> None:
-        """The one step. Raises BrokerError."""
+        """Commit in one step. Raises BrokerError."""
         positions = tuple(self._positions(transaction, by))
         raised = self._raised(transaction) if raises_epoch else None
         change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), None, positions, raised)
@@ -592,18 +595,18 @@ class Transactions:
         self._apply_end(change)
 
     def _raised(self, transaction: Transaction) -> changes.TransactionalIdStored:
-        """Return the state of a transactional id that has committed and is in its next epoch."""
+        """Return the state of a transactional id after its commit, in its next epoch."""
         made = replace(transaction, state=TransactionState.COMMITTED, token=_NO_TOKEN)
         self._raise_epoch(made, asked_by_holder=True)
         return self._change_of(made)
 
     def _positions(self, transaction: Transaction, by: Caller) -> Iterator[changes.PositionsStored]:
-        """Yield the groups' offsets that a commit stores. Raises BrokerError."""
+        """Yield the changes that store the groups' offsets. Raises BrokerError."""
         for scope, held in transaction.positions.items():
             if transaction.producer is None or self._state.catalog.find(scope.topic) is not None:
                 with (
                     suppress(Denied) if transaction.is_branch else nullcontext()
-                ):  # decided: the group belongs to another user since
+                ):  # skip them: the decision is final, although the group belongs to another user by now
                     yield self._stored(transaction, scope, held, by)
 
     def _stored(self, transaction: Transaction, scope: Scope, held: HeldOffsets, by: Caller) -> changes.PositionsStored:

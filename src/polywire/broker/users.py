@@ -17,7 +17,7 @@ from polywire.broker.scram import Verifier
 from polywire.errors import Corrupt, Denied, ErrorCode, Invalid
 
 DEFAULT_NAME: Final = "iggy"
-DEFAULT_PASSWORD: Final = "iggy"  # default of Iggy's clients
+DEFAULT_PASSWORD: Final = "iggy"  # the default of Iggy's clients
 ROOT_ID: Final = 0
 
 
@@ -30,7 +30,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
 
 
 class User(msgspec.Struct, frozen=True, array_like=True):
-    """A stored user; ``configured`` ones come from the operator's file and cannot be changed over a protocol."""
+    """A stored user. ``configured``: it comes from the operator's file and cannot be changed over a protocol."""
 
     id: int
     name: str
@@ -48,10 +48,10 @@ class Principal:
     """The authenticated user of a connection.
 
     Attributes:
-        login: which of the user's logins are valid: not those from before its password changed, for instance.
-        token: digest of the token that was used.
-        expires_at_us: when that expires.
-        peer: address of its connection, for the audit.
+        login: how often the user's logins had been ended at the login; an older number makes the login invalid.
+        token: digest of the token that was used to log in.
+        expires_at_us: expiry time of that token.
+        peer: address of the connection, for the audit log.
     """
 
     user_id: int
@@ -64,7 +64,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredUser:
-    """A user of the operator's file."""
+    """A user in the operator's file."""
 
     name: str
     password_hash: str
@@ -97,12 +97,12 @@ def check_changeable(user: User) -> None:
     if user.configured:
         raise Denied(
             ErrorCode.DENIED,
-            f"users of the users file cannot be changed by requests (edit the file) name={user.name!r}",
+            f"a user of the users file cannot be changed over a protocol (edit the file) name={user.name!r}",
         )
 
 
 def is_password(password: str) -> bool:
-    """Return whether this can be a password."""
+    """Return whether this text can be a password."""
     try:
         return 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX
     except UnicodeEncodeError:
@@ -110,7 +110,7 @@ def is_password(password: str) -> bool:
 
 
 def check_password_given(password: str) -> None:
-    """Raise Invalid(INVALID_REQUEST) if this cannot be a password."""
+    """Raise Invalid(INVALID_REQUEST) if this text cannot be a password."""
     if not is_password(password):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"password must have 1 to {PASSWORD_BYTES_MAX} bytes")
 

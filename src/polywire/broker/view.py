@@ -1,4 +1,4 @@
-"""Iterate over tables as they were at one moment while they change, to encode a snapshot in slices (decision 0106).
+"""Iterate over a table as it was at one moment while it changes, to encode a snapshot in slices (decision 0106).
 
 A view yields each entry as it was when the view was opened. Only entries that change before the view reaches them are
 copied.
@@ -11,7 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-SLICE_WEIGHT: Final = 4_000  # records, and their members, partitions or batches, encoded per slice: some 5 ms
+# records, including their members, partitions or batches, to encode per slice, which takes some 5 ms
+SLICE_WEIGHT: Final = 4_000
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -19,7 +20,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Views(Generic[Key]):
-    """Open views of one table, which calls ``changing`` with every key before its records change.
+    """The open views of one table. The table calls ``changing`` with a key before the records of the key change.
 
     records_of: returns the current records of a key; empty if it does not exist.
     """
@@ -27,18 +28,17 @@ class Views(Generic[Key]):
     __slots__ = ("_kept", "_records_of")
 
     def __init__(self, records_of: Callable[[Key], Sequence[Any]]) -> None:
-        """records_of: the records of a key as it is now; none of one that is not there."""
         self._records_of: Final = records_of
         self._kept: Final[list[dict[Key, Sequence[Any]]]] = []
 
     def changing(self, key: Key) -> None:
-        """A key is about to be created, changed or deleted."""
+        """Save the records of a key for open views, because the key is about to be created, changed or deleted."""
         for kept in self._kept:
             if key not in kept:
                 kept[key] = self._records_of(key)
 
     def open(self, keys: Iterable[Key]) -> Iterator[Sequence[Any]]:
-        """Yield the current records of these keys, which must be all; iterate to the end."""
+        """Yield the records that these keys have now. The keys must be all keys of the table; iterate to the end."""
         kept: dict[Key, Sequence[Any]] = {}
         self._kept.append(kept)
         return self._look_through(keys, kept)
@@ -60,8 +60,9 @@ def one_by_one(records: Sequence[Any], weight: Callable[[Any], int] = _light) ->
 
 
 def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
-    """Encode a MessagePack array of ``count`` records in pieces, requesting them as needed. weight: of a record, beside
-    1 for each.
+    """Encode a MessagePack array of ``count`` records in pieces; the records are requested piece by piece.
+
+    weight: the additional cost of a record, in units of a small record.
     """
     yield _array_head(count)
     batch: list[Any] = []
@@ -78,7 +79,7 @@ def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], 
 
 
 def _bare(records: list[Any]) -> bytes:
-    """Encode records back to back."""
+    """Encode records one after another, without the head of an array."""
     return _ENCODER.encode(records)[len(_array_head(len(records))) :]
 
 

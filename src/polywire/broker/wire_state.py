@@ -1,6 +1,6 @@
-"""State of single protocols: values under keys, opaque to the broker.
+"""State of single protocols: values under keys, which the broker does not interpret.
 
-A value counts for its owner's quota. A protocol's own values count for no quota.
+A value that a client stores is charged to the client's quota. A value that the protocol itself stores is not charged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polywire.types import Level
 def wire_change(
     state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
 ) -> WireStateSet:
-    """Return the change that stores a value, or removes it with None. Raises as ``set_wire_state``."""
+    """Return the change that stores a value, or removes it if it is None. Raises as ``set_wire_state``."""
     kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
     if value is None:
         return WireStateSet(wire, key, None)
@@ -40,7 +40,7 @@ def wire_change(
 
 
 class WireStateVerbs(WriteBatchVerbs, Protocol):
-    """A base of ``Broker``, whose state these verbs use."""
+    """A base of ``Broker``: the verbs use its state."""
 
     __slots__ = ()
 
@@ -60,13 +60,14 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a value for a protocol; None removes it. ``by``: its owner, if that is not the protocol itself.
+        """Store a value for a protocol; None removes it. ``by``: the owner of the value, by default the protocol
+        itself.
 
-        Raises Invalid(INVALID_REQUEST), Busy(BUSY) if there are too many keys, or too many bytes of one owner.
+        Raises Invalid(INVALID_REQUEST), and Busy(BUSY) if there are too many keys, or one owner has too many bytes.
         """
         change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
         self.change_all([change], level=level, done=done)
 
     def wire_owner(self, wire: str, key: str) -> int:
-        """Return a value's owner."""
+        """Return the owner of a protocol's value."""
         return self._state.wire_owner(wire, key)

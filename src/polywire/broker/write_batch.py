@@ -14,12 +14,12 @@ from polywire.broker.state import State
 from polywire.log.base import Completion, Log, Need
 from polywire.types import Level
 
-PROBE_BYTES = 4096  # size of a typical record, with everything stored around it
-ENTRY_BYTES = 40  # a directory entry of a journal group (decision 0102), with padding
+PROBE_BYTES = 4096  # size of a typical record with its metadata
+ENTRY_BYTES = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
 
 
 class WriteBatchVerbs(Protocol):
-    """A base of ``Broker``, whose log and state these verbs use."""
+    """A base of ``Broker``: the verbs use its log and state."""
 
     __slots__ = ()
 
@@ -27,14 +27,12 @@ class WriteBatchVerbs(Protocol):
     _state: State
 
     def settle(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything added so far has reached ``level``; for requests that turn out to be done
-        already.
-        """
+        """Call ``done`` once everything added so far has reached ``level``; for requests that require no change."""
         self._log.barrier(level, done)
 
     def probe(self, done: Completion[int]) -> None:
-        """Check whether the log would accept a record, and call ``done`` once everything added so far is synced;
-        nothing is stored.
+        """Check whether the log would accept a record, without storing one; call ``done`` once earlier additions are
+        synced.
 
         Raises Busy(DISK_FULL).
         """
@@ -42,29 +40,30 @@ class WriteBatchVerbs(Protocol):
         self._log.barrier(Level.SYNCED, done)
 
     congested: bool = property(attrgetter("_log.congested"))  # type: ignore[assignment]
-    """Whether to pause reading from producers. Each request reads it twice, hence a property without a Python frame."""
+    """Whether to pause reading from producers. Every request reads this twice, so the property avoids a Python call."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when the log is no longer congested."""
+        """Call ``callback`` once, on the loop, when the log is no longer congested."""
         self._log.on_relief(callback)
 
     @property
     def uncommitted(self) -> bool:
-        """Return whether unwritten additions may still view buffers of the caller."""
+        """Return whether additions that were not written yet may still refer to buffers of the caller."""
         return self._log.uncommitted
 
     def hold(self) -> None:
-        """Schedule no commit for further additions: one follows soon."""
+        """Do not schedule a commit for further additions, because the caller will commit soon."""
         self._log.hold()
 
     def commit(self) -> None:
-        """Write the write batch now; completions for ``written`` or less are called before this returns."""
+        """Write the write batch now. Before this returns, completions with level ``written`` or lower are called."""
         self._log.commit()
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group, in order, and apply them. Without changes, ``done`` follows earlier additions.
+        """Journal changes as one group, in order, and apply them. Without changes, ``done`` is called after earlier
+        additions.
 
-        Raises Busy(DISK_FULL), changing nothing.
+        If it raises Busy(DISK_FULL), nothing has changed.
         """
         if not made:
             if done is not None:

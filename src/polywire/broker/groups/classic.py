@@ -4,7 +4,7 @@ The broker elects a leader among the members, sends it the metadata of all membe
 it returns. The broker does not decode metadata or assignments.
 
 * ``TRANSITIONS`` lists every transition.
-* Every waiting member gets a response, at the latest when ``expire`` is called after ``deadline``.
+* Every waiting member gets a response. If nothing else answers it, a call of ``expire`` after ``deadline`` does.
 * An assignment is valid only in its generation.
 """
 
@@ -30,9 +30,10 @@ from polywire.broker.groups.classic_members import (
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
 BROKER: Final = "broker"  # the leader of a group that is shared with other protocols; no member has this id
-SEATS_MAX: Final = 2_000  # memberships (member and topic) of a shared group: some 60 us each, twice per generation
-TOPICS_MAX: Final = 100_000  # topics of all members, counted per member: some 5 ms to merge them
-PATIENCE_MIN_S: Final = 1.0  # shortest time limit of a phase with members missing, whatever the members asked for
+# memberships (member and topic) of a shared group; each takes some 60 us, twice per generation
+SEATS_MAX: Final = 2_000
+TOPICS_MAX: Final = 100_000  # topics of all members, counted per member; merging this many takes some 5 ms
+PATIENCE_MIN_S: Final = 1.0  # shortest time to wait for missing members in a phase, even if all members requested less
 
 
 class Phase(Enum):
@@ -46,7 +47,8 @@ class Phase(Enum):
 
 
 TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.EMPTY: frozenset({Phase.PREPARING, Phase.STABLE, Phase.DEAD}),  # to STABLE: a group restored after a restart
+    # EMPTY to STABLE: a group restored after a restart
+    Phase.EMPTY: frozenset({Phase.PREPARING, Phase.STABLE, Phase.DEAD}),
     Phase.PREPARING: frozenset({Phase.COMPLETING, Phase.EMPTY}),
     Phase.COMPLETING: frozenset({Phase.STABLE, Phase.PREPARING}),
     Phase.STABLE: frozenset({Phase.PREPARING}),
@@ -55,27 +57,28 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) -> None:
-    """Refuse to join a classic group whose members assign the topic themselves. Raises
-    Conflict(GROUP_PROTOCOL_MISMATCH).
+    """Refuse a member of another protocol if the classic group of this name assigns the topic's partitions itself.
+
+    Raises Conflict(GROUP_PROTOCOL_MISMATCH).
     """
     group = groups.get(name)
     if group is not None and not group.is_shared and group.reads(topic):
         raise Conflict(
             ErrorCode.GROUP_PROTOCOL_MISMATCH,
-            f"the group's Kafka members assign the partitions of the topic themselves group={name!r} topic={topic!r}",
+            f"other protocols cannot join: Kafka members assign the topic's partitions themselves group={name!r} topic={topic!r}",
         )
 
 
 class ClassicGroup:
-    """One group.
+    """One classic group.
 
     ``is_shared``: the group has members of other protocols, so the broker assigns. Set it before a call that may begin
     a generation.
 
     Invariant: ``_static`` maps each instance to its member. ``_supported`` counts the members by protocol. ``bytes`` is
     the sum of all sizes. ``_topics`` is the set of the members' topics, None until it is needed. ``revision`` increases
-    with every change that should survive a restart. In PREPARING and COMPLETING, ``_ends_at`` is the time limit of the
-    phase; in STABLE, members that have not synced expire then.
+    with every change that should survive a restart. ``_ends_at`` is, in PREPARING and COMPLETING, the time limit of the
+    phase; in STABLE, the time at which members that have not synced are removed.
     """
 
     __slots__ = (
@@ -100,7 +103,7 @@ class ClassicGroup:
     )
 
     def __init__(self, name: str, limits: Limits, generation: int = 0) -> None:
-        """generation: of an earlier group of this name, whose members may still exist."""
+        """generation: the last generation of an earlier group of this name, which may still have members."""
         self.name: Final = name
         self.phase = Phase.EMPTY
         self.generation = generation
@@ -113,7 +116,8 @@ class ClassicGroup:
         self.changes = 0
         self._limits = limits
         self._members: dict[str, Member] = {}
-        self._given: dict[str, float] = {}  # ids given to new members that should join again, with their expiry time
+        # ids assigned to new members, which should join again with them, by expiry time
+        self._given: dict[str, float] = {}
         self._static: dict[str, str] = {}
         self._supported: Counter[str] = Counter()
         self._topics: frozenset[str] | None = frozenset()
@@ -124,7 +128,7 @@ class ClassicGroup:
 
     @property
     def member_count(self) -> int:
-        """Return the number of members and of ids given to new members."""
+        """The number of members, plus the ids assigned to clients that have yet to join with them."""
         return len(self._members) + len(self._given)
 
     @property
@@ -141,8 +145,9 @@ class ClassicGroup:
         return self._members.get(member_id)
 
     def can_be_shared(self, join: Join | None = None) -> bool:
-        """Return whether the broker can assign for all members and for one more: it can encode for them and has
-        memberships left.
+        """Return whether the broker can assign partitions to all members, and to the one that sends ``join``.
+
+        It must be able to encode their assignments, and the number of memberships is limited.
         """
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]
@@ -176,21 +181,21 @@ class ClassicGroup:
 
     @property
     def deadline(self) -> float:
-        """Return when ``expire`` must be called next, infinity if nothing can expire."""
+        """The time at which ``expire`` must be called next; infinity if nothing can expire."""
         members = min((member.gone_at for member in self._members.values()), default=math.inf)
         return min(members, min(self._given.values(), default=math.inf), self._ends_at)
 
     def take_answers(self) -> list[Answer]:
-        """Return the answers for waiting members since the last call, in order."""
+        """Return the answers to waiting members that were added since the last call, in order."""
         answers, self._answers = self._answers, []
         return answers
 
     # Joining
 
     def join(self, join: Join, *, new_id: str, now: float) -> str:
-        """Join or rejoin; return the member id that the answer goes to.
+        """Join or rejoin; return the member id to which the answer will be addressed.
 
-        new_id: for a member without an id. Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED),
+        new_id: the id for a member that has none. Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED),
         Missing(MEMBER_MISSING), Busy(BUSY).
         """
         assert self.phase is not Phase.DEAD, "a deleted group is not used again"
@@ -232,7 +237,7 @@ class ClassicGroup:
             )
 
     def _admit(self, join: Join, *, given: bool = False, instead: Member | None = None) -> None:
-        """Enforce the limits of members, topics and metadata. Raises Busy(BUSY)."""
+        """Enforce the limits of members, topics and metadata bytes. Raises Busy(BUSY)."""
         limits = self._limits
         if not given and instead is None and self.member_count >= limits.members_max:
             raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
@@ -276,7 +281,7 @@ class ClassicGroup:
         self.bytes -= member.size
 
     def _rejoin(self, member: Member, join: Join, now: float, *, id_: str | None = None) -> Member:
-        """Replace a member by its new description; its place in the order stays."""
+        """Replace a member by its new description, at the same position in the order of members."""
         order = [id_ if one == member.id and id_ is not None else one for one in self._members]
         self._take(member)
         renewed = Member(
@@ -295,8 +300,8 @@ class ClassicGroup:
         return renewed
 
     def _join_again(self, member: Member, join: Join, now: float) -> str:
-        """Rejoin. In a stable generation this begins a new one only if the member is the leader or its description
-        changed.
+        """Process a member's repeated join. In a stable generation, this begins a new one only if the member is the
+        leader or its description changed.
         """
         changed = member.join.protocols != join.protocols
         if changed or member.join != join:
@@ -351,7 +356,7 @@ class ClassicGroup:
         self.revision += 1
 
     def resume(self, members: Collection[Member], *, protocol_type: str, protocol: str, leader: str) -> None:
-        """Continue a settled generation after a restart, before any member has joined."""
+        """Continue a stored generation after a restart; the group must be empty."""
         for member in members:
             self._put(member)
         self.protocol_type, self.protocol, self.leader = protocol_type, protocol, leader
@@ -378,7 +383,7 @@ class ClassicGroup:
         self._complete_if_all_joined(now)
 
     def _patience(self) -> float:
-        """Return the longest rebalance timeout of the members."""
+        """Return the longest rebalance timeout of all members."""
         return max([PATIENCE_MIN_S, *[member.join.rebalance_timeout_s for member in self._members.values()]])
 
     def _complete_if_all_joined(self, now: float) -> None:
@@ -386,8 +391,9 @@ class ClassicGroup:
             self._complete(now)
 
     def _complete(self, now: float) -> None:
-        """Begin a generation: all have joined or the time is over. Static members keep their place until their session
-        ends.
+        """Begin a generation, because all members have joined or the time limit has passed.
+
+        Static members that did not join remain members until their session ends.
         """
         for member in [one for one in self._members.values() if not one.is_joining and not one.is_static]:
             self._take(member)
@@ -417,9 +423,9 @@ class ClassicGroup:
             self._answer_joined(member)
 
     def _choose(self) -> str:
-        """Return the protocol with most votes among those that all members support.
+        """Return the assignment protocol with most votes among those that all members support.
 
-        The one in use wins a tie, then the first that was named.
+        If several have equally many, the present one wins, otherwise the one that was named first.
         """
         count = len(self._members)
         votes: Counter[str] = Counter()
@@ -442,10 +448,10 @@ class ClassicGroup:
         protocol: str | None = None,
         now: float,
     ) -> None:
-        """Wait for the assignment; the leader brings those of all members. A type or protocol of None is not compared.
+        """Wait for the member's assignment; the leader sends the assignments of all members.
 
-        Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH) for another type or protocol, Busy(BUSY) for too
-        large assignments.
+        A protocol type or protocol of None is not compared. Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH)
+        for another type or protocol, Busy(BUSY) if the assignments are too large.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -464,17 +470,19 @@ class ClassicGroup:
             self._answer_synced(now)
 
     def settle(self, now: float) -> None:
-        """Note that the broker has assigned to all members of a shared group."""
+        """Complete the generation of a shared group after the broker has assigned partitions to all members."""
         assert self.leader == BROKER, "otherwise the leader settles the group"
         self._go(Phase.STABLE)
         self._answer_synced(now)
 
     def assign(self, member_id: str, assignment: bytes) -> None:
-        """Assign to a member of a shared group. Raises Missing(MEMBER_MISSING), Busy(BUSY)."""
+        """Set the assignment of a member of a shared group. Raises Missing(MEMBER_MISSING), Busy(BUSY)."""
         self._put_assignments({member_id: assignment}, [self._find(member_id, None)])
 
     def _put_assignments(self, assignments: Mapping[str, bytes], members: Collection[Member]) -> None:
-        """Set the assignments: members without one get an empty one, and assignments of unknown members are ignored."""
+        """Set the assignments. Members without an assignment get an empty one; assignments of unknown members are
+        ignored.
+        """
         known = {id_: data for id_, data in assignments.items() if id_ in self._members}
         size, limit = sum(map(len, known.values())), self._limits.bytes_max
         if self.bytes + size > limit:
@@ -496,7 +504,9 @@ class ClassicGroup:
     # Members
 
     def _find(self, member_id: str, instance_id: str | None) -> Member:
-        """Return a member. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member has its instance."""
+        """Return a member. Raises Missing(MEMBER_MISSING), or Conflict(MEMBER_FENCED) if another member uses its
+        instance id.
+        """
         holder = None if instance_id is None else self._static.get(instance_id)
         if holder is not None and holder != member_id:
             raise self._fenced(member_id)
@@ -524,8 +534,8 @@ class ClassicGroup:
     def heartbeat(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
         """Record a heartbeat.
 
-        Raises, in this order, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Conflict(GENERATION_STALE), and
-        Conflict(GROUP_REBALANCING) if the member must rejoin. The last one counts as a heartbeat, too.
+        Raises, checked in this order, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Conflict(GENERATION_STALE), and
+        Conflict(GROUP_REBALANCING) if the member must rejoin. A heartbeat that gets GROUP_REBALANCING counts, too.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -533,10 +543,11 @@ class ClassicGroup:
         self._check_settled()
 
     def check_commit(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
-        """Check that a member may commit: one of this generation may, and anyone may while there are no members.
+        """Check that a member may commit: it must be in the current generation. Anyone may commit to a group without
+        members.
 
-        Raises as ``heartbeat``, but Conflict(GROUP_REBALANCING) only while members wait for assignments. While members
-        join, the old assignments are still theirs.
+        Raises as ``heartbeat``, except that GROUP_REBALANCING is raised only while members wait for assignments: while
+        they rejoin, they may still commit for their old assignments.
         """
         if not self._members and generation < 0:
             return
@@ -547,8 +558,9 @@ class ClassicGroup:
         member.heard_at = max(member.heard_at, now)
 
     def leave(self, member_id: str, *, instance_id: str | None = None, now: float) -> None:
-        """Leave the group; a member without an id is found by its instance. Raises Missing(MEMBER_MISSING),
-        Conflict(MEMBER_FENCED).
+        """Leave the group; a member without an id is found by its instance id.
+
+        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED).
         """
         if member_id in self._given and instance_id is None:
             del self._given[member_id]
@@ -581,12 +593,12 @@ class ClassicGroup:
         member.is_joining = member.is_syncing = False
 
     def expire(self, now: float) -> None:
-        """Remove members whose session ended, and end a phase whose time is over."""
+        """Remove members whose session has ended, and end a phase whose time limit has passed."""
         due, was = self._ends_at <= now, (self.phase, self.generation)
         for id_ in [id_ for id_, until in self._given.items() if until <= now]:
             del self._given[id_]
         self._remove([member for member in self._members.values() if member.gone_at <= now], now)
-        due = due and was == (self.phase, self.generation)  # a phase that began just now has its own time limit
+        due = due and was == (self.phase, self.generation)  # a phase that has just begun has its own time limit
         if self.phase is Phase.PREPARING and due:
             self._complete(now)
         elif self.phase is Phase.PREPARING:

@@ -33,7 +33,7 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
 
-KEEP_AGAIN_S: Final = 1.0  # after a failure to store a group; refused clients retry at that rate, too
+KEEP_AGAIN_S: Final = 1.0  # after a failed write of a group; clients that were refused retry at this rate, too
 
 
 class Host(Protocol):
@@ -46,12 +46,12 @@ class Host(Protocol):
         """Refuse access to another user's group. Raises Denied(DENIED)."""
 
     def topic_name(self, key: changes.TopicKey) -> str:
-        """Return the full name of a topic that positions are keyed by."""
+        """Return the full name of the topic with this key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicView:
-    """A group as lists show it, whatever protocols its members use."""
+    """A group as shown in lists, whatever protocols its members use."""
 
     name: str
     phase: Phase
@@ -62,9 +62,10 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group with its timers and accounts. ``has_begun``: it had a member. ``kept``: the revision in the journal.
+    """A group with its timers and quota accounts.
 
-    Invariant: ``owner`` is charged for ``members`` and ``bytes``.
+    ``has_begun``: the group has had a member. ``kept``: the revision that is in the journal. Invariant: ``owner`` is
+    charged for ``members`` and ``bytes``.
     """
 
     group: ClassicGroup
@@ -83,7 +84,7 @@ class _Entry:
 class ClassicGroups:
     """All classic groups of one broker.
 
-    Invariant: ``_table`` has the group of every entry; other parts of the broker use it to look up members.
+    Invariant: ``_table`` has the group of every entry. Other parts of the broker look up members in it.
     """
 
     __slots__ = (
@@ -140,13 +141,12 @@ class ClassicGroups:
     def join(
         self, group: str, join: Join, *, new_id: str, by: Caller = NO_CALLER, done: Completion[IdGiven | Joined]
     ) -> None:
-        """Join or rejoin with topics that passed ``check_topics``; ``done`` gets the generation once all members have
-        joined.
+        """Join or rejoin; ``done`` gets the generation once all members have joined. Call ``check_topics`` before.
 
-        new_id: a unique id for a member without one. by: the caller, who becomes the owner of a group without one.
-        Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group,
-        Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), Conflict(GROUP_PROTOCOL_MISMATCH), also if the
-        name has members of other protocols in a topic.
+        new_id: a unique id, for a member that has none. by: the caller, who becomes the owner of a group without an
+        owner. Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group,
+        Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), Conflict(GROUP_PROTOCOL_MISMATCH). The last one is
+        also raised if a group of this name has members of other protocols and the broker cannot assign to this member.
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_session(join.session_timeout_s)
@@ -176,36 +176,38 @@ class ClassicGroups:
             )
 
     def check_topics(self, group: str, topics: Iterable[str], *, by: Caller) -> Iterator[None]:
-        """Check topic by topic that the caller may use a group there: run it in slices before ``join``. Raises
-        Denied(DENIED).
+        """Check, one topic per step, that the caller may use a group in these topics. Run it in slices before ``join``.
+
+        Raises Denied(DENIED).
         """
         for topic in topics:
             self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
             yield
 
     def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
-        """Return whether the group has members of other protocols; refuse a member that the broker then could not
-        assign to.
+        """Return whether the group has members of other protocols. If so, refuse a member to which the broker could not
+        assign.
         """
         there = join.topics & self._state.group_topics.get(group, frozenset())
         for _ in self.check_topics(group, there, by=by):
-            pass  # other members may have joined since
+            pass  # check again: other members may have joined in the meantime
         is_shared = entry is not None and entry.group.is_shared
         has_others = is_shared or any(self._sharings.has_others(group, topic) for topic in there)
         known = ClassicGroup(group, self._limits) if entry is None else entry.group
         if has_others and not known.can_be_shared(join):
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
-                f"the group has members of other protocols, and this member's assignor is not supported group={group!r}",
+                "the group has members of other protocols, and the broker cannot assign partitions to this member "
+                f"(unknown assignor, or too many topics) group={group!r}",
             )
         return has_others
 
     # Sharing with members of other protocols
 
     def _meet(self, group: str, topic: str) -> None:
-        """Share a classic group, because a member of another protocol is about to join it.
+        """Let the broker assign in a classic group, because a member of another protocol is about to join it.
 
-        Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to its members.
+        Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to the group's members.
         """
         entry = self._entries.get(group)
         self._sharings.met(group)
@@ -214,14 +216,14 @@ class ClassicGroups:
         if not entry.group.can_be_shared():
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
-                f"the group's Kafka members assign the partitions of the topic themselves group={group!r} topic={topic!r}",
+                f"other protocols cannot join: Kafka members assign the topic's partitions themselves group={group!r} topic={topic!r}",
             )
         self._sharings.share(entry.group, entry.by)
         entry.group.rebalance(self._clock.monotonic())
         self._settle(entry)
 
     def _on_seated(self, group: str) -> None:
-        """Settle a shared group: its members have their assignments."""
+        """Complete the generation of a shared group whose members have their assignments."""
         entry = self._entries[group]
         entry.group.settle(self._clock.monotonic())
         self._settle(entry)
@@ -239,9 +241,11 @@ class ClassicGroups:
         return entry
 
     def restore(self, wire: str, writing: Writing) -> None:
-        """Restore a protocol's groups after a restart: members keep their generation and have a full session timeout.
+        """Restore the groups of a protocol after a restart. Members keep their generation and get a full session
+        timeout.
 
-        writing: encodes assignments for its members. A group with later generations, or a shared one, starts empty.
+        writing: encodes assignments for its members. A group that has had later generations, or was shared, starts
+        empty.
         """
         ended: list[changes.Change] = []
         for found in self._state.classic_groups.values():
@@ -271,17 +275,20 @@ class ClassicGroups:
         try:
             if made is not None or group.name in self._state.classic_groups:
                 self._host.change_all((change,), level=Level.WRITTEN, done=None)
-        except BrokerError:  # no space, or the log is behind: the stored generation is older, so a restart ignores it
+        # the disk is full or the log is behind. The older stored generation does no harm: a restart ignores it.
+        except BrokerError:
             return
         entry.kept = group.revision
 
     def _last_generation(self, group: str) -> int:
-        """Return the latest generation with a committed position, -1 for none; a restart restores no other generation."""
+        """Return the latest generation in which an offset was committed, -1 for none. A restart restores only that
+        generation.
+        """
         found = self._state.positions.of(PositionKind.GROUP, group)
         return max((position.generation for _, _, position in found), default=-1)
 
     def _inherit(self, entry: _Entry, owner: int) -> int:
-        """Set the owner of a group and charge its members and bytes to that user."""
+        """Set the owner of a group and charge the group's members and bytes to it; return the owner."""
         if owner != entry.owner:
             self._charge(entry, -1)
             entry.owner = owner
@@ -295,7 +302,7 @@ class ClassicGroups:
         usage.charge(Kind.MEMBERS, entry.owner, sign * entry.members, sign * size)
 
     def _wait(self, entry: _Entry, member: str, asked: Asked, done: Completion[Any]) -> None:
-        """Register a waiting call. A repeated call replaces the earlier one."""
+        """Register a waiting call. It replaces an earlier call of the same kind by the same member."""
         earlier = entry.waiting.get((member, asked))
         if earlier is not None:
             again = Conflict(
@@ -305,7 +312,7 @@ class ClassicGroups:
         entry.waiting[member, asked] = done
 
     def _settle(self, entry: _Entry) -> None:
-        """Process a change of a group: answer waiting members, update the accounts and set the timer."""
+        """Process a change of a group: answer waiting members, update quota accounts and set the timer."""
         group = entry.group
         for member_id, asked, answer in group.take_answers():
             done = entry.waiting.pop((member_id, asked), None)
@@ -321,14 +328,12 @@ class ClassicGroups:
         if group.phase is Phase.EMPTY and not count:
             entry.empty_at = self._clock.monotonic()
         if group.phase is Phase.EMPTY and not count and not entry.has_begun:
-            self._forget(entry)  # no member with a given id has joined
+            self._forget(entry)  # the group has only ids assigned to new members, none of which has joined
         else:
             self._schedule(entry)
 
     def _schedule(self, entry: _Entry) -> None:
-        """Set the timer: for the next deadline, soon after a failure to store the group, or later to forget an unused
-        one.
-        """
+        """Set the timer: for the next deadline, a retry of a failed write, or to forget an unused group later."""
         due = entry.group.deadline
         if due == math.inf and not entry.members:
             due = entry.empty_at + self._settings.group_expiry_us / SECOND_US
@@ -352,7 +357,7 @@ class ClassicGroups:
         elif not entry.members and now >= entry.empty_at + self._settings.group_expiry_us / SECOND_US:
             self._forget(entry)
         else:
-            self._keep(entry)  # retry an earlier failure
+            self._keep(entry)  # retries a write that failed
             self._schedule(entry)
 
     def _forget(self, entry: _Entry) -> None:
@@ -376,7 +381,7 @@ class ClassicGroups:
         by: Caller = NO_CALLER,
         done: Completion[Synced],
     ) -> None:
-        """Wait for the assignment until the leader has sent it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
+        """Wait until the leader has sent the assignments. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
             entry.group.sync(
@@ -424,25 +429,26 @@ class ClassicGroups:
     ) -> None:
         """Check that the caller may commit: while a group has members, only they may.
 
-        After a restart there are no members until one joins. Until then positions may be committed in any generation
-        that is not older than the last that committed.
-
-        Raises as ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for an unknown generation.
+        After a restart, a group that was not restored has no members until one joins. Until then offsets may be
+        committed in any generation that is not older than the last one with a commit. Raises as
+        ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for an unknown generation.
         """
         entry = self._entries.get(group)
         if entry is not None:
             self._host.check_owner(by, entry.owner, "group", group)
             entry.group.check_commit(member_id, generation, instance_id=instance_id, now=self._clock.monotonic())
         elif generation >= 0 and not 0 <= self._last_generation(group) <= generation:
-            raise Conflict(ErrorCode.GENERATION_STALE, f"the group has no generation group={group!r} got={generation}")
+            raise Conflict(
+                ErrorCode.GENERATION_STALE, f"the group has no such generation group={group!r} got={generation}"
+            )
 
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NO_CALLER
     ) -> None:
         """Refuse partitions that other members read; call it after ``check_commit``.
 
-        Raises Missing(MEMBER_MISSING) if the name has members of other protocols in the topic,
-        Conflict(PARTITION_NOT_ASSIGNED) for partitions of other members, Denied(DENIED).
+        Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED), and Missing(MEMBER_MISSING) if the group has members of
+        other protocols in this topic and the caller is not a member.
         """
         self._sharings.check(group, topic, member_id, partitions, by)
 
@@ -457,12 +463,11 @@ class ClassicGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets by topic's full name and partition number, all of a topic or none; call it after
-        ``check_commit``.
+        """Store next offsets, by topic's full name and partition number; call it after ``check_commit``.
 
-        Returns the refused topics with their errors: Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED),
-        Busy(BUSY), Missing(MEMBER_MISSING) if the name has members of other protocols, Conflict(PARTITION_NOT_ASSIGNED)
-        for their partitions. Raises Busy(DISK_FULL).
+        For each topic all offsets are stored, or none. Returns the refused topics with their errors:
+        Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), and as ``check_partitions``. Raises
+        Busy(DISK_FULL).
         """
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
@@ -476,7 +481,7 @@ class ClassicGroups:
         return refused
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
-        """Return all positions of a group in a topic by partition number."""
+        """Return all offsets of a group in a topic by partition number."""
         return self._commits.held(topic, group)
 
     def subscribed_topics(self, group: str) -> Set[str]:
@@ -485,7 +490,7 @@ class ClassicGroups:
         return frozenset() if entry is None else entry.group.topics
 
     def topics(self, group: str) -> list[str]:
-        """Return the full names of the topics in which a group has positions, members or subscriptions."""
+        """Return the full names of the topics in which a group has offsets, members or subscriptions."""
         entry = self._entries.get(group)
         found = set() if entry is None else set(entry.group.topics)
         found |= {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
@@ -495,13 +500,15 @@ class ClassicGroups:
     # Administration
 
     def names(self) -> list[str]:
-        """Return the names of all groups with members or positions, of any protocol."""
+        """Return the names of all groups with members or offsets, of any protocol."""
         found = {name for _, name, _ in self._state.positions.owners(PositionKind.GROUP)}
         found.update(self._state.group_topics)
         return sorted(found.union(self._entries))
 
     def view(self, group: str) -> ClassicView | None:
-        """Return one group, None if there is none. A group that the broker assigns shows its members of all topics."""
+        """Return one group, None if it does not exist. If the broker assigns, the view has the group's members of all
+        topics.
+        """
         entry = self._entries.get(group)
         if entry is not None and entry.members:
             known = entry.group
@@ -532,7 +539,7 @@ class ClassicGroups:
         return entry is not None and bool(entry.members)
 
     def generation(self, group: str) -> int:
-        """Return the current or last generation of a group, -1 for an unknown group."""
+        """Return the current or last generation of a group, -1 if the group is unknown."""
         entry = self._entries.get(group)
         return -1 if entry is None else entry.group.generation
 
@@ -549,7 +556,7 @@ class ClassicGroups:
     def delete(
         self, group: str, *, by: Caller = NO_CALLER, level: Level = Level.WRITTEN, done: Completion[int] | None = None
     ) -> None:
-        """Delete a group and its positions in all topics.
+        """Delete a group and its offsets in all topics.
 
         Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's group, Conflict(GROUP_NOT_EMPTY),
         Busy(DISK_FULL).

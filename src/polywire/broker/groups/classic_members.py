@@ -1,6 +1,6 @@
 """Requests, responses and state of members of classic groups (concepts: groups#classic-groups).
 
-A member's metadata is opaque here.
+The broker does not interpret the metadata of members here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Final, NamedTuple, Protocol
 
 from polywire.errors import BrokerError
 
-NUMBER_BYTES: Final = 36  # of memory, for each partition that a member retains
-NEW_MEMBER_S: Final = 300.0  # longest wait of a new member in a rebalance; its client may be gone
+NUMBER_BYTES: Final = 36  # bytes of memory for each partition number that a member keeps while it rejoins
+NEW_MEMBER_S: Final = 300.0  # longest time that a new member waits in a rebalance, because its client may be gone
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """members_max: of one group, with ids given to new members. bytes_max: of the metadata and assignments of its
-    members.
+    """Limits of one group.
+
+    members_max: members, and ids assigned to new members. bytes_max: metadata and assignments of all members.
     """
 
     members_max: int
@@ -28,25 +29,25 @@ class Limits:
 
 
 class Writing(Protocol):
-    """Encodes assignments for a protocol's members, if the broker can do so."""
+    """The encoding of assignments for the members of one protocol."""
 
     def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
-        """Encode an assignment of partitions by topic's full name."""
+        """Encode an assignment of partitions, by topic's full name."""
 
     def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
-        """Decode the partitions of an assignment, empty if it is not readable."""
+        """Decode the partitions of an assignment; empty if it cannot be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
     """A request to join or rejoin.
 
-    member_id: empty for a new member. instance_id: of a static member, which keeps its place while it is away.
-    protocols: the member's metadata by assignment protocol, in order of preference. topics: full names of its
-    subscription, if known. id_first: give a dynamic member without an id one and require it to join again with that id,
-    so that a retry does not add a second member. may_skip: a leader that rejoins a settled group may skip the
-    assignment. writing: None if only members can encode assignments. kept: partitions by topic's full name that it
-    continues to read while it joins.
+    member_id: empty for a new member. instance_id: id of a static member, which remains a member while it is away.
+    protocols: the member's metadata by assignment protocol, in order of preference. topics: full names of the topics it
+    subscribes to, if known. id_first: assign an id to a dynamic member that has none, and require it to join again with
+    the id, so that a retry does not add a second member. may_skip: a leader that rejoins a settled group may skip the
+    assignment. writing: the encoding of assignments, None if only members can encode them. kept: partitions, by topic's
+    full name, that the member still reads while it rejoins.
     """
 
     member_id: str
@@ -66,7 +67,7 @@ class Join:
 
     @property
     def size(self) -> int:
-        """The number of bytes that a group stores for it."""
+        """The number of bytes that a group stores for the member."""
         names = len(self.client_id) + len(self.client_host) + len(self.instance_id or "") + sum(map(len, self.topics))
         kept = NUMBER_BYTES * sum(map(len, self.kept.values()))
         return names + kept + sum(len(name) + len(metadata) for name, metadata in self.protocols)
@@ -74,7 +75,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as others see it: its metadata for the protocol in use, and its assignment."""
+    """A member as shown to others: its metadata for the assignment protocol in use, and its assignment."""
 
     id: str
     instance_id: str | None
@@ -86,7 +87,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class IdGiven:
-    """The answer to a first join: join again with this id."""
+    """The answer to a first join: the client must join again with this id."""
 
     member_id: str
 
@@ -95,7 +96,8 @@ class IdGiven:
 class Joined:
     """The answer to a join: a generation begins or continues.
 
-    member_id: of the recipient. members: for the leader only. skip_assignment: the leader keeps the assignments.
+    member_id: the member that gets this answer. members: only for the leader. skip_assignment: the leader must not
+    assign, because the assignments stay.
     """
 
     member_id: str
@@ -117,7 +119,7 @@ class Synced:
 
 
 class Asked(Enum):
-    """The two calls that wait."""
+    """The two kinds of calls that wait for an answer."""
 
     JOIN = "join"
     SYNC = "sync"
@@ -133,7 +135,9 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A member. Invariant: ``heard_at`` counts only while no call of it waits; ``is_new`` until its first generation."""
+    """A member. Invariant: ``heard_at`` counts only while none of the member's calls waits; ``is_new`` until its first
+    generation begins.
+    """
 
     id: str
     join: Join
@@ -150,12 +154,12 @@ class Member:
 
     @property
     def seat(self) -> str:
-        """The member's id in the coordinator's groups, if it shares topics with members of other protocols."""
+        """The member's id in the coordinator's groups, which it joins if the broker assigns."""
         return self.join.instance_id or self.id
 
     @property
     def reading(self) -> Mapping[str, Collection[int]]:
-        """The partitions that it reads now, as far as the broker can decode its assignment."""
+        """The partitions that the member reads now; empty if the broker cannot decode its assignment."""
         if self.is_joining or not self.assignment or self.join.writing is None:
             return self.join.kept
         return self.join.writing.decode(self.assignment)
@@ -170,7 +174,7 @@ class Member:
 
     @property
     def gone_at(self) -> float:
-        """When its session ends without another heartbeat."""
+        """The time at which the session ends unless another heartbeat arrives."""
         if self.is_joining:
             return self.heard_at + NEW_MEMBER_S if self.is_new else math.inf
         return math.inf if self.is_syncing else self.heard_at + self.join.session_timeout_s

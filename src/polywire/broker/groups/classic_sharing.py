@@ -16,22 +16,22 @@ from polywire.broker.groups.seats import Seat, Seats
 from polywire.broker.owners import Caller
 from polywire.errors import BrokerError, Conflict, ErrorCode
 
-SEATS_AT_ONCE_MAX: Final = 25  # joined in one step: some 60 us each
+SEATS_AT_ONCE_MAX: Final = 25  # memberships joined in one step; each takes some 60 us
 LOOKS_AT_ONCE_MAX: Final = (
-    250  # topics that a heartbeat checks, some 5 us each; the next heartbeat continues behind them
+    250  # topics that a heartbeat checks, some 5 us each; the next heartbeat continues after them
 )
 
 
 class Sharing:
     """The memberships of one group's members in the coordinator's groups, one per topic.
 
-    ``generation``: the generation of the last call. ``_known``: the members as of that call. ``has_failed``: a change
-    could not be stored, so members retain their assignments until a retry. Invariant: ``_taken`` has the memberships of
-    all members at the last check, ``_leaving`` those of former members that still exist. ``_untaken``: topics of
-    members that may lack a membership there. ``_freed``: topics with released partitions. ``_dealing``: the rest of the
-    current assignment work. ``_dealt``: the inputs of this generation's shares. ``_lacks``: partitions that others had
-    to release when a member got less than its share, and their release counts then. ``_looked``: the topic to check
-    next. ``_alone``: how many topics in a row had no other members.
+    ``generation``: the generation at the last call of ``follow``; ``_known``: the group's change count then.
+    ``has_failed``: a change could not be stored, so members retain their assignments until a retry. ``_taken``: the
+    memberships of all members at the last check; ``_leaving``: the memberships of former members that still exist.
+    ``_untaken``: topics of members that may lack a membership there. ``_freed``: topics with released partitions.
+    ``_dealing``: the remaining steps of the current assignment. ``_dealt``: the inputs from which this generation was
+    assigned. ``_lacks``: topics in which a member got less than its share, with the number of releases then.
+    ``_looked``: the topic to check next. ``_alone``: how many topics in a row had no members of other protocols.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Sharing:
     )
 
     def __init__(self, name: str, seats: Seats, by: Caller) -> None:
-        """by: the owner of the memberships."""
+        """by: the user who owns the memberships."""
         self._name: Final = name
         self._seats: Final = seats
         self.generation = -1
@@ -81,7 +81,9 @@ class Sharing:
     # Changes of the group
 
     def begin(self, group: ClassicGroup) -> None:
-        """Start to share a group whose members assigned themselves: what they read stays theirs until they rejoin."""
+        """Start to assign in a group whose members assigned themselves. They keep the partitions that they read until
+        they rejoin.
+        """
         self.generation = group.generation
         self.follow(group)
         for member in group.everybody:
@@ -90,14 +92,14 @@ class Sharing:
                     self._seats.hold(self._name, self._taken[member.seat], topic, partitions)
 
     def end(self) -> None:
-        """Start to give back all memberships."""
+        """Start to remove all memberships."""
         self._leaving |= self._taken
         self._taken.clear()
         self._untaken.clear()
         self._dealing, self.has_failed = None, False
 
     def follow(self, group: ClassicGroup) -> None:
-        """Adapt the memberships to the members, and to their subscriptions in a new generation."""
+        """Update the memberships after members joined or left and, in a new generation, after subscriptions changed."""
         is_new, self.generation = group.generation != self.generation, group.generation
         if not is_new and self._known == group.changes:
             return
@@ -115,7 +117,7 @@ class Sharing:
             self._dealing, self.has_failed = self._deal_out(group), False
 
     def joined(self, member: Member) -> None:
-        """Note that a member rejoins: from now on it reads only the partitions that it names."""
+        """Release the partitions that a rejoining member no longer names as its own."""
         seat = self._taken.get(member.seat) or self._leaving.get(member.seat)
         for topic, id_ in () if seat is None else seat.topics.items():
             held = self._seats.held(self._name, id_)
@@ -125,7 +127,7 @@ class Sharing:
     # Work in steps
 
     def step(self, group: ClassicGroup | None) -> bool:
-        """Do one step; return whether there was one. group: None once it is not shared."""
+        """Do one step of work; return whether there was any. group: None once the group is no longer shared."""
         if group is None or group.phase is not Phase.COMPLETING:
             self._dealing = None
         todo = self._todo()
@@ -171,7 +173,7 @@ class Sharing:
             self._dealing = None
 
     def _deal_out(self, group: ClassicGroup) -> Iterator[None]:
-        """Assign to all members, which have their memberships by now. A later change is detected by ``is_due``."""
+        """Assign partitions to all members, whose memberships exist by now. ``is_due`` detects later changes."""
         dealt: dict[str, object] = {}
         for topic in group.topics:
             dealt[topic] = self._deal(topic, self._seats.group_in(self._name, topic))
@@ -192,8 +194,8 @@ class Sharing:
         return self._taken[member.seat]
 
     def _share(self, seat: Seat, topic: str, found: dict[str, Collection[int]]) -> None:
-        """Add the member's partitions of a topic for this generation: its share without those that others must still
-        release.
+        """Add the partitions of a topic that the member may read in this generation: its share, without partitions that
+        other members must still release.
         """
         share = self._seats.share(self._name, seat, topic)
         if share is None:
@@ -206,8 +208,9 @@ class Sharing:
     # Checks
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Return whether the shares have changed, or partitions that were missing are free now. It checks some of the
-        topics per call.
+        """Return whether members must rejoin, because shares have changed or missing partitions are free now.
+
+        Each call checks only some of the topics.
         """
         is_other = [self._look_at(topic) for topic in self._next_topics()]
         if any(is_other) or self.has_failed or group.topics != self._dealt.keys():
@@ -221,14 +224,14 @@ class Sharing:
         return [topics[(first + at) % len(topics)] for at in range(count)]
 
     def _look_at(self, topic: str) -> bool:
-        """Return whether the shares in a topic differ from those of this generation."""
+        """Return whether the shares in a topic differ from the assignments of this generation."""
         there = self._seats.group_in(self._name, topic)
         has_others = there is not None and any(member.id not in self for member in there.members)
         self._alone = 0 if has_others else self._alone + 1
         return self._deal(topic, there) != self._dealt[topic]
 
     def met(self) -> None:
-        """Check all topics again, because a member of another protocol is about to join."""
+        """Start to check all topics again, because a member of another protocol is about to join."""
         self._alone = 0
 
     @property
@@ -237,7 +240,7 @@ class Sharing:
         return self._alone >= len(self._dealt) > 0
 
     def check(self, member: Member, topic: str, partitions: Collection[int]) -> bool:
-        """Refuse partitions that a member does not read; return whether its partitions there are known.
+        """Refuse partitions that a member does not read; return whether the member has a membership in the topic.
 
         Raises Conflict(PARTITION_NOT_ASSIGNED).
         """
@@ -249,7 +252,7 @@ class Sharing:
             if partition not in held.of(member.seat):
                 raise Conflict(
                     ErrorCode.PARTITION_NOT_ASSIGNED,
-                    f"partition is not assigned to member={member.id!r} partition={partition}",
+                    f"partition is not assigned to this member member={member.id!r} partition={partition}",
                 )
         return True
 

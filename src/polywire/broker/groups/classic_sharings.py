@@ -1,4 +1,4 @@
-"""All classic groups in which the broker assigns partitions, with their work in slices.
+"""All classic groups in which the broker assigns partitions; their work is done in slices.
 
 A group's assignments wait until all of its members have memberships; other groups are not delayed. A group that no
 longer shares a topic with other protocols removes its memberships itself (concepts: groups#one-group-for-all).
@@ -20,14 +20,14 @@ from polywire.clock import Clock
 from polywire.errors import ErrorCode, Missing
 from polywire.log.base import Loop
 
-RETRY_S: Final = 1.0  # after the disk was full
+RETRY_S: Final = 1.0  # after a failed write, usually because the disk was full
 
 
 class Sharings:
-    """The shared groups of one broker.
+    """The classic groups of one broker that are shared with other protocols.
 
-    Invariant: ``_shared`` has the outstanding work of every group that ``is_shared`` or has memberships left;
-    ``_working`` has those in ``sliced``.
+    Invariant: ``_shared`` has the outstanding work of every group that ``is_shared`` or has memberships left.
+    ``_working`` has the groups whose work is queued in ``sliced``.
     """
 
     __slots__ = ("_clock", "_coordinator", "_loop", "_on_seated", "_seats", "_shared", "_sliced", "_table", "_working")
@@ -43,8 +43,8 @@ class Sharings:
         clock: Clock,
         on_seated: Callable[[str], None],
     ) -> None:
-        """table: all classic groups by name. on_seated: called with the name of a group whose members have their
-        assignments.
+        """table: all classic groups by name. on_seated: called with the name of a group once all of its members have
+        their assignments.
         """
         self._seats: Final = seats
         self._coordinator: Final = coordinator
@@ -57,7 +57,7 @@ class Sharings:
         self._working: set[str] = set()
 
     def seats(self, group: str) -> Container[str]:
-        """Return the members of the coordinator's group that belong to a classic group, or did until just now."""
+        """Return the members of the coordinator's group that are in a classic group, or were until just now."""
         return self._shared.get(group, ())
 
     def has_others(self, group: str, topic: str) -> bool:
@@ -66,7 +66,7 @@ class Sharings:
         return found is not None and any(member.id not in ours for member in found.members)
 
     def share(self, group: ClassicGroup, by: Caller) -> None:
-        """Let the broker assign from the next generation on. by: the owner of the memberships."""
+        """Let the broker assign from the next generation on. by: the user who owns the memberships."""
         sharing = self._shared.setdefault(group.name, Sharing(group.name, self._seats, by))
         sharing.by = by
         sharing.begin(group)
@@ -74,23 +74,24 @@ class Sharings:
         self._work(group.name)
 
     def _unshare(self, group: ClassicGroup) -> None:
-        """Let the members assign themselves from the next generation on."""
+        """Let the group's leader assign from the next generation on."""
         self._shared[group.name].end()
         group.is_shared = False
         self._work(group.name)
 
     def joined(self, group: ClassicGroup, member_id: str, by: Caller) -> None:
-        """Note that a member has joined or waits for others to join."""
+        """Update the memberships after a member has joined or begins to wait for the other members."""
         if not group.is_shared:
             return
         sharing, member = self._shared[group.name], group.member(member_id)
         sharing.by = by
         is_going_on = group.phase is not Phase.PREPARING and group.generation == sharing.generation
-        if member is not None and not is_going_on:  # a member that stays in its generation reads its assignment
+        # a member that stays in its generation continues to read its assignment
+        if member is not None and not is_going_on:
             sharing.joined(member)
 
     def follow(self, group: ClassicGroup) -> None:
-        """Adapt the memberships of a shared group to its members; sharing ends with the last of them."""
+        """Update the memberships of a shared group; sharing ends when its last member has left."""
         if not group.is_shared:
             return
         if not group.has_members:
@@ -100,9 +101,7 @@ class Sharings:
         self._work(group.name)
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Return whether members have to rejoin: their shares changed, or the group no longer has members of other
-        protocols.
-        """
+        """Return whether members must rejoin: shares have changed, or all members of other protocols have left."""
         if not group.is_shared or group.phase is not Phase.STABLE:
             return False
         sharing = self._shared[group.name]
@@ -112,13 +111,13 @@ class Sharings:
         return is_due or not group.is_shared
 
     def met(self, group: str) -> None:
-        """Note that a member of another protocol is about to join the group of this name."""
+        """Start to check the group of this name again, because a member of another protocol is about to join it."""
         sharing = self._shared.get(group)
         if sharing is not None:
             sharing.met()
 
     def check(self, group: str, topic: str, member_id: str, partitions: Collection[int], by: Caller) -> None:
-        """Refuse positions in partitions of others, if the group has members of other protocols.
+        """Refuse commits for partitions that the member does not read, if the group has members of other protocols.
 
         Raises Missing(MEMBER_MISSING), Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
         """

@@ -11,9 +11,10 @@ from polywire.broker.changes import ClassicGroupStored, ClassicMemberStored
 from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Join, Limits, Member, Writing
 
-KEPT_BYTES_MAX: Final = 1024 * 1024  # of one group, written with every generation; Kafka's broker has the same limit
-_MEMBER_BYTES: Final = 64  # lengths and numbers of one member
-_WEIGHT_BYTES: Final = 256  # bytes that take as long to encode as a small record
+# size of one group, which is written with every generation; Apache Kafka has the same limit
+KEPT_BYTES_MAX: Final = 1024 * 1024
+_MEMBER_BYTES: Final = 64  # lengths and numbers stored for one member
+_WEIGHT_BYTES: Final = 256  # this many bytes take as long to encode as a small record
 
 
 def stored(group: ClassicGroup, owner: int, *, bytes_max: int = KEPT_BYTES_MAX) -> ClassicGroupStored | None:
@@ -50,7 +51,10 @@ def _stored_member(member: Member) -> ClassicMemberStored:
 
 
 def restored(group: ClassicGroupStored, limits: Limits, writing: Writing, now: float) -> ClassicGroup:
-    """Return the group of a change with a heartbeat of every member at ``now``. writing: encodes their assignments."""
+    """Return the stored group, as if every member had sent a heartbeat at ``now``.
+
+    writing: encodes the members' assignments.
+    """
     found = ClassicGroup(group.name, limits, group.generation)
     members = [_restored_member(member, group.protocol_type, writing, now) for member in group.members]
     found.resume(members, protocol_type=group.protocol_type, protocol=group.protocol, leader=group.leader)
@@ -75,7 +79,7 @@ def _restored_member(member: ClassicMemberStored, protocol_type: str, writing: W
 
 
 def weight(group: ClassicGroupStored) -> int:
-    """Return the time that encoding takes, in units of small records."""
+    """Return how long encoding the group takes, in units of a small record."""
     return sum(
         1 + len(one.topics) + (len(one.assignment) + sum(len(said) for _, said in one.protocols)) // _WEIGHT_BYTES
         for one in group.members

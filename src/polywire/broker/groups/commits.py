@@ -23,7 +23,7 @@ from polywire.types import PositionKind
 
 
 class Commit(NamedTuple):
-    """A next offset to store, with the epoch of the last record read and the metadata."""
+    """A next offset to store, the epoch of the last record read, and the metadata of the client."""
 
     offset: int
     epoch: int = NO_EPOCH
@@ -31,7 +31,7 @@ class Commit(NamedTuple):
 
     @property
     def is_noted(self) -> bool:
-        """Whether it has more than the offset."""
+        """Whether it has an epoch or metadata."""
         return self.epoch != NO_EPOCH or bool(self.metadata)
 
 
@@ -41,7 +41,7 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 
 class Commits:
-    """Reads and checks the positions of all topics."""
+    """Reads and checks the committed offsets of all topics."""
 
     __slots__ = ("_classic", "_clock", "_owners", "_settings", "_state")
 
@@ -61,7 +61,7 @@ class Commits:
         self._owners = owners
 
     def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
-        """Return a position; this counts as a use of the group."""
+        """Return a committed offset; this counts as a use of the group."""
         held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
         if held is None:
             return None
@@ -69,7 +69,7 @@ class Commits:
         return held.partitions.get(partition_number)
 
     def held(self, full_name: str, name: str) -> Mapping[int, Position]:
-        """Return all positions of a group in a topic by partition number; this counts as a use of the group."""
+        """Return all offsets of a group in a topic by partition number; this counts as a use of the group."""
         held = self._state.positions.held(self._state.topic_key(full_name), PositionKind.GROUP, name)
         if held is None:
             return MappingProxyType({})
@@ -77,10 +77,9 @@ class Commits:
         return MappingProxyType(held.partitions)
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
-        """Refuse another user's group; return the owner of the positions. A consumer without a group is open to every
-        caller.
+        """Refuse another user's group; return the owner of the offsets.
 
-        Raises Denied(DENIED).
+        Any caller may use the offsets of a consumer without a group. Raises Denied(DENIED).
         """
         if kind is PositionKind.GROUP:
             owner = self._state.group_owner(full_name, name)
@@ -92,7 +91,7 @@ class Commits:
     def stored_of_members(
         self, full_name: str, commits: Mapping[int, Commit], group: str, *, generation: int, by: Caller
     ) -> changes.PositionsStored:
-        """Return the change for members of a Kafka group that passed the checks."""
+        """Return the change that stores offsets of Kafka members that have passed the checks."""
         return self.stored(
             full_name,
             {number: commit.offset for number, commit in commits.items()},
@@ -116,8 +115,9 @@ class Commits:
         by: Caller,
         of_classic: bool = False,
     ) -> changes.PositionsStored:
-        """Return the change that stores these next offsets; see ``Broker.positions_stored``. of_classic: a classic
-        group checked them.
+        """Return the change that stores these next offsets; see ``PositionVerbs.positions_stored``.
+
+        of_classic: a classic group has already checked the caller.
         """
         if kind is PositionKind.GROUP and not of_classic:
             check_no_classic(self._classic, name, full_name)
@@ -142,13 +142,13 @@ class Commits:
         return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heirs, now_us, dict(notes))
 
     def _check_notes(self, offsets: Mapping[int, int], notes: Mapping[int, tuple[int, str]]) -> int:
-        """Return the size of the metadata. Refuse metadata without a position and metadata above the limit."""
+        """Return the size of the metadata. Refuse metadata without an offset, and metadata above the limit."""
         limit = self._settings.position_metadata_bytes_max
         for number, (epoch, metadata) in notes.items():
             if number not in offsets or not NO_EPOCH <= epoch < 2**31 or _utf8_bytes(metadata) > limit:
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    f"metadata of a committed offset is out of range partition={number} epoch={epoch} limit={limit}",
+                    f"epoch or metadata of a committed offset is out of range partition={number} epoch={epoch} limit={limit}",
                 )
         return sum([len(metadata) for _, metadata in notes.values()])
 

@@ -21,19 +21,20 @@ from polywire.broker.groups.seats import Seat, Share
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import Assignor
 
-JOINING: Final = 0  # epoch of a member that joins without partitions
+JOINING: Final = 0  # epoch of a heartbeat with which a member joins without partitions
 LEAVING: Final = -1
-AWAY: Final = -2  # epoch of a static member that will return
-TOPICS_MAX: Final = 500  # of one member: it joins each of them at once, and every heartbeat checks each
+AWAY: Final = -2  # epoch of a heartbeat with which a static member leaves and announces its return
+TOPICS_MAX: Final = 500  # topics of one member: it joins all of them at once, and every heartbeat checks each of them
 
 Partitions = Mapping[bytes, Set[int]]
-"""Partitions by topic's id."""
+"""Partition numbers by topic id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A member's subscription: full names, and a pattern of its protocol. version: of the list of topics in which the
-    pattern was last matched.
+    """A member's subscription: full names of topics, and a pattern in its protocol's syntax.
+
+    version: version of the list of topics against which the pattern was last matched.
     """
 
     names: frozenset[str] = frozenset()
@@ -45,8 +46,8 @@ class Subscription:
 class Beat:
     """A heartbeat. A field of None is unchanged.
 
-    epoch: the last one that the member received, or JOINING, LEAVING, AWAY. instance_id: of a static member, which
-    keeps its place while it is away. topics: full names of the topics that its subscription selects. owned: the
+    epoch: the last epoch that the member received, or JOINING, LEAVING, AWAY. instance_id: id of a static member, which
+    remains a member while it is away. topics: full names of the topics that its subscription selects. owned: the
     partitions that it reads now.
     """
 
@@ -65,31 +66,31 @@ class Beat:
 
     @property
     def is_full(self) -> bool:
-        """Whether all fields are given, as after a lost response."""
+        """Whether it has all fields, which a member sends when it has not received the last response."""
         return None not in (self.rebalance_timeout_s, self.topics, self.owned)
 
     @property
     def size(self) -> int:
-        """The number of bytes that a group stores for it."""
+        """The number of bytes that a group stores for the member."""
         pattern = "" if self.subscription is None else self.subscription.pattern
         texts = (self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host, pattern)
         return sum(len(text or "") for text in texts) + sum(map(len, self.topics or ()))
 
 
 class MemberPhase(Enum):
-    """The phase of a member on the way to its share."""
+    """The phase of a member until it has its share."""
 
     STABLE = "stable"
-    REVOKING = "revoking"  # it must confirm that it released partitions
-    WAITING = "waiting"  # other members must
+    REVOKING = "revoking"  # the member must confirm that it released partitions
+    WAITING = "waiting"  # other members must confirm that they released partitions
 
 
 @dataclass(slots=True)
 class Member:
-    """A member. ``assigned``: the partitions that it may read. ``revoking``: those it must release. ``seen``: the result of
-    the last check of its shares.
+    """A member. ``assigned``: the partitions that it may read. ``revoking``: the partitions that it must release.
+    ``seen``: the result of the last check of its shares.
 
-    Invariant: it holds ``assigned`` and ``revoking``, also in topics that it has left.
+    Invariant: it holds the partitions in ``assigned`` and ``revoking``, also in topics that it has left.
     """
 
     id: str
@@ -110,16 +111,16 @@ class Member:
 
 
 class ConsumerGroup:
-    """One group.
+    """One consumer group.
 
-    Invariant: ``_instances`` maps each instance to its member; ``bytes`` is the sum of the members' sizes.
+    Invariant: ``_instances`` maps each instance id to its member; ``bytes`` is the sum of the members' sizes.
     """
 
     __slots__ = ("_generations", "_instances", "_limits", "_members", "_session_s", "bytes", "epoch", "name")
 
     def __init__(self, name: str, limits: Limits, session_s: float, epoch: int = 0) -> None:
-        """session_s: how long a member may be silent. epoch: of an earlier group of this name, whose members may still
-        exist.
+        """session_s: a member without a heartbeat for this long is removed. epoch: the last epoch of an earlier group
+        of this name, which may still have members.
         """
         self.name: Final = name
         self.epoch = epoch
@@ -136,7 +137,9 @@ class ConsumerGroup:
         return self._members
 
     def find(self, member_id: str, instance_id: str | None = None) -> Member:
-        """Return a member. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member has its instance."""
+        """Return a member. Raises Missing(MEMBER_MISSING), or Conflict(MEMBER_FENCED) if another member uses its
+        instance id.
+        """
         if instance_id is not None and self._instances.get(instance_id, member_id) != member_id:
             raise self._fenced(instance_id)
         member = self._members.get(member_id)
@@ -152,11 +155,11 @@ class ConsumerGroup:
     # Joining and leaving
 
     def beat(self, beat: Beat, now: float) -> Member:
-        """Record a heartbeat; return its member.
+        """Record a heartbeat; return the member.
 
-        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member has its instance,
-        Conflict(GENERATION_STALE) for an epoch that is neither the current one of the member nor the one before,
-        Invalid(INVALID_REQUEST), Busy(BUSY).
+        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member uses its instance id,
+        Conflict(GENERATION_STALE) unless the epoch is the member's current or previous one, Invalid(INVALID_REQUEST),
+        Busy(BUSY).
         """
         if len(beat.topics or ()) > TOPICS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many topics group={self.name!r} limit={TOPICS_MAX}")
@@ -202,8 +205,9 @@ class ConsumerGroup:
             )
 
     def _check_epoch(self, member: Member, beat: Beat) -> None:
-        """Check the epoch. A member whose last response was lost sends the epoch before and the partitions that it
-        reads.
+        """Check the epoch of a heartbeat.
+
+        A member that has not received the last response sends its previous epoch and the partitions that it reads.
         """
         if beat.epoch == member.epoch:
             return
@@ -222,7 +226,7 @@ class ConsumerGroup:
         )
 
     def check_epoch(self, member_id: str, epoch: int, instance_id: str | None = None) -> Member:
-        """Return the member of this epoch. Raises as ``find``, Conflict(GENERATION_STALE)."""
+        """Return the member, which must have this epoch. Raises as ``find``, and Conflict(GENERATION_STALE)."""
         member = self.find(member_id, instance_id)
         if epoch != member.epoch:
             raise self._stale(member, epoch)
@@ -241,61 +245,61 @@ class ConsumerGroup:
         member.size = size
 
     def take(self, member: Member) -> None:
-        """Remove a member; the caller releases its partitions and leaves its topics."""
+        """Remove a member. The caller must release its partitions and leave its topics."""
         del self._members[member.id]
         self.bytes -= member.size
         if member.said.instance_id is not None:
             self._instances.pop(member.said.instance_id, None)
 
     def depart(self, member: Member) -> None:
-        """Mark a member as gone until it is removed; it can return only by joining."""
+        """Mark a member as gone until the caller removes it; to return, it must join again."""
         member.epoch = member.previous_epoch = AWAY
         member.heard_at = -math.inf
 
     # Time
 
     def gone_at(self, member: Member) -> float:
-        """Return when a member is removed unless it sends a heartbeat or releases its partitions."""
+        """Return when a member will be removed if it neither sends a heartbeat nor releases its partitions."""
         return min(member.heard_at + self._session_s, member.revoke_by)
 
     @property
     def deadline(self) -> float:
-        """Return the earliest time at which a member may have to be removed."""
+        """The earliest time at which a member may have to be removed."""
         return min(map(self.gone_at, self._members.values()), default=math.inf)
 
     def expired(self, now: float) -> list[Member]:
-        """Return the members whose time is over."""
+        """Return the members whose session or release has timed out."""
         return [member for member in self._members.values() if self.gone_at(member) <= now]
 
     # Assignment
 
     def noticed(self, shares: Mapping[bytes, Share]) -> None:
-        """Compare the generations of the coordinator's groups; a new one may change the members' shares."""
+        """Note new generations of the coordinator's groups; a new generation may change the members' shares."""
         generations = {id_: share.generation for id_, share in shares.items()}
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
             self.epoch = max(self.epoch + 1, *generations.values())
 
     def forgotten(self, topic_id: bytes) -> None:
-        """Forget a topic that no member reads any more."""
+        """Remove a topic that no member reads any more."""
         self._generations.pop(topic_id, None)
 
     def renewed(self, topic_id: bytes, generation: int) -> None:
-        """Note a generation that changes nothing for members of this group."""
+        """Note a generation that does not change the shares of this group's members."""
         self._generations[topic_id] = generation
 
     def reset(self, member: Member, shares: Mapping[bytes, Share]) -> None:
-        """Reset a member that joins without partitions: what it held is free, and the next response has its whole
-        assignment.
+        """Reset a member that joins without partitions: free those it held, and send its whole assignment in the next
+        response.
         """
         for share in shares.values():
             share.holdings.release(member.seat.id, list(share.holdings.of(member.seat.id)))
         member.assigned, member.revoking, member.revoke_by = {}, {}, math.inf
 
     def reconcile(self, member: Member, shares: Mapping[bytes, Share], owned: Partitions | None, now: float) -> bool:
-        """Move a member closer to its shares; return whether the response must have its assignment.
+        """Move a member closer to its shares; return whether the response must contain its assignment.
 
-        owned: the partitions that it says it reads.
+        owned: the partitions that the member reports as read, None if it reported none.
         """
         seen = (self.epoch, [(id_, share.generation, share.holdings.releases) for id_, share in shares.items()])
         if seen == member.seen and owned is None and not member.revoking:
@@ -316,7 +320,9 @@ class ConsumerGroup:
         return is_new
 
     def _reach(self, member: Member, shares: Mapping[bytes, Share], now: float) -> None:
-        """Let a member release what exceeds its shares; if there is nothing, give it the free partitions of its shares."""
+        """Make a member release the partitions beyond its shares. If there are none, give it the free partitions of its
+        shares.
+        """
         revoking = {id_: share.holdings.of(member.seat.id) - set(share.partitions) for id_, share in shares.items()}
         member.revoking = {id_: frozenset(gone) for id_, gone in revoking.items() if gone}
         if member.revoking:

@@ -45,8 +45,8 @@ from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Assignor, Level, PositionKind
 
-RETRY_S: Final = 1.0  # after the disk was full
-SEATS_AT_ONCE_MAX: Final = 50  # some 2 ms
+RETRY_S: Final = 1.0  # after a failed write, usually because the disk was full
+SEATS_AT_ONCE_MAX: Final = 50  # topics to join in one slice: some 2 ms
 
 
 class Host(Protocol):
@@ -59,13 +59,13 @@ class Host(Protocol):
         """Refuse access to another user's group. Raises Denied(DENIED)."""
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """Return the topic of this id."""
+        """Return the topic with this id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """The answer to a heartbeat: the epoch, the assignment by topic's id (None: unchanged), and whether it is the full
-    share.
+    """The answer to a heartbeat: the epoch, the assignment by topic id (None if unchanged), and whether that is the
+    member's full share.
     """
 
     epoch: int
@@ -75,7 +75,7 @@ class Beaten:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group with its timers and accounts. Invariant: ``bytes`` is what ``owner`` is charged for, beside the group
+    """A group with its timers and quota account. Invariant: ``owner`` is charged for ``bytes``, and for the group
     itself.
     """
 
@@ -87,7 +87,7 @@ class _Entry:
 
 
 class ConsumerGroups:
-    """All consumer groups of one broker. Invariant: each has a member."""
+    """All consumer groups of one broker. Invariant: every group has a member."""
 
     __slots__ = (
         "_clock",
@@ -131,12 +131,12 @@ class ConsumerGroups:
     # Members
 
     def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> Beaten:
-        """Process a heartbeat: join, stay or leave.
+        """Process a heartbeat, with which a member joins, stays or leaves.
 
-        by: the caller, who becomes the owner of a group without one. Raises Invalid(INVALID_NAME, INVALID_REQUEST),
-        Denied(DENIED) for another user's group, Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED),
-        Conflict(GENERATION_STALE), Conflict(GROUP_PROTOCOL_MISMATCH) if members of the name assign a topic themselves,
-        Busy(BUSY, DISK_FULL).
+        by: the caller, who becomes the owner of a group without an owner. Raises Invalid(INVALID_NAME,
+        INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED),
+        Conflict(GENERATION_STALE), Busy(BUSY, DISK_FULL), and Conflict(GROUP_PROTOCOL_MISMATCH) if members of a group
+        of this name assign a topic themselves.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(beat.member_id, self._settings.name_bytes_max)
@@ -167,7 +167,7 @@ class ConsumerGroups:
         return entry
 
     def _last_epoch(self, group: str) -> int:
-        """Return the latest epoch in which a position was stored, 0 for none."""
+        """Return the latest epoch in which an offset was committed, 0 for none."""
         return max(
             (at.generation for _, _, at in self._state.positions.of(PositionKind.GROUP, group) if at.generation > 0),
             default=0,
@@ -203,8 +203,8 @@ class ConsumerGroups:
         return Beaten(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
 
     def _take_seats(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
-        """Join a member's topics, many of them in slices; return whether it has joined all. Later heartbeats complete
-        the rest.
+        """Join a member's topics, in slices if they are many; return whether all are joined. Later heartbeats join the
+        others.
 
         Raises as ``Coordinator.join``.
         """
@@ -233,18 +233,18 @@ class ConsumerGroups:
             member.epoch = AWAY
         elif len(member.seat.topics) <= SEATS_AT_ONCE_MAX:
             self._remove(entry, member)
-        else:  # as if its session had ended: it leaves many topics in slices
+        else:  # treat it as if its session had ended, because it must leave many topics, in slices
             group.depart(member)
             self._watch(entry, self._clock.monotonic())
         return Beaten(beat.epoch, None, is_settled=True)
 
     def _remove(self, entry: _Entry, member: Member) -> None:
-        """Remove a member and release its partitions. Raises Busy(DISK_FULL); then it stays a member."""
+        """Remove a member and release its partitions. If this raises Busy(DISK_FULL), it stays a member."""
         self._seats.end(entry.group.name, member.seat, {*member.assigned, *member.revoking})
         entry.group.take(member)
 
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
-        """Return a member's shares by topic, empty in a topic in which it only has to release partitions."""
+        """Return a member's shares by topic; empty for a topic in which it only has to release partitions."""
         name = entry.group.name
         shares = self._seats.shares(name, member.seat)
         for id_ in {*member.assigned, *member.revoking} - shares.keys():
@@ -254,7 +254,7 @@ class ConsumerGroups:
     # Accounts and timers
 
     def _inherit(self, entry: _Entry, owner: int) -> int:
-        """Set the owner of a group and charge its members and bytes to that user."""
+        """Set the owner of a group and charge the group's members and bytes to it; return the owner."""
         if owner != entry.owner:
             self._charge(entry, -1)
             entry.owner = owner
@@ -267,7 +267,7 @@ class ConsumerGroups:
         usage.charge(Kind.MEMBERS, entry.owner, 0, sign * entry.bytes)
 
     def _settle(self, entry: _Entry) -> None:
-        """Process a change of a group: update the accounts, and forget the group with its last member."""
+        """Process a change of a group: update the quota account, and forget the group when its last member has left."""
         size = entry.group.bytes + MEMBER_BYTES * len(entry.group.members)
         self._state.usage.charge(Kind.MEMBERS, entry.owner, 0, size - entry.bytes)
         entry.bytes = size
@@ -291,18 +291,20 @@ class ConsumerGroups:
         if self._entries.get(entry.group.name) is not entry:
             return
         try:
-            for member in entry.group.expired(self._clock.monotonic())[:1]:  # each may be in many topics: one per pass
+            # one member per pass, because each may be in many topics
+            for member in entry.group.expired(self._clock.monotonic())[:1]:
                 if self._seats.leave_some(entry.group.name, member.seat, SEATS_AT_ONCE_MAX):
                     self._remove(entry, member)
-        except Busy:  # the disk is full: a retry removes them
+        except Busy:  # the disk is full; the next pass retries
             self._watch(entry, self._clock.monotonic() + RETRY_S)
         else:
             self._watch(entry, entry.group.deadline)
         self._settle(entry)
 
     def end_seats(self, wire: str, is_ours: Callable[[str], bool]) -> None:
-        """Remove memberships of a protocol's groups whose home is another shard by now: their members have joined
-        there.
+        """Remove the memberships of groups that another shard coordinates now; their members have joined there.
+
+        wire: the protocol of the members. is_ours: returns whether this shard coordinates a group.
         """
         coordinator = self._coordinator
         others = [(topic, group) for topic, group in coordinator.pairs() if not is_ours(group)]
@@ -314,15 +316,13 @@ class ConsumerGroups:
         ]
         for view, member in left:
             if member.wire == wire:
-                with suppress(BrokerError):  # the disk is full: the session timeout removes it
+                with suppress(BrokerError):  # the disk is full; the session timeout will remove the member
                     coordinator.leave(view.name, view.topic, member.id, None, wire=wire, by=ITSELF)
 
     # Positions
 
     def has_member(self, group: str, member_id: str) -> bool:
-        """Return whether a member exists, or existed before a restart and its partitions were assigned to no other
-        member since.
-        """
+        """Return whether a member exists, or existed before a restart and still has its partitions."""
         entry = self._entries.get(group)
         if entry is not None and member_id in entry.group.members:
             return True
@@ -332,7 +332,7 @@ class ConsumerGroups:
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Check a member's epoch. A member from before a restart has its last one.
+        """Check a member's epoch. A member that joined before a restart has its last epoch.
 
         Raises Denied(DENIED), Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE).
         """
@@ -347,9 +347,9 @@ class ConsumerGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NO_CALLER
     ) -> None:
-        """Check that a member, which passed ``check_epoch``, may store positions of these partitions: see ``Coordinator.check_reader``.
+        """Check that a member may commit offsets of these partitions (see ``Coordinator.check_reader``).
 
-        Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
+        Call ``check_epoch`` first. Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
         """
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
@@ -368,11 +368,10 @@ class ConsumerGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets by topic's full name and partition number, all of a topic or none; call it after
-        ``check_epoch``.
+        """Store next offsets, by topic's full name and partition number; call it after ``check_epoch``.
 
-        Returns the refused topics with their errors: Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST),
-        Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
+        For each topic all offsets are stored, or none. Returns the refused topics with their errors:
+        Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
         """
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
@@ -386,19 +385,20 @@ class ConsumerGroups:
         return refused
 
     def turn(self, group: str) -> int:
-        """Return a number that changes whenever a partition of the group passes from one member to another, on any
-        protocol.
-        """
+        """Return a number that changes whenever a partition of the group passes to another member of any protocol."""
         return self._coordinator.holdings.turn(group)
 
     # Administration
 
     def names(self) -> list[str]:
-        """Return the groups that have members here."""
+        """Return the names of the groups that have members of this protocol."""
         return sorted(self._entries)
 
     def view(self, group: str) -> ConsumerGroupView | None:
-        """Return a group with its members of all protocols, None unless it has consumers or its last member was one."""
+        """Return a group with its members of all protocols.
+
+        Returns None unless the group has consumers of this protocol, or its last member was one.
+        """
         entry = self._entries.get(group)
         topics = sorted(self._state.group_topics.get(group, ()))
         if entry is None and not any(self._state.groups[topic, group].has_consumers for topic in topics):
@@ -472,7 +472,7 @@ def _assignor(views: Iterable[GroupView]) -> Assignor:
 
 
 def _others(views: Iterable[GroupView], ours: Set[str]) -> list[ConsumerView]:
-    """Return the members that are not consumers of this protocol, with their partitions of all topics."""
+    """Return the members of other protocols, with their partitions of all topics."""
     reading: dict[tuple[str, str], dict[str, Sequence[int]]] = {}
     for view in views:
         for member in view.members:

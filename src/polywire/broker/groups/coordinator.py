@@ -34,13 +34,13 @@ class Host(Protocol):
     """The broker as the coordinator uses it."""
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
-        """Return the number of partitions that groups assign. last: the number in the group's last assignment."""
+        """Return the number of partitions to assign. last: the number in the group's last assignment."""
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
-        """Return the topic of this full name."""
+        """Return the topic with this full name."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and apply them; with none, ``done`` follows earlier changes."""
+        """Journal changes as one group and apply them. Without changes, ``done`` is called after earlier changes."""
 
     def commit_positions(
         self,
@@ -63,10 +63,10 @@ class Host(Protocol):
 class Coordinator:
     """All groups of one broker.
 
-    Invariant: ``_seen`` has times of members only; a member without one counts as seen at the broker's start, if it can
-    have survived it. ``_changed`` has when existing groups last changed, since the start. ``holdings`` has the members
-    that must release partitions before others get them; without an entry, a partition belongs to its owner as soon as
-    it is assigned.
+    Invariant: ``_seen`` has the time of the last heartbeat, of members only. A member without a time, which can only
+    have joined before a restart, counts as seen at the broker's start. ``_changed`` has the time at which a group last
+    changed since the start. ``holdings`` has the members that must release partitions before others get them. A
+    partition without a holder belongs to its owner as soon as it is assigned.
     """
 
     __slots__ = (
@@ -102,7 +102,7 @@ class Coordinator:
         self._changed: dict[tuple[str, str], int] = {}
 
     def on_meeting(self, callback: Callable[[str, str], None]) -> None:
-        """Set a callback with a group's name and topic, called before a member joins that may meet a classic group."""
+        """Set a callback that gets a group's name and topic before a member joins, which may meet a classic group."""
         self._meet = callback
 
     def join(
@@ -122,18 +122,18 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> Membership:
-        """Join a group or stay a member; joining again under the same id changes nothing.
+        """Join a group; joining again under the same id changes nothing.
 
-        assignor: sets the group's assignor if given; a new group uses round robin. first_generation: of a group that
-        this call creates, before the member is counted. named_alone: the protocol names groups without a topic, so a
-        name has one topic at a time. Joining with another topic removes this protocol's members from the old one, and
-        the generation continues in the new one. connected: the member lives as long as its connection and sends no
-        heartbeats; the caller removes it at the end. watched: like ``connected`` until the broker stops; afterwards it
-        can return within the session timeout. is_consumer: the member is a consumer of Kafka's newer protocol. by: the
-        caller, who becomes the owner of a group without one. done: called once the group is journalled at ``level``.
-        Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Conflict(GROUP_PROTOCOL_MISMATCH) if a
-        classic group of this name reads the topic and the broker cannot assign to its members, Busy(BUSY) for too many
-        groups or members.
+        assignor: changes the group's assignor; None leaves it, and a new group uses round robin. first_generation: the
+        generation of a group that this call creates, before the member is counted. named_alone: the protocol's group
+        names do not include a topic, so a name has one topic at a time. If it joins with another topic, this protocol's
+        members leave the old topic, and the generation continues in the new one. connected: the member sends no
+        heartbeats; the caller removes it when its connection ends. watched: like ``connected``, but after a restart of
+        the broker the member can return within the session timeout. is_consumer: the member is a consumer of Kafka's
+        newer protocol. by: the caller, who becomes the owner of a group without an owner. done: called once the group
+        is journalled at ``level``. Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group,
+        Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group of this name reads the topic and the broker cannot assign
+        to its members, Busy(BUSY) for too many groups or members.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
@@ -178,8 +178,8 @@ class Coordinator:
     ) -> None:
         """Create a group without members.
 
-        Raises Conflict(GROUP_EXISTS), Invalid(INVALID_NAME), Denied(DENIED) if another user has positions under that
-        name, Busy(BUSY) for too many groups.
+        Raises Conflict(GROUP_EXISTS), Invalid(INVALID_NAME), Denied(DENIED) if another user has committed offsets under
+        this name, Busy(BUSY) for too many groups.
         """
         check_name(group, self._settings.name_bytes_max)
         owner = self._check_owner(by, topic, group)
@@ -191,7 +191,7 @@ class Coordinator:
     def sync(
         self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NO_CALLER
     ) -> Membership:
-        """Return the member's assignment; counts as a heartbeat. Raises as ``heartbeat``."""
+        """Return the member's assignment; this counts as a heartbeat. Raises as ``heartbeat``."""
         return self.heartbeat(group, topic, member, generation, wire=wire, by=by)
 
     def heartbeat(
@@ -199,9 +199,9 @@ class Coordinator:
     ) -> Membership:
         """Record a heartbeat and return the assignment. A generation of None is not compared.
 
-        Raises, in this order, Missing(GROUP_MISSING), Denied(DENIED) for another user's group,
+        Raises, checked in this order, Missing(GROUP_MISSING), Denied(DENIED) for another user's group,
         Conflict(GENERATION_STALE), Missing(MEMBER_MISSING). An expired member gets GENERATION_STALE, because its own
-        call removes it first.
+        call first removes it, which begins a generation.
         """
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
@@ -220,7 +220,7 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Leave a group. The empty group and its generation remain. A generation of None is not compared.
+        """Leave a group. A group without members keeps its generation. A generation of None is not compared.
 
         Raises as ``heartbeat``.
         """
@@ -244,10 +244,10 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store the group's next offset of a partition that this member owns; counts as a heartbeat only with
-        ``refresh``.
+        """Store the group's next offset of a partition that this member owns.
 
-        Raises as ``heartbeat``, then Conflict(PARTITION_NOT_ASSIGNED).
+        refresh: whether the commit counts as a heartbeat. Raises as ``heartbeat``, then
+        Conflict(PARTITION_NOT_ASSIGNED).
         """
         offsets = {partition: offset}
         self.commit_all(
@@ -268,7 +268,7 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store the group's next offsets by partition, all or none. Raises as ``commit``."""
+        """Store the group's next offsets by partition number, all or none. Raises as ``commit``."""
         self.check_member(group, topic, member, generation, offsets, wire=wire, refresh=refresh, by=by)
         self._host.commit_positions(
             topic, offsets, PositionKind.GROUP, group, generation=generation, by=by, level=level, done=done
@@ -286,7 +286,10 @@ class Coordinator:
         refresh: bool = False,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Check that a member owns these partitions in this generation, or now if it is None. Raises as ``commit``."""
+        """Check that a member owns these partitions in this generation; None means the current generation.
+
+        Raises as ``commit``.
+        """
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
         shared = self._owned(found, member)
@@ -300,9 +303,10 @@ class Coordinator:
     def check_reader(
         self, group: str, topic: str, member: str, partitions: Iterable[int], *, wire: str, by: Caller = NO_CALLER
     ) -> None:
-        """Check that a member may store positions of these partitions.
+        """Check that a member may commit offsets of these partitions.
 
-        In a topic that it reads it must own them; in any other topic no other member may read them. Raises as ``check_member``.
+        In a topic that the member reads, it must own them. In any other topic, no other member may read them. Raises as
+        ``check_member``.
         """
         if self.has_member(group, topic, member):
             self.check_member(group, topic, member, None, partitions, wire=wire, by=by)
@@ -318,12 +322,12 @@ class Coordinator:
                 raise _not_assigned(member, partition)
 
     def refreshed(self, group: str, topic: str) -> Group | None:
-        """Return a group without its expired members, which are removed."""
+        """Remove the expired members of a group and return the group."""
         found = self._state.groups.get((topic, group))
         return None if found is None else self._refreshed(found, self._clock.monotonic())
 
     def renew(self, group: str, topic: str) -> None:
-        """Begin a generation in which members get the partitions that others released, so that they ask for them."""
+        """Begin a generation, so that members learn of partitions that other members have released."""
         found = self._state.groups.get((topic, group))
         if found is not None:
             self._change(found.renewed(), found)
@@ -337,9 +341,9 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Delete a group with its positions and its names without a topic; each of them may be missing.
+        """Delete a group, its offsets, and the bindings of its name. Some of these may not exist.
 
-        Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's group.
+        Raises Denied(DENIED) for another user's group, Missing(GROUP_MISSING) if none exists.
         """
         key = self._state.topic_key(topic)
         made: list[changes.Change] = []
@@ -359,7 +363,7 @@ class Coordinator:
         self._changed.pop((topic, group), None)
 
     def sweep(self, group: str, topic: str) -> None:
-        """Remove the expired members of a group without activity. Raises Busy(DISK_FULL)."""
+        """Remove the expired members of a group whose members make no calls. Raises Busy(DISK_FULL)."""
         found = self._state.groups.get((topic, group))
         if found is None or not found.members:
             return
@@ -379,11 +383,10 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Bind a group name to a topic, for a protocol that names groups without a topic; the group is created by its
-        first member.
+        """Bind a group name to a topic, for a protocol whose group names do not include a topic.
 
-        Raises Invalid(INVALID_NAME), Denied(DENIED) if the name or the group is another user's, Busy(BUSY) for too many
-        names.
+        The first member that joins creates the group. Raises Invalid(INVALID_NAME), Denied(DENIED) if the name or the
+        group belongs to another user, Busy(BUSY) for too many names.
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_owner(by, topic, group)
@@ -394,7 +397,7 @@ class Coordinator:
         )
 
     def bound(self, wire: str) -> dict[str, str]:
-        """Return the topics of a protocol's group names."""
+        """Return the topic of each group name that a protocol has bound."""
         return {name: bound.topic for (of, name), bound in self._state.bindings.items() if of == wire}
 
     def owner(self, topic: str, group: str) -> int:
@@ -402,42 +405,46 @@ class Coordinator:
         return self._state.group_owner(topic, group)
 
     def topic_of(self, wire: str, group: str) -> str | None:
-        """Return the topic of a group name, for a protocol that names groups without a topic."""
+        """Return the topic to which a protocol has bound a group name."""
         bound = self._state.bindings.get((wire, group))
         return None if bound is None else bound.topic
 
     def views(self, topic: str | None = None) -> list[GroupView]:
-        """Return all groups, or those of a topic, by topic and name; see ``view``."""
+        """Return all groups, or the groups of one topic, sorted by topic and name; see ``view``."""
         now = self._clock.monotonic()
         topics = sorted(self._state.group_names) if topic is None else [topic]
         return [self._view(self._state.groups[name, group], now) for name in topics for group in self.names(name)]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Return topic and name of all groups, unordered."""
+        """Return (topic, name) of all groups, in no particular order."""
         return list(self._state.groups)
 
     def names(self, topic: str) -> list[str]:
-        """Return the groups of a topic by name."""
+        """Return the names of a topic's groups, sorted."""
         return sorted(self._state.group_names.get(topic, ()))
 
     def view(self, group: str, topic: str) -> GroupView | None:
-        """Return a group with the current partitions and without expired members. This changes nothing."""
+        """Return a group with the topic's current partitions and without expired members, but do not change the stored
+        group.
+        """
         found = self._state.groups.get((topic, group))
         return None if found is None else self._view(found, self._clock.monotonic())
 
     def kept(self, group: str, topic: str) -> GroupView | None:
-        """Return a group as it is stored: with the partitions of its last assignment, and with expired members until
-        they are removed.
+        """Return a group as it is stored: with the partitions of the last assignment, and with expired members that
+        were not removed yet.
         """
         found = self._state.groups.get((topic, group))
         return None if found is None else self._shown(found, self._clock.monotonic())
 
     def watch(self) -> None:
-        """Record the names of groups with changes or heartbeats for ``take_touched``."""
+        """Start to record the names of groups that change or get heartbeats, for ``take_touched``."""
         self._state.touched = set()
 
     def take_touched(self) -> set[str]:
-        """Return the names recorded since the last call: groups of every protocol, and readers with positions."""
+        """Return the names recorded since the last call: groups of every protocol, and consumers with committed
+        offsets.
+        """
         touched, self._state.touched = self._state.touched, set()
         return touched or set()
 
@@ -447,7 +454,9 @@ class Coordinator:
         return found is not None and found.has(member)
 
     def has_changed(self, group: str, topic: str) -> bool:
-        """Return whether a group has changed since the start; then a partition may have passed to another member."""
+        """Return whether a group has changed since the broker's start, so that a partition may have passed to another
+        member.
+        """
         return (topic, group) in self._changed
 
     def _view(self, group: Group, now: float) -> GroupView:
@@ -483,18 +492,18 @@ class Coordinator:
         return self._host.group_partition_count(group.topic, group.partition_count)
 
     def _admit_binding(self, by: Caller, wire: str, group: str, topic: str) -> None:
-        """Enforce the limit of group names without a topic. Raises Busy(BUSY)."""
+        """Enforce the limit of bound group names. Raises Busy(BUSY)."""
         if (wire, group) not in self._state.bindings:
             self._state.quotas.admit(Kind.BINDINGS, by, binding_size(group, topic))
 
     def _check_owner(self, by: Caller, topic: str, group: str) -> int:
-        """Refuse another user's group; return its owner. Raises Denied(DENIED)."""
+        """Refuse another user's group; return the group's owner. Raises Denied(DENIED)."""
         owner = self._state.group_owner(topic, group)
         self._host.check_owner(by, owner, "group", group)
         return owner
 
     def _check_binding(self, by: Caller, wire: str, group: str) -> int:
-        """Refuse another user's group name without a topic, or the group that it means; return the owner."""
+        """Refuse a group name that another user has bound, or whose group belongs to another user; return the owner."""
         bound = self._state.bindings.get((wire, group))
         if bound is None:
             return UNOWNED
@@ -503,7 +512,9 @@ class Coordinator:
         return bound.owner
 
     def _switch(self, group: str, topic: str, wire: str, made: list[changes.Change], by: Caller) -> Group | None:
-        """Bind the protocol's name to this topic; return the group it meant before, which the new one continues."""
+        """Bind the protocol's name to this topic. Return the group to which it was bound before, which the new group
+        continues.
+        """
         owner = self._check_binding(by, wire, group)
         bound = self._state.bindings.get((wire, group))
         if bound is not None and bound.topic == topic:
@@ -528,7 +539,7 @@ class Coordinator:
         return difference(now, was, gone=gone, joined=joined, at_us=self._elapsed.now_us())
 
     def _expired(self, group: Group, now: float) -> list[str]:
-        """Return the members that exceeded the timeout, and those bound to connections of an earlier start."""
+        """Return the members that exceeded the timeout, or were bound to a connection that a restart has closed."""
         seen = self._seen.get((group.topic, group.name), {})
         oldest = now - self._settings.member_timeout_s
         return [
@@ -540,7 +551,7 @@ class Coordinator:
     def _check(
         self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller, now: float
     ) -> Group:
-        """Return the member's group after all checks; their order is part of the interface."""
+        """Return the member's group after all checks; callers rely on the order of the checks."""
         found = self._state.groups.get((topic, group))
         bound = self._state.bindings.get((wire, group))
         moved = bound is not None and bound.topic != topic
@@ -558,7 +569,7 @@ class Coordinator:
         return refreshed
 
     def _refreshed(self, found: Group, now: float) -> Group:
-        """Return the group with the current partitions and without expired members."""
+        """Return the group with the topic's current partitions and without expired members."""
         gone = self._expired(found, now)
         refreshed = found.changed(gone=gone, partition_count=self._count(found))
         if refreshed is not found:
@@ -570,7 +581,9 @@ class Coordinator:
         self._forget(group)
 
     def _owned(self, group: Group, member: str) -> Sequence[int]:
-        """Return the partitions that a member may read now: its share without those that others must still release."""
+        """Return the partitions that a member may read now: its share, without partitions that others must still
+        release.
+        """
         share = group.share(member)
         if not self.holdings:
             return share
@@ -580,11 +593,11 @@ class Coordinator:
 
     def _mark(self, group: Group, member: str, now: float) -> None:
         seen = self._seen.setdefault((group.topic, group.name), {})
-        seen[member] = max(seen.get(member, now), now)  # a connected member stays one
+        seen[member] = max(seen.get(member, now), now)  # keep infinity, which marks a connected member
         self._state.touch(group.name)
 
     def _forget(self, group: Group) -> None:
-        """Drop the times of former members; otherwise the table would grow with every consumer that ever existed."""
+        """Drop the heartbeat times of former members, because the table would otherwise grow with every consumer."""
         self.holdings.turned(group.name)
         self._changed[group.topic, group.name] = self._clock.now_us()
         if len(self._changed) > 2 * len(self._state.groups) + 16:
@@ -596,7 +609,8 @@ class Coordinator:
 
 def _not_assigned(member: str, partition: int) -> Conflict:
     return Conflict(
-        ErrorCode.PARTITION_NOT_ASSIGNED, f"partition is not assigned to member={member!r} partition={partition}"
+        ErrorCode.PARTITION_NOT_ASSIGNED,
+        f"partition is not assigned to this member member={member!r} partition={partition}",
     )
 
 

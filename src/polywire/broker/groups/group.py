@@ -18,8 +18,9 @@ from polywire.types import Assignor
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member and the protocol it joined over; ``connected``: it lives as long as its connection, never beyond a
-    restart.
+    """A member, and the protocol over which it joined.
+
+    connected: the membership ends with its connection, at the latest when the broker stops.
     """
 
     id: str
@@ -29,12 +30,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of one topic. ``members`` are in joining order. ``kept``: it was created explicitly, and stays when
-    unused. ``at_us``: when it last changed, by the elapsed clock. ``has_consumers``: the last member to join was a
-    consumer of Kafka's newer protocol; an empty group keeps it, so that tools find the group by the API of its
-    protocol.
+    """A group of one topic, with its members in the order in which they joined.
 
-    Invariant: ``order`` has the sorted ids; the transitions maintain it.
+    kept: the group was created explicitly, and is not deleted when unused. at_us: time of the last change, on the
+    elapsed clock. has_consumers: the last member to join was a consumer of Kafka's newer protocol. An empty group
+    retains this, so that tools find the group with the API of its protocol.
+
+    Invariant: ``order`` has the sorted member ids; the transitions maintain it.
     """
 
     topic: str
@@ -59,13 +61,13 @@ class Group:
         return self._index(member) >= 0
 
     def share(self, member: str) -> range:
-        """Return the partitions of a member, ascending."""
+        """Return the partitions assigned to a member, ascending."""
         index = self._index(member)
         assert index >= 0, "only members have partitions"
         return share(index, len(self.order), self.partition_count, self.assignor)
 
     def owner_of(self, partition: int) -> str:
-        """Return the member whose share has a partition; there must be members."""
+        """Return the member whose share contains a partition; the group must have members."""
         return self.order[index_of(partition, len(self.order), self.partition_count, self.assignor)].decode()
 
     def renewed(self) -> Group:
@@ -73,15 +75,15 @@ class Group:
         return replace(self, generation=self.generation + 1)
 
     def with_assignor(self, assignor: Assignor) -> Group:
-        """Return the group with an assignor, the same object if nothing changes."""
+        """Return the group with this assignor; the same object if nothing changes."""
         return self if assignor is self.assignor else replace(self, assignor=assignor, generation=self.generation + 1)
 
     def with_owner(self, owner: int) -> Group:
-        """Return the group with an owner, the same object if nothing changes."""
+        """Return the group with this owner; the same object if nothing changes."""
         return self if owner == self.owner else replace(self, owner=owner)
 
     def with_member(self, member: Member, *, is_consumer: bool = False) -> Group:
-        """Return the group with one more member, last in order."""
+        """Return the group with one more member, at the end of the order."""
         return replace(self._joined((member,), self.generation + 1), has_consumers=is_consumer)
 
     def _joined(self, members: tuple[Member, ...], generation: int) -> Group:
@@ -93,8 +95,9 @@ class Group:
         return replace(self, members=self.members + members, order=order, generation=generation)
 
     def changed(self, *, gone: Collection[str], partition_count: int) -> Group:
-        """Return the group without some members and with this partition count, in one generation; the same object if
-        nothing changes.
+        """Return the group without the members in ``gone`` and with this partition count, one generation later.
+
+        Returns the same object if nothing changes.
         """
         if not gone and partition_count == self.partition_count:
             return self
@@ -108,8 +111,8 @@ class Group:
         return replace(self, members=members, order=tuple(ordered(member.id for member in members)))
 
     def succeeding(self, old: Group) -> Group:
-        """Return this group as the successor of ``old``: above both generations, with the assignor of ``old`` if it has
-        no members.
+        """Return this group as the successor of ``old``: its generation is above both. Without members, it gets the
+        assignor of ``old``.
         """
         assignor = self.assignor if self.members else old.assignor
         return replace(self, assignor=assignor, generation=max(self.generation, old.generation) + 1)
@@ -146,7 +149,7 @@ def stored(group: Group, at_us: int) -> GroupStored:
 def difference(
     now: Group, was: Group, *, gone: Collection[str] = (), joined: Collection[Member] = (), at_us: int
 ) -> GroupChanged:
-    """Return the change from one group to the other; its size depends on the difference, not on the number of members."""
+    """Return the change from ``was`` to ``now``. Its size does not depend on the number of unchanged members."""
     assert len(now.members) == len(was.members) - len(gone) + len(joined), "no other member joined or left"
     return GroupChanged(
         topic=now.topic,
@@ -163,7 +166,7 @@ def difference(
 
 
 def restored(change: GroupStored) -> Group:
-    """Return the group of a change."""
+    """Return the stored group."""
     members = _members(change.members)
     return Group(
         topic=change.topic,

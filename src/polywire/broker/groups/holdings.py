@@ -12,11 +12,11 @@ from itertools import count
 from typing import Final
 
 _NOTHING: Final[frozenset[int]] = frozenset()
-TURNS_MAX: Final = 100_000  # groups whose last change of a holder is remembered; older ones are forgotten
+TURNS_MAX: Final = 100_000  # groups for which the last change of a holder is remembered; the oldest are forgotten first
 
 
 class Holdings:
-    """The held partitions of one group in one topic. ``releases`` counts releases, which ``take_released`` returns.
+    """The held partitions of one group in one topic. ``releases`` counts all releases so far.
 
     Invariant: ``_held`` and ``_holder`` agree.
     """
@@ -24,7 +24,7 @@ class Holdings:
     __slots__ = ("_held", "_holder", "_on_release", "_released", "releases")
 
     def __init__(self, on_release: Callable[[], None]) -> None:
-        """on_release: called after every release."""
+        """on_release: called after each partition that is released."""
         self._on_release: Final = on_release
         self._held: dict[str, set[int]] = {}
         self._holder: dict[int, str] = {}
@@ -36,11 +36,11 @@ class Holdings:
 
     @property
     def members(self) -> Collection[str]:
-        """The members that must release partitions before others get them."""
+        """The members that must release partitions before other members get them."""
         return self._held.keys()
 
     def enter(self, member: str) -> None:
-        """Track a member: from now on it reads what it holds, not its share."""
+        """Track a member: from now on it may read the partitions that it holds instead of its share."""
         self._held.setdefault(member, set())
 
     def of(self, member: str) -> Set[int]:
@@ -48,18 +48,18 @@ class Holdings:
         return self._held.get(member, _NOTHING)
 
     def holder(self, partition: int) -> str | None:
-        """Return the holder of a partition."""
+        """Return the member that holds a partition, if any."""
         return self._holder.get(partition)
 
     def take(self, member: str, partitions: Iterable[int]) -> None:
-        """Let a member hold those of these partitions that are free."""
+        """Let a member hold those of the given partitions that are free."""
         held = self._held.setdefault(member, set())
         for partition in partitions:
             if self._holder.setdefault(partition, member) == member:
                 held.add(partition)
 
     def release(self, member: str, partitions: Iterable[int]) -> None:
-        """Release those of these partitions that a member holds."""
+        """Release those of the given partitions that the member holds."""
         held = self._held.get(member, set())
         for partition in [partition for partition in partitions if partition in held]:
             held.discard(partition)
@@ -69,12 +69,12 @@ class Holdings:
             self._on_release()
 
     def take_released(self) -> set[int]:
-        """Return the partitions released since the last call that are still free."""
+        """Return the partitions that were released since the last call and are still free."""
         released, self._released = self._released - self._holder.keys(), set()
         return released
 
     def leave(self, member: str) -> None:
-        """Release everything of a member and stop tracking it."""
+        """Release all partitions of a member and stop tracking it."""
         self.release(member, list(self.of(member)))
         self._held.pop(member, None)
 
@@ -86,9 +86,9 @@ class Holdings:
 
 
 class AllHoldings:
-    """The holdings of all groups and topics, and when a partition of a group last passed to another member.
+    """The holdings of all groups and topics, with a number per group for its last change of a holder.
 
-    Invariant: no number in ``_turns`` was given twice.
+    Invariant: a number in ``_turns`` is never used again.
     """
 
     __slots__ = ("_by_place", "_numbers", "_turns")
@@ -102,7 +102,7 @@ class AllHoldings:
         return bool(self._by_place)
 
     def find(self, group: str, topic_id: bytes) -> Holdings | None:
-        """Return the holdings of a topic, None if no member must release partitions there."""
+        """Return the holdings of a topic; None if no member must release partitions there."""
         return self._by_place.get((topic_id, group))
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
@@ -119,14 +119,15 @@ class AllHoldings:
             del self._by_place[topic_id, group]
 
     def turned(self, group: str) -> None:
-        """Note that a partition of a group passed to another member."""
+        """Record that a partition of a group passed to another member."""
         self._turns.pop(group, None)
         self._turns[group] = next(self._numbers)
         if len(self._turns) > TURNS_MAX:
             del self._turns[next(iter(self._turns))]
 
     def turn(self, group: str) -> int:
-        """Return a number that changes whenever a partition of the group passes to another member; 0 if none is
-        remembered.
+        """Return a number that changes whenever a partition of the group passes to another member.
+
+        Returns 0 if no such change is remembered.
         """
         return self._turns.get(group, 0)

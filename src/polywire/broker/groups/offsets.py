@@ -20,9 +20,9 @@ NO_EPOCH: Final = -1
 
 
 class Position(NamedTuple):
-    """The next offset to read, and the generation of the group that stored it (-1: none).
+    """The next offset to read, and the generation in which the group stored it (-1 without a generation).
 
-    epoch: of the last record read, -1 if unknown. metadata: the text stored with it.
+    epoch: the epoch of the last record read, -1 if unknown. metadata: the text that the client stored with the offset.
     """
 
     offset: int
@@ -35,9 +35,10 @@ Reader = tuple[PositionKind, str]
 
 
 class Held:
-    """The positions of a consumer or group in a topic by partition, with their owner and the times of the last commit
-    (0: unknown) and the last query since the start, by the elapsed clock. Invariant: ``metadata_bytes`` is the sum
-    over all partitions.
+    """The committed offsets of one consumer or group in a topic, by partition.
+
+    It has the times of the last commit (0 if unknown) and of the last query since the start, on the elapsed clock.
+    Invariant: ``metadata_bytes`` is the sum over all partitions.
     """
 
     __slots__ = ("asked_at_us", "at_us", "metadata_bytes", "name_bytes", "owner", "partitions")
@@ -52,14 +53,15 @@ class Held:
 
     @property
     def used_at_us(self) -> int:
-        """The time of the last commit or query."""
+        """The time of the last commit or query, whichever is later."""
         return max(self.at_us, self.asked_at_us)
 
 
 class Positions:
-    """All positions by topic (its id, or its full name until it exists), consumer or group, and partition.
+    """All committed offsets by topic, consumer or group, and partition. The key of a topic is its id, or its name until
+    it exists.
 
-    Invariant: ``count`` is the number of positions in the table.
+    Invariant: ``count`` is the number of offsets in the table.
     """
 
     __slots__ = ("_by_topic", "_readers", "_usage", "_views", "count")
@@ -72,7 +74,7 @@ class Positions:
         self.count = 0
 
     def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
-        """Return one position."""
+        """Return one committed offset."""
         owners = self._by_topic.get(topic)
         if owners is None:
             return None
@@ -80,7 +82,7 @@ class Positions:
         return None if held is None else held.partitions.get(partition)
 
     def held(self, topic: TopicKey, kind: PositionKind, name: str) -> Held | None:
-        """Return all positions of a consumer or group in a topic."""
+        """Return all offsets of a consumer or group in a topic."""
         return self._by_topic.get(topic, {}).get((kind, name))
 
     @property
@@ -89,33 +91,37 @@ class Positions:
         return max((held.at_us for owners in self._by_topic.values() for held in owners.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """End the recovery: positions without a time count from now."""
+        """End the recovery: offsets whose time is unknown count as committed now."""
         for owners in self._by_topic.values():
             for held in owners.values():
                 held.at_us = held.at_us or now_us
 
     def readers(self) -> list[tuple[TopicKey, Reader]]:
-        """Return all consumers and groups that have positions, by topic."""
+        """Return all consumers and groups with offsets, by topic."""
         return [(topic, reader) for topic, owners in self._by_topic.items() for reader in owners]
 
     def offsets(
         self, topic: TopicKey, kind: PositionKind, name: str, among: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Return the next offsets of a consumer or group in a topic by partition number, of ``among`` only if given."""
+        """Return the next offsets of a consumer or group in a topic, by partition number.
+
+        among: if given, only the offsets of these partitions.
+        """
         held = self.held(topic, kind, name)
         kept = {} if held is None else held.partitions
         return {number: kept[number].offset for number in (kept if among is None else among) if number in kept}
 
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
-        """Yield all positions of one consumer or group: topic, partition, position."""
+        """Yield all offsets of one consumer or group: topic, partition, offset."""
         for topic, owners in self._by_topic.items():
             held = owners.get((kind, name))
             for partition, position in held.partitions.items() if held is not None else ():
                 yield topic, partition, position
 
     def owners(self, kind: PositionKind) -> Iterator[tuple[TopicKey, str, dict[int, Position]]]:
-        """Yield all consumers or groups with positions: topic, name, position by partition."""
-        for topic, owners in list(self._by_topic.items()):  # copies: a caller may continue after others changed them
+        """Yield all consumers or groups with offsets: topic, name, offset by partition."""
+        # iterate over copies, because the table may change while a caller pauses
+        for topic, owners in list(self._by_topic.items()):
             for (owner_kind, name), held in list(owners.items()):
                 if owner_kind is kind:
                     yield topic, name, held.partitions
@@ -157,33 +163,33 @@ class Positions:
         return held
 
     def _charge(self, held: Held, sign: int) -> None:
-        """Charge all of this to its owner, or give it back."""
+        """Charge all of this to its owner (``sign`` 1), or refund it (-1)."""
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
         size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
         self.count += sign * len(held.partitions)
         self._usage.charge(Kind.POSITIONS, held.owner, sign * len(held.partitions), sign * size)
 
     def _charge_positions(self, held: Held, count: int, metadata_bytes: int) -> None:
-        """Charge these many positions and metadata bytes to the owner."""
+        """Charge this many offsets and metadata bytes to the owner."""
         self.count += count
         held.metadata_bytes += metadata_bytes
         self._usage.charge(Kind.POSITIONS, held.owner, count, count * POSITION_BYTES + metadata_bytes)
 
     def bind(self, full_name: str, topic_id: bytes) -> None:
-        """Bind the positions that were stored under a name to the new topic."""
+        """Move the offsets that were stored under a name to the id of the new topic."""
         self._changing(full_name)
         waiting = self._by_topic.pop(full_name, None)
         if waiting is not None:
             self._by_topic[topic_id] = waiting
 
     def drop_topic(self, topic_id: bytes) -> None:
-        """Drop all positions of a deleted topic."""
+        """Drop all offsets of a deleted topic."""
         self._changing(topic_id)
         for held in self._by_topic.pop(topic_id, {}).values():
             self._charge(held, -1)
 
     def drop_partitions(self, topic_id: bytes, partition_count: int) -> None:
-        """Drop the positions of deleted partitions, from this number on."""
+        """Drop the offsets of deleted partitions: all from number ``partition_count`` on."""
         self._changing(topic_id)
         owners = self._by_topic.get(topic_id, {})
         for owner, held in list(owners.items()):
@@ -195,7 +201,7 @@ class Positions:
             self._by_topic.pop(topic_id, None)
 
     def delete(self, change: PositionsDeleted) -> None:
-        """Delete positions of one consumer or group."""
+        """Delete offsets of one consumer or group."""
         owner = (change.kind, change.name)
         for topic in [change.topic] if change.topic is not None else list(self._by_topic):
             owners = self._by_topic.get(topic, {})
@@ -213,13 +219,13 @@ class Positions:
                 self._by_topic.pop(topic, None)
 
     def _changing(self, topic: TopicKey) -> None:
-        """Prepare a change of all positions in a topic."""
+        """Notify open views that offsets of a topic are about to change."""
         self._readers.changing(topic)
         for owner in self._by_topic.get(topic, ()):
             self._views.changing((topic, owner))
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all current positions, encoded in pieces."""
+        """Yield all offsets as they are at the time of the call, encoded in pieces."""
         readers = self._readers.open(list(self._by_topic))
         return encoded(self.count, self._views.open(chain.from_iterable(readers)))
 

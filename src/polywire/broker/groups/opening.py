@@ -25,7 +25,7 @@ class Host(coordinator.Host, seats.Host, classic_groups.Host, consumer_groups.Ho
 
 
 class Groups(NamedTuple):
-    """The parts. table: all classic groups by name."""
+    """The group objects. table: all classic groups by name."""
 
     commits: Commits
     coordinator: Coordinator

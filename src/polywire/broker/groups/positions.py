@@ -18,7 +18,7 @@ from polywire.types import Level, PositionKind
 
 
 class PositionVerbs(WriteBatchVerbs, Protocol):
-    """A base class of ``Broker``, whose state these calls use."""
+    """A base of ``Broker``: the verbs use its state."""
 
     __slots__ = ()
 
@@ -31,24 +31,29 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         return None if found is None else found.offset
 
     def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
-        """Return all positions of one consumer or group by (topic's full name, partition number)."""
+        """Return all offsets of one consumer or group by (topic's full name, partition number)."""
         found: dict[tuple[str, int], int] = {}
         for key, partition, position in self._state.positions.of(kind, name):
             found[self.topic_name(key), partition] = position.offset
         return found
 
     def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
-        """Yield topic's full name and name of all consumers or groups with positions; changes meanwhile are allowed."""
+        """Yield (topic's full name, name) of all consumers or groups with offsets. Offsets may change during the
+        iteration.
+        """
         return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
 
     def positions_in(
         self, full_name: str, kind: PositionKind, name: str, among: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Return the next offsets of a consumer or group in a topic by partition number, of ``among`` only if given."""
+        """Return the next offsets of a consumer or group in a topic, by partition number.
+
+        among: if given, only the offsets of these partitions.
+        """
         return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among)
 
     def topic_name(self, key: changes.TopicKey) -> str:
-        """Return the full name of a topic that positions are keyed by."""
+        """Return the full name of the topic with this key."""
         return key if isinstance(key, str) else _full_name(self._state.catalog.find_id(key))
 
     def commit_position(
@@ -64,10 +69,10 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a next offset as given; for a topic that does not exist yet it is stored under its name.
+        """Store a next offset, without checking whether the partition has such an offset.
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) for too many
-        positions.
+        The topic does not need to exist. Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another
+        user's group, Busy(BUSY) for too many offsets.
         """
         offsets = {partition_number: offset}
         self.commit_positions(full_name, offsets, kind, name, generation=generation, by=by, level=level, done=done)
@@ -116,7 +121,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Delete positions of a consumer or group: in one topic or all, in one partition or all.
+        """Delete offsets of a consumer or group, in one topic or all, in one partition or all.
 
         Raises Denied(DENIED) for another user's group.
         """
@@ -127,5 +132,5 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
 
 
 def _full_name(topic: Topic | None) -> str:
-    assert topic is not None, "a position belongs to an existing topic"
+    assert topic is not None, "the offsets of a deleted topic are deleted with it"
     return topic.name.full

@@ -1,8 +1,8 @@
 """Enter the members of Kafka groups into the coordinator's groups, which have one topic each.
 
 A member of a Kafka group has one membership for each of its topics (concepts: groups#handing-over). Each membership is
-assigned partitions like a member of any protocol, and the coordinator knows which partitions it holds. Members that
-wait for released partitions learn of the release through a new generation, unless another notification arrives first.
+assigned partitions like a member of any other protocol, and the coordinator knows which partitions it holds. Members
+that wait for released partitions learn of the release from a new generation, unless another notification is earlier.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Host(Protocol):
     """The broker as memberships use it."""
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
-        """Return the topic of this full name."""
+        """Return the topic with this full name."""
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """Return the topic of this id."""
+        """Return the topic with this id."""
 
 
 class Share(NamedTuple):
-    """A member's share of a topic by the coordinator's group, and the holders of its partitions."""
+    """A member's share of a topic in the coordinator's group, and the present holders of its partitions."""
 
     partitions: range
     generation: int
@@ -43,8 +43,9 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class Seat:
-    """The memberships of one member under one id. ``topics``: ids by full name. ``is_consumer``: of Kafka's newer
-    protocol.
+    """The memberships of one member, all under the same id.
+
+    topics: topic ids by full name. is_consumer: the member uses Kafka's newer protocol.
     """
 
     id: str
@@ -72,10 +73,9 @@ class Seats:
         by: Caller,
         at_most: int | None = None,
     ) -> bool:
-        """Join every existing topic of these and leave all others; return whether that is complete. Raises as
-        ``Coordinator.join``.
+        """Join those of the given topics that exist and leave all others; return whether this is complete.
 
-        at_most: the number of joins in this call.
+        at_most: the largest number of joins in this call. Raises as ``Coordinator.join``.
         """
         found = {topic: self._host.group_topic(topic) for topic in topics}
         wanted = {topic: there.id for topic, there in found.items() if there is not None}
@@ -102,8 +102,8 @@ class Seats:
         return True
 
     def leave(self, group: str, seat: Seat, topic: str) -> None:
-        """Leave a topic; held partitions remain held until they are released. Raises Busy(DISK_FULL)."""
-        with suppress(Missing):  # the topic is gone, or the group was deleted
+        """Leave a topic. The member holds its partitions until it releases them. Raises Busy(DISK_FULL)."""
+        with suppress(Missing):  # the topic or the group was deleted
             self._coordinator.leave(group, topic, seat.id, None, wire=seat.wire, by=ITSELF)
         del seat.topics[topic]
 
@@ -114,9 +114,9 @@ class Seats:
         return not seat.topics
 
     def end(self, group: str, seat: Seat, topic_ids: Collection[bytes]) -> None:
-        """End a member: leave all topics and release everything, in these topics, too.
+        """Remove a member: leave all its topics and release all its partitions, also in the topics with the given ids.
 
-        Raises Busy(DISK_FULL); then the member stays.
+        If this raises Busy(DISK_FULL), the member remains.
         """
         ids = {*topic_ids, *seat.topics.values()}
         for topic in list(seat.topics):
@@ -128,7 +128,10 @@ class Seats:
             self._coordinator.holdings.forget(group, id_)
 
     def end_in(self, group: str, seat: Seat, topic: str) -> None:
-        """End a member in one topic and release everything there. Raises Busy(DISK_FULL); then it stays."""
+        """Remove a member from one topic and release its partitions there.
+
+        If this raises Busy(DISK_FULL), it remains.
+        """
         id_ = seat.topics[topic]
         self.leave(group, seat, topic)
         self._coordinator.holdings.held(group, id_).leave(seat.id)
@@ -136,7 +139,7 @@ class Seats:
         self._coordinator.holdings.forget(group, id_)
 
     def hold(self, group: str, seat: Seat, topic: str, partitions: Collection[int]) -> None:
-        """Note partitions that a member reads before it joins the topic; nothing happens if the topic does not exist."""
+        """Record partitions that a member reads before it joins the topic; do nothing if the topic does not exist."""
         id_ = self.topic_id(topic)
         if id_ is not None:
             seat.topics[topic] = id_
@@ -150,7 +153,7 @@ class Seats:
         return Share(there.share(seat.id), there.generation, self._coordinator.holdings.held(group, id_))
 
     def shares(self, group: str, seat: Seat) -> dict[bytes, Share]:
-        """Return a member's shares by topic's id."""
+        """Return a member's shares by topic id."""
         found = {id_: self.share(group, seat, topic) for topic, id_ in seat.topics.items()}
         return {id_: share for id_, share in found.items() if share is not None}
 
@@ -160,9 +163,7 @@ class Seats:
         return None if found is None else found.id
 
     def is_left(self, group: str, topic: str, seat: str) -> bool:
-        """Return whether a membership from before the restart exists that no member claimed and no other assignment
-        replaced.
-        """
+        """Return whether a membership from before the restart still exists: no member has claimed or replaced it."""
         if not self._coordinator.has_member(group, topic, seat) or self._coordinator.has_changed(group, topic):
             return False
         topic_id = self.topic_id(topic)
@@ -177,15 +178,17 @@ class Seats:
         return self._coordinator.holdings.held(group, topic_id)
 
     def clear(self, group: str, seat: Seat, topic_id: bytes) -> None:
-        """Forget a topic without a membership as soon as nothing in it is held."""
+        """Forget a topic in which the member has no membership, once it holds nothing there."""
         held = self._coordinator.holdings.held(group, topic_id)
         if not held.of(seat.id):
             held.leave(seat.id)
             self._coordinator.holdings.forget(group, topic_id)
 
     def hand_over(self, group: str, topic_ids: Collection[bytes]) -> Mapping[bytes, int]:
-        """Begin a generation where partitions may be free, for members that never release any; return the generations
-        by topic's id.
+        """Begin a generation in topics where partitions may be free, for members of protocols that never release
+        partitions.
+
+        Returns the generations by topic id.
         """
         renewed: dict[bytes, int] = {}
         for id_ in topic_ids:

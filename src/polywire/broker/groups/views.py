@@ -10,7 +10,7 @@ from polywire.types import Assignor
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A member's assignment: the group's generation and the member's partitions, ascending."""
+    """A member's assignment: the generation of the group, and the member's partitions, ascending."""
 
     generation: int
     partitions: tuple[int, ...]
@@ -18,7 +18,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as lists show it; ``idle_s`` is the time since its last heartbeat or the broker's start."""
+    """A member as shown in lists; ``idle_s`` is the time since its last heartbeat or the broker's start."""
 
     id: str
     wire: str
@@ -28,7 +28,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as lists show it; ``changed_at_us`` is its last change since the broker's start, None if there was none."""
+    """A group as shown in lists; ``changed_at_us`` is None if it has not changed since the broker's start."""
 
     topic: str
     name: str
@@ -41,9 +41,10 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A member of a group with consumers, as lists show it.
+    """A member of a group with consumers of Kafka's newer protocol, as shown in lists.
 
-    reading: partitions by topic's full name. target: its share. topics, pattern: its subscription.
+    reading: the partitions it reads now, by topic's full name. target: the partitions of its share. topics, pattern:
+    its subscription.
     """
 
     id: str
@@ -61,7 +62,10 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupView:
-    """A group of Kafka's newer protocol with its members of all protocols; its consumers may all be gone."""
+    """A group of Kafka's newer protocol with its members of all protocols.
+
+    It may have no member of that protocol left.
+    """
 
     name: str
     epoch: int
