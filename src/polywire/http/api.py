@@ -1,7 +1,7 @@
 """The endpoints of the admin API.
 
-Lists are built in slices and have limits. They contain only what the user may see. ``Endpoints`` checks the permission
-of each request.
+Lists are built in slices, have limits, and contain only what the user may see. ``Endpoints`` checks the permission of
+each request.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level, PositionKind, TopicName
 
 TOPICS_MAX: Final = 2_000  # topics of one list
-GROUPS_MAX: Final = 1_000  # groups of one list, and pairs of a group and a topic in metrics
+GROUPS_MAX: Final = 1_000  # groups in one list, and pairs of a group and a topic in the metrics
 MEMBERS_MAX: Final = 1_000  # members of one group
 PARTITIONS_MAX: Final = 10_000  # partitions of one topic
-CONNECTIONS_MAX: Final = 1_000  # clients of one list
+CONNECTIONS_MAX: Final = 1_000  # clients in one list
 OFFSET_MAX: Final = 2**63 - 1
 RECORDS_USUAL: Final = 50
 
 
 class Api:
-    """The endpoints of one broker. ``_round_robin`` counts records produced without a key."""
+    """The endpoints of one broker. ``_round_robin`` selects partitions for records without a key."""
 
     def __init__(self, broker: Broker, process: Process, redrive: Redrive) -> None:
         self._broker: Final = broker
         self._reader: Final = RecordReader(broker)
         self._copies: Final = asyncio.Semaphore(
             READERS_MAX
-        )  # limits resent records in memory, each as large as a batch
+        )  # limits the memory for resent records; a request may hold as much as the largest batch
         self._redrive: Final = redrive
         self._process: Final = process
         self._round_robin = 0
@@ -381,10 +381,12 @@ async def _topic_json(topic: Topic, slices: Slices) -> Mapping[str, Any]:
 
 
 def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
-    """Return the field as bytes: a string, or base64 in the field ``{name}_base64``. Raises Invalid(INVALID_REQUEST)."""
+    """Return a field of the body as bytes: a string, or base64 in the field ``{name}_base64``. Raises
+    Invalid(INVALID_REQUEST).
+    """
     text, coded = body.get(name), body.get(f"{name}_base64")
     if text is not None and coded is not None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is set twice")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is set twice (send either {name} or {name}_base64)")
     try:
         if isinstance(coded, str):
             return b64decode(coded, validate=True)

@@ -45,7 +45,9 @@ class HttpApplication:
         shards: Shards | None = None,
         is_linked: bool = False,
     ) -> None:
-        """shards: the processes of this broker if there are several. is_linked: requests come from these and are not forwarded again."""
+        """names: allowed host names, see ``HttpFactory``. shards: the processes of this broker if there are several.
+        is_linked: requests come from other processes of this broker, and must not be forwarded again.
+        """
         routes = [
             Route("/livez", self._live, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),

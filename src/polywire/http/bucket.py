@@ -1,4 +1,4 @@
-"""The description of the log's bucket that the admin API returns."""
+"""The admin API's description of the bucket that holds the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
 
 
 def _requests(one: BucketRequests) -> Mapping[str, Any]:
-    """``p99_s`` is an upper bound of the histogram since the process started; null above its last bound."""
+    """Return the JSON object of one kind of request.
+
+    ``p99_s`` is an upper bound, computed from the histogram since the process started; null above the last bucket.
+    """
     bound_s = one.durations.quantile(QUANTILE)
     return {
         "verb": one.verb,

@@ -1,4 +1,4 @@
-"""The files of the console. Only the files listed here are served; each is read once."""
+"""The files of the console. Only the files listed here are served; each is read from disk once."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Dead letters and their redrive.
 
 A dead letter is a record that a pipeline could not process. Its headers contain the reason, and the original topic and
-partition. A redrive sends it back there.
+partition. A redrive sends the record back to these.
 
 * A redrive sends the letters and commits the offset in one transaction, so no letter is lost or sent twice, even after
   a crash.
 * It sends only to topics named in the request, because any producer can write the headers of a letter.
-* It reads a limited number of bytes, including headers. It always sends at least one letter.
+* It reads a limited number of bytes, including headers, but always at least one letter.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from polywire.records.rows import Rows
 from polywire.types import PositionKind
 
 LETTERS_MAX: Final = 1_000  # records of one redrive
-LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # records of one redrive, headers included; one is always sent
+LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes of one redrive, headers included; at least one letter is always sent
 TARGETS_MAX: Final = 100  # topics named in one request
-TARGET_BYTES_MAX: Final = 511  # name of a topic; a longer header is ignored
+TARGET_BYTES_MAX: Final = 511  # length of a topic's name; a longer header is ignored
 _PREFIX: Final = b"dead."
 _DIGITS_MAX: Final = 9
 
 
 @dataclass(slots=True)
 class Letters:
-    """The letters that a redrive sends.
+    """The letters that a redrive reads.
 
-    found: the letters, only if ``collects``. count: number of letters. targets: letters by their original topic. others: records that are
-    not dead letters. begins, ends: the committed offset of each partition that was read, and the offset after these letters. waiting:
-    records after the committed offsets. more: whether some of them were not read.
+    found: the letters, only if ``collects``. count: number of letters. targets: number of letters by original topic.
+    others: number of records that are not dead letters. begins: the committed offset of each partition that was read.
+    ends: the offset after the letters that were read. waiting: number of records after the committed offsets. more:
+    whether some of these were not read.
     """
 
     collects: bool
@@ -63,7 +64,7 @@ class Letters:
         return self.count + self.others >= LETTERS_MAX or self.size >= LETTERS_BYTES_MAX
 
     def take(self, rows: Rows, index: int) -> Taken:
-        """Take the next record; see ``records.Take``."""
+        """Add the next record; see ``records.Take``."""
         size = rows.size(index)
         if self.size and self.size + size > LETTERS_BYTES_MAX:
             self.size = LETTERS_BYTES_MAX
@@ -87,7 +88,8 @@ class DeadLetters:
     def __init__(self, broker: Broker, reader: RecordReader, redrive: Redrive) -> None:
         self._broker: Final = broker
         self._reader: Final = reader
-        self._redrives: Final = asyncio.Semaphore(READERS_MAX)  # each holds up to the size of the largest batch
+        # each redrive holds up to the size of the largest batch in memory
+        self._redrives: Final = asyncio.Semaphore(READERS_MAX)
         self._redrive: Final = redrive
 
     def table(self) -> Sequence[Endpoint]:
@@ -126,14 +128,14 @@ class DeadLetters:
             if others:
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    f"dead letters belong to topics that the request does not name topics={others[:10]}",
+                    f"dead letters belong to topics that the request does not name (add them to its topics) topics={others[:10]}",
                 )
             if letters.ends or letters.found:
                 await self._redrive.send(topic, letters.found, begins=letters.begins, ends=letters.ends, call=call)
         return _redrive_json(topic, letters)
 
     async def _waiting(self, topic: Topic, letters: Letters) -> Letters:
-        """Read the letters after the committed offsets, in the order of partitions."""
+        """Read the letters after the committed offsets, partition by partition."""
         slices, limit = Slices(), ReadLimit()
         committed = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
         for partition in list(topic.partitions):
@@ -162,7 +164,7 @@ class DeadLetters:
 
 
 def letter_header(rows: Rows, index: int, name: bytes) -> str | None:
-    """Return the last header ``dead.NAME`` of a letter. A letter that failed twice has several of them."""
+    """Return the last header ``dead.NAME`` of a letter. A letter that failed twice has two of them."""
     header = rows.last_header(index, _PREFIX + name)
     return None if header is None else text_of(header.value, header.value_kind)
 

@@ -31,8 +31,11 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """One request to an endpoint. path: the values of the path's parameters. body: the JSON object, or an empty one. authorization: the
-    header of the client, for requests to other processes on its behalf."""
+    """One request to an endpoint.
+
+    path: values of the path's parameters. body: the JSON object, empty without one. authorization: the client's header,
+    for requests to other processes on its behalf.
+    """
 
     principal: Principal
     caller: Caller
@@ -42,7 +45,7 @@ class ApiCall:
     authorization: str = ""
 
     def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
-        """Return an integer of the query. Raises Invalid(INVALID_REQUEST)."""
+        """Return an integer of the query, or the default. Raises Invalid(INVALID_REQUEST)."""
         given = self.query.get(name)
         if given is None:
             return default
@@ -65,8 +68,11 @@ Handler = Callable[[ApiCall], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path. fields: descriptions of the query's fields (GET) or the body's. is_own: whether every user may call it for
-    itself, as ``{user}``. also: another action that the caller needs for the same topic."""
+    """One method of one path.
+
+    fields: descriptions of the query's fields (GET) or of the body's fields. is_own: whether every user may call the
+    endpoint if ``{user}`` is the user's own name. also: another action that the caller needs on the same topic.
+    """
 
     method: str
     path: str
@@ -83,7 +89,7 @@ class Endpoint:
         return (self.action,) if self.also is None else (self.action, self.also)
 
     def matches(self, segments: Sequence[str]) -> Mapping[str, str] | None:
-        """Return the path's parameters; None if it is another path."""
+        """Return the path's parameters; None if the path does not match."""
         own = self.path.strip("/").split("/")
         if len(own) != len(segments):
             return None
@@ -97,7 +103,7 @@ class Endpoint:
 
 
 def segments_of(raw_path: str) -> list[str]:
-    """Split a path at its slashes, without ``PREFIX``."""
+    """Remove ``PREFIX`` from a path and split it at its slashes."""
     return [unquote(segment) for segment in raw_path.removeprefix(PREFIX).strip("/").split("/")]
 
 
@@ -109,7 +115,7 @@ class Endpoints:
         self.table: Final = table
 
     async def respond(self, request: Request) -> Any:
-        """Return the response of an endpoint, to be encoded as JSON. Raises BrokerError."""
+        """Return the response of an endpoint, which the caller encodes as JSON. Raises BrokerError."""
         raw = request.scope["raw_path"].decode("ascii", "replace")
         segments = segments_of(raw)
         method = "GET" if request.method == "HEAD" else request.method

@@ -38,7 +38,7 @@ _KINDS: Final = {
     404: Missing,
     409: Conflict,
     503: Busy,
-}  # without the kinds that carry further fields
+}  # without the kinds of errors that have further fields
 LOGIN_CODES: Final = frozenset({ErrorCode.LOGIN_REQUIRED, ErrorCode.LOGIN_FAILED})
 
 
@@ -55,7 +55,7 @@ def error_response(error: BrokerError) -> Response:
 
 
 def raise_error(response: Response) -> None:
-    """Raise the error of another process's response, if it has one. Raises BrokerError."""
+    """Raise the error in another process's response, if the response contains one. Raises BrokerError."""
     if response.status_code == 200:
         return
     error = msgspec.json.decode(response.body)["error"]

@@ -1,6 +1,6 @@
 """Run an ASGI application for one HTTP request. h11 parses the request and encodes the response.
 
-While the client does not read, the response waits with at most one piece in memory.
+If the client stops reading, the application waits, and at most one piece of the response is in memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AsgiExchange:
         return self._conn.our_state is h11.DONE and self._conn.their_state is h11.DONE
 
     def _read(self, request: bytes) -> h11.Request | None:
-        """Return the head of a request and store its body; None if the bytes are not exactly one request."""
+        """Return the head of a request and store its body. Returns None if the bytes are not exactly one request."""
         conn = self._conn
         conn.receive_data(request)
         head = conn.next_event()
@@ -75,7 +75,7 @@ class AsgiExchange:
             "http_version": head.http_version.decode(),
             "method": head.method.decode(),
             "scheme": "http",
-            # still percent-encoded: a name may contain a line break, which routes do not match
+            # still percent-encoded: a name may contain a line break, which would prevent a route from matching
             "path": raw_path.decode("ascii", "replace"),
             "raw_path": raw_path,
             "query_string": query,
@@ -90,7 +90,8 @@ class AsgiExchange:
         if not self._body_sent:
             self._body_sent = True
             return {"type": "http.request", "body": self._body, "more_body": False}
-        await asyncio.get_running_loop().create_future()  # a disconnect cancels the request
+        # waits forever; if the client disconnects, the request is cancelled
+        await asyncio.get_running_loop().create_future()
         raise AssertionError("the future has no result")
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
@@ -110,7 +111,7 @@ class AsgiExchange:
         if not message.get("more_body", False):
             parts.append(self._conn.send(h11.EndOfMessage()))
         for part in parts:
-            if part:  # not joined: that would copy a large body
+            if part:  # not joined into one piece, because that would copy a large body
                 self._output.write(part)
         while self._output.backlog > self._output.backlog_max:
             self._drained.clear()

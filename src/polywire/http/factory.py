@@ -1,6 +1,6 @@
 """Create the sessions of an HTTP listener.
 
-The application is imported in a thread, at the first request.
+The application is imported at the first request, in a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ WIRE: Final = "http"
 
 
 class HttpFactory:
-    """Implements ``SessionFactory`` and ``Site``. HTTP is never detected on a listener shared with other protocols, so that a web page
-    cannot send requests to their port."""
+    """Implements ``SessionFactory`` and ``Site``.
+
+    HTTP is never detected on a listener shared with other protocols, because a web page could then send requests to
+    their port.
+    """
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class HttpFactory:
         shards: Shards | None = None,
         is_linked: bool = False,
     ) -> None:
-        """names: host names by which browsers may reach an open broker, besides addresses and localhost. shards: the processes of this
-        broker if there are several. is_linked: requests come from these and are not forwarded again."""
+        """names: host names that browsers may use for an open broker, besides IP addresses and localhost. shards: the
+        processes of this broker if there are several. is_linked: requests come from other processes of this broker,
+        and must not be forwarded again.
+        """
         loop = broker.loop
         assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP needs an asyncio loop"
         self.loop: Final = loop
@@ -49,7 +54,7 @@ class HttpFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool:
-        """Return False: HTTP has a port of its own."""
+        """Return False, because HTTP has its own port."""
         return False
 
     def open(self, output: Output, resume: Callable[[], None]) -> HttpSession:
@@ -72,7 +77,7 @@ class HttpFactory:
 
 
 class MakeApplication(Protocol):
-    """Creates an application."""
+    """The constructor of an application."""
 
     def __call__(
         self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None, is_linked: bool

@@ -1,7 +1,7 @@
-"""Forward and combine HTTP requests among several processes that share a data directory (decision 0127).
+"""Forward HTTP requests to other processes that share a data directory, and merge their responses (decision 0127).
 
-A request about a topic is forwarded to the process that owns the topic. Lists, sums and metrics of all processes are
-merged. A forwarded request contains the client's credentials, and the other process checks them again.
+A request about a topic is forwarded to the process that owns the topic. Lists, sums and metrics are requested from all
+processes and merged. A forwarded request contains the client's credentials, and the other process checks them again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from polywire.http.metrics import CONTENT_TYPE
 from polywire.http.shard_requests import ANSWER_S, ask_shard
 from polywire.protocols.runtime.shards import Shards
 
-CHECK_S: Final = READY_S + 1.0  # for another process to report its health
+CHECK_S: Final = READY_S + 1.0  # time for another process to report its health
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"content-length", b"expect"})
 
 
 class ForwardingApp:
-    """Forwards requests to other processes, and passes the rest to the application of this process."""
+    """Forwards requests to other processes, and passes all others to the application of this process."""
 
     def __init__(self, app: ASGIApp, broker: Broker, shards: Shards) -> None:
         self._app: Final = app
@@ -38,7 +38,7 @@ class ForwardingApp:
         self._shards: Final = shards
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Execute a request here or in other processes."""
+        """Execute a request in this process or in others."""
         try:
             response = await self._forward(Request(scope, receive))
         except BrokerError as error:
@@ -46,7 +46,7 @@ class ForwardingApp:
         await (response or self._app)(scope, receive, send)
 
     async def _forward(self, request: Request) -> Response | None:
-        """Return the response of other processes; None if this process responds alone. Raises BrokerError."""
+        """Return the response of other processes; None if this process responds without them. Raises BrokerError."""
         path = request.scope["raw_path"].decode("ascii", "replace")
         match path:
             case "/metrics":
@@ -81,7 +81,7 @@ class ForwardingApp:
     # Requests to all processes
 
     async def _all(self, request: Request, limit_s: float) -> Sequence[Response | BrokerError]:
-        """Return the response of each shard, or its error."""
+        """Return, for each shard, its response or the error."""
 
         async def one(shard: int) -> Response | BrokerError:
             try:
@@ -111,7 +111,7 @@ class ForwardingApp:
         return None
 
     async def _metrics(self, request: Request) -> Response:
-        """Return the metrics of all processes. ``polywire_shard_up`` shows those that did not respond."""
+        """Return the metrics of all processes. ``polywire_shard_up`` is 0 for a process that did not respond."""
         texts: dict[int, bytes] = {}
         for shard, answer in enumerate(await self._all(request, CHECK_S)):
             if isinstance(answer, BrokerError):
@@ -130,7 +130,7 @@ class ForwardingApp:
 
 
 async def _encoded(request: Request) -> bytes:
-    """Encode a request for another process, on a connection that is closed after it."""
+    """Encode a request for another process; its connection is closed after this request."""
     body = await request.body()
     headers = [(name, value) for name, value in request.scope["headers"] if name.lower() not in _HOP_BY_HOP]
     query = request.scope["query_string"]

@@ -9,11 +9,14 @@ HEAD_BYTES_MAX: Final = 16 * 1024  # request line and headers
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # body of a request
 HEADERS_MAX: Final = 100  # headers of a request
 _END: Final = b"\r\n\r\n"
-_DIGITS_MAX: Final = 15  # of a length
+_DIGITS_MAX: Final = 15  # of a Content-Length
 
 
 class Refusal(Enum):
-    """Why a request is rejected without parsing it. The value is the status line; the connection is closed after it."""
+    """The reason why a request is rejected before it is parsed; the connection is closed.
+
+    The value is the status line of the response.
+    """
 
     MALFORMED = "400 Bad Request"
     LENGTH_REQUIRED = "411 Length Required"
@@ -22,12 +25,12 @@ class Refusal(Enum):
 
     @property
     def answer(self) -> bytes:
-        """The response."""
+        """The encoded response."""
         return f"HTTP/1.1 {self.value}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
 
 
 def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int | Refusal:
-    """Return the length of the request at the start of ``data``, head and body; 0 while its head is incomplete."""
+    """Return the length of the request at the start of ``data``, including its body; 0 while its head is incomplete."""
     beginning = bytes(data[: HEAD_BYTES_MAX + len(_END)])
     end = beginning.find(_END)
     if end < 0:
@@ -37,7 +40,7 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
         return Refusal.HEAD_TOO_LARGE
     length = 0
     for line in lines[1:]:
-        if line[:1] in (b" ", b"\t"):  # a folded header: other software might read another length from it
+        if line[:1] in (b" ", b"\t"):  # a folded header, from which other software might read another length
             return Refusal.MALFORMED
         name, _, value = line.partition(b":")
         match name.strip().lower():

@@ -1,6 +1,6 @@
-"""Authenticate HTTP requests, and reject requests that a page of another web site has sent.
+"""Authenticate HTTP requests, and reject requests that the page of another web site has caused.
 
-* A request sent by a page of another site changes and returns nothing (decision 0121).
+* A page of another site cannot change anything with a request, and cannot read a response (decision 0121).
 * Users log in as on every protocol: with a password, a token or a client certificate. A broker without users needs no
   login.
 """
@@ -25,12 +25,13 @@ from polywire.protocols.runtime.session import Output
 
 PRINCIPAL: Final = "polywire.principal"
 """Key of the user in an ASGI scope."""
-OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})  # without login, for load balancers; they return only the health
+# no login is needed, so that load balancers can check the health; nothing else is returned
+OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 CHANGE_HEADER: Final = (
-    "x-polywire"  # browsers send it to another site only after a CORS preflight, which is never granted
+    "x-polywire"  # browsers send it to another site only after a CORS preflight, which this server never allows
 )
 READING: Final = frozenset({"GET", "HEAD"})
-SAME_SITE: Final = frozenset({"same-origin", "none"})  # none: a typed address or a bookmark
+SAME_SITE: Final = frozenset({"same-origin", "none"})  # a browser sends "none" for a typed address or a bookmark
 HEADERS: Final = (
     (
         b"content-security-policy",
@@ -45,10 +46,10 @@ HEADERS: Final = (
 
 
 class Guard:
-    """An ASGI application that checks each request before it passes it on."""
+    """An ASGI application that checks each request before it passes the request to another application."""
 
     def __init__(self, app: Asgi, access: Access, *, names: Collection[str]) -> None:
-        """names: host names by which an open broker may be reached, besides addresses and localhost."""
+        """names: host names that browsers may use for an open broker, besides IP addresses and localhost."""
         self._app: Final = app
         self._access: Final = access
         self._names: Final = frozenset(name.lower() for name in names)
@@ -110,7 +111,7 @@ def completing(future: asyncio.Future[Any]) -> Completion[Any]:
     """Return a completion that sets the result of a future."""
 
     def done(result: Any) -> None:
-        if future.done():  # the request was cancelled
+        if future.done():  # done already if the request was cancelled
             return
         if isinstance(result, BrokerError):
             future.set_exception(result)
@@ -121,7 +122,10 @@ def completing(future: asyncio.Future[Any]) -> Completion[Any]:
 
 
 def check_origin(method: str, headers: Headers, *, names: Collection[str] | None) -> None:
-    """Reject a request that a foreign page caused. names: allowed host names, None for all. Raises Denied(DENIED)."""
+    """Reject a request that a page of another site has caused. Raises Denied(DENIED).
+
+    names: allowed host names; None allows all.
+    """
     host = headers.get("host", "")
     if names is not None and not _is_known(host, names):
         raise Denied(ErrorCode.DENIED, f"the host name is not allowed (add it to --http-names) host={host!r}")
@@ -136,18 +140,20 @@ def check_origin(method: str, headers: Headers, *, names: Collection[str] | None
     if origin is not None and origin.partition("://")[2] != host:
         raise Denied(ErrorCode.DENIED, f"cross-origin requests are not allowed origin={origin!r}")
     if not is_reading and CHANGE_HEADER not in headers:
-        raise Denied(ErrorCode.DENIED, f"requests that change something need the header {CHANGE_HEADER}")
+        raise Denied(
+            ErrorCode.DENIED, f"a request that changes something needs the header {CHANGE_HEADER} (with any value)"
+        )
 
 
 def _is_known(host: str, names: Collection[str]) -> bool:
-    """Whether a Host header is an address, localhost or an allowed name. This prevents DNS rebinding."""
+    """Return whether a Host header is an IP address, localhost or an allowed name. This prevents DNS rebinding."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
         name = host
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
     name = name.lower()
-    if "%" in name:  # an IPv6 zone, which Python accepts with any content and no browser sends
+    if "%" in name:  # an IPv6 zone: Python accepts any characters after it, and no browser sends one
         return False
     if name == "localhost" or name in names:
         return True

@@ -10,11 +10,11 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.http.guard import completing
 from polywire.http.process import Process
 
-READY_S: Final = 5.0  # longest sync of a broker that is ready
+READY_S: Final = 5.0  # a broker that needs longer for a sync is not ready
 
 
 async def check_ready(broker: Broker, process: Process) -> None:
-    """Raise the BrokerError with which the log would reject an append."""
+    """Raise the BrokerError that an append would get now."""
     if process.stopping:
         raise Unavailable(ErrorCode.STOPPING, "the broker is stopping")
     synced: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -23,12 +23,14 @@ async def check_ready(broker: Broker, process: Process) -> None:
         await asyncio.wait_for(synced, READY_S)
     except TimeoutError:
         raise Busy(
-            ErrorCode.BUSY, f"records are not synced in time limit_s={READY_S:g}", retry_after_ms=1_000
+            ErrorCode.BUSY,
+            f"records were not synced in time (check the disk) limit_s={READY_S:g}",
+            retry_after_ms=1_000,
         ) from None
 
 
 async def readiness(broker: Broker, process: Process) -> tuple[int, str]:
-    """Return status and body of /readyz."""
+    """Return the status and body of the response to /readyz."""
     try:
         await check_ready(broker, process)
     except BrokerError as error:

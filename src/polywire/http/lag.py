@@ -1,7 +1,7 @@
 """The lag of groups, in records and in seconds.
 
-A partition without a commit has no lag, since the group may start at its first or at its next record. Seconds are the
-age of the oldest record that is not committed yet, or 0.
+A partition without a committed offset has no lag, because the group may start at its first or at its next record. The
+lag in seconds is the age of the oldest record that is not committed yet, or 0.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from polywire.log.base import Read
 from polywire.records.header import read_header
 from polywire.types import PositionKind
 
-TIME_READ_BYTES: Final = 1  # one batch is always read
-LAGS_MAX: Final = 50_000  # partitions of all groups in one response; each may read a batch
+TIME_READ_BYTES: Final = 1  # smaller than any batch, so exactly one batch is read
+LAGS_MAX: Final = 50_000  # partitions of all groups in one response; for each, a batch may have to be read
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """Lag of a group in one partition. committed, records: None without a commit. seconds: None without a commit, or if not requested or
-    not known."""
+    """Lag of a group in one partition.
+
+    committed, records: None without a committed offset. seconds: None if not requested, not known, or without a
+    committed offset.
+    """
 
     partition: int
     committed: int | None
@@ -38,7 +41,10 @@ class PartitionLag:
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
-    """Return the sum of the records and the largest seconds of a group's partitions; None if it has committed nothing."""
+    """Return the sum of the records and the maximum of the seconds over a group's partitions.
+
+    Both are None if the group has not committed anything.
+    """
     known = [lag for lag in lags if lag.records is not None]
     if not known:
         return None, None
@@ -47,7 +53,9 @@ def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """Lag of a group in a topic. seconds: of the partition with the largest lag. Both are None if the group has committed nothing."""
+    """Lag of a group in a topic. seconds: the maximum over all partitions. Both are None if the group has not committed
+    anything.
+    """
 
     group: str
     topic: str
@@ -58,8 +66,10 @@ class GroupLag:
 async def group_lags(
     broker: Broker, slices: Slices, *, count_max: int, permits: Callable[[Topic], bool] = lambda _: True
 ) -> tuple[list[GroupLag], bool]:
-    """Return the lags of groups, by topic and name, and whether there are more groups. Above the limit, groups of the topics with the most
-    partitions are missing."""
+    """Return the lags of groups, by topic and name, and whether some groups are missing because of the limit.
+
+    The missing groups are those of the topics with the most partitions.
+    """
     pairs, more = await _group_names(broker, slices, count_max=count_max)
     topics = [(topic, name) for full_name, name in pairs if (topic := broker.find_topic(full_name)) and permits(topic)]
     topics.sort(key=lambda pair: len(pair[0].partitions))
@@ -75,7 +85,7 @@ async def group_lags(
 
 
 async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:
-    """Return topic and name of groups with members or committed offsets, up to the limit, and whether there are more."""
+    """Return (topic, name) of groups with members or committed offsets, up to the limit, and whether there are more."""
     found = set(broker.groups.pairs()[: count_max + 1])
     for pair in broker.position_owners(PositionKind.GROUP):
         if len(found) > count_max:
@@ -116,7 +126,7 @@ async def _lag(broker: Broker, partition: Partition, committed: Mapping[int, int
 async def _age(broker: Broker, partition: Partition, offset: int) -> float | None:
     try:
         read = await fetch(broker, partition, offset, bytes_max=TIME_READ_BYTES)
-    except BrokerError:  # deleted meanwhile, by retention or with its topic
+    except BrokerError:  # the record or its topic was deleted in the meantime
         return None
     try:
         stored_at_us = read_header(read.chunks[0]).append_time_us if read.chunks else None
@@ -126,7 +136,7 @@ async def _age(broker: Broker, partition: Partition, offset: int) -> float | Non
 
 
 async def fetch(broker: Broker, partition: Partition, offset: int, *, bytes_max: int) -> Read:
-    """Read stored batches from an offset on. The caller releases their pin. Raises BrokerError."""
+    """Read stored batches from an offset on. The caller must release their pin. Raises BrokerError."""
     future: asyncio.Future[Read] = asyncio.get_running_loop().create_future()
     read = broker.fetch(partition, offset, bytes_max=bytes_max, then=completing(future))
     if isinstance(read, Read):

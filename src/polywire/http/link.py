@@ -1,7 +1,7 @@
 """HTTP between the processes of one broker (decision 0127).
 
-A connection is used for one request. It starts with a preamble that contains the key of the data directory, which a web
-page cannot send.
+A connection is used for one request. It starts with a preamble that contains the key of the data directory, so a web
+page cannot send requests here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polywire.protocols.runtime.shards import KEY_BYTES
 
 MAGIC: Final = b"\xf5HTTP\1"
 PREAMBLE_BYTES: Final = len(MAGIC) + KEY_BYTES
-BODY_BYTES_MAX: Final = 20 * 1024 * 1024  # dead letters of a redrive, up to the size of the largest batch
+BODY_BYTES_MAX: Final = 20 * 1024 * 1024  # a redrive sends dead letters, up to the size of the largest batch
 
 
 class HttpLinkSession(HttpSession):
@@ -31,7 +31,7 @@ class HttpLinkSession(HttpSession):
         self._is_open = False
 
     def receive(self, data: memoryview) -> int:
-        """Check the preamble, then take one complete request. Raises PeerError."""
+        """Check the preamble, then process one complete request. Raises PeerError."""
         if self._is_open:
             return super().receive(data)
         if len(data) < PREAMBLE_BYTES:
@@ -46,7 +46,7 @@ class HttpLinkFactory:
     """Implements ``SessionFactory`` for requests that other processes of this broker forward."""
 
     def __init__(self, site: Site, key: bytes) -> None:
-        """site: executes requests in this process only. key: see ``Shards``."""
+        """site: executes requests in this process, without forwarding them. key: see ``Shards``."""
         self._site: Final = site
         self._key: Final = key
 
@@ -56,11 +56,11 @@ class HttpLinkFactory:
         return "http"
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the bytes start with the preamble; None while that is open."""
+        """Return whether the bytes start with the preamble; None if they are too few to decide."""
         if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
             return False
         return True if len(prefix) >= len(MAGIC) else None
 
     def open(self, output: Output, resume: Callable[[], None]) -> HttpLinkSession:
-        """Return a session for a link."""
+        """Return a session for a connection from another process."""
         return HttpLinkSession(self._key, self._site, output, resume)

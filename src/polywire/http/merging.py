@@ -1,6 +1,6 @@
 """Merge the responses of several processes: lists, sums and metrics (decision 0127).
 
-A metric keeps its name and gets the label ``shard``.
+Metrics keep their names and get the label ``shard``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UP: Final = "polywire_shard_up"
 def _merge_lists(
     name: str, answers: Sequence[Any], *, count_max: int, order: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Merge the lists of all shards into one, within the limits of one list."""
+    """Merge the lists of all shards into one, with the limits of one list."""
     found = [row for answer in answers for row in answer[name]]
     if order is not None:
         found.sort(key=order)
@@ -46,7 +46,7 @@ def _connections(answers: Sequence[Any]) -> Any:
 
 
 def _overview(answers: Sequence[Any]) -> Any:
-    """Sum the numbers of all processes. Texts are those of the first process, or of one that is not ready."""
+    """Sum the numbers of all processes. Texts come from a process that is not ready, or else from the first."""
     first = min(answers, key=lambda answer: answer["ready"])
     sums = {name: sum(answer[name] for answer in answers) for name in SUMMED}
     wires: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -69,11 +69,14 @@ MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "connections": _connections,
     "overview": _overview,
 }
-"""By endpoint."""
+"""Functions that merge responses, by endpoint."""
 
 
 def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
-    """Merge metrics; samples of one metric are adjacent. texts: of the shards that responded. count: number of shards."""
+    """Merge metrics so that the samples of one metric are adjacent.
+
+    texts: metrics of the shards that responded. count: number of all shards.
+    """
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = defaultdict(list)
     for shard, text in texts.items():
@@ -99,7 +102,7 @@ def _families(text: bytes) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
 
 
 def _labelled(line: bytes, label: bytes) -> bytes:
-    """Add a label to a sample unless it has it already. The name of a metric contains no spaces or braces."""
+    """Add a label to a sample unless the sample has it. The name of a metric contains no spaces or braces."""
     name, brace, labels = line.partition(b"{")
     if labels.startswith(label):
         return line

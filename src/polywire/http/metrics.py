@@ -1,7 +1,7 @@
 """The page ``/metrics`` for Prometheus, collected when it is requested.
 
-Values are collected in slices and encoded in a thread. No extra counters are updated per record. The number of series
-is limited; topics above the limit are summed under one name.
+Values are collected in slices and encoded in a thread. Metrics add no work per record. The number of series is limited:
+topics above the limit are summed under one name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from polywire.http.lag import group_lags
 from polywire.http.process import Process
 from polywire.http.slices import Slices
 
-TOPICS_MAX: Final = 1_000  # with series of their own; the others are summed
+TOPICS_MAX: Final = 1_000  # topics with their own series; the others are summed
 GROUPS_MAX: Final = 1_000  # pairs of a group and a topic
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Families:
-    """The part of a registry that ``generate_latest`` needs."""
+    """The part of a Prometheus registry that ``generate_latest`` needs."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: Final = families
@@ -88,7 +88,7 @@ def _process_families() -> Iterator[Metric]:
 
 
 def _resident_bytes(highest: int) -> int:
-    """Return the current resident memory if the system reports it, else the highest so far."""
+    """Return the present resident memory if the system reports it, else the highest so far."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * _PAGE
@@ -146,12 +146,12 @@ async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:
 
 def _add(families: Iterable[Metric], name: str, values: Iterable[float]) -> None:
     for family, value in zip(families, values, strict=True):
-        assert isinstance(family, GaugeMetricFamily | CounterMetricFamily), "what has one value"
+        assert isinstance(family, GaugeMetricFamily | CounterMetricFamily), "these metrics have a single value"
         family.add_metric([label_of(name)], value)
 
 
 def label_of(name: str) -> str:
-    """Return a user's name as a label, with control characters escaped. Different names get different labels."""
+    """Return a name as a label, with control characters escaped. Different names get different labels."""
     label = escaped(name.replace("\\", "\\\\"))
     return label if "\\x" in label or "\\u" in label else name
 
@@ -166,7 +166,7 @@ async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
     )
     lags, more = await group_lags(broker, slices, count_max=GROUPS_MAX)
     for lag in lags:
-        if lag.records is None or lag.seconds is None:  # a group that has committed nothing has no series
+        if lag.records is None or lag.seconds is None:  # a group that has not committed anything has no series
             continue
         names = [label_of(lag.group), label_of(lag.topic)]
         records.add_metric(names, lag.records)

@@ -1,4 +1,4 @@
-"""Values of the server process that HTTP shows: connections, traffic, durations, bucket and settings."""
+"""Values of the server process that the HTTP pages show: connections, traffic, durations, bucket and settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from polywire.durations import Durations
 if TYPE_CHECKING:
     from polywire.cluster.opening import ShardState
 
-PRICED_REQUESTS: Final = 1_000  # requests per price, as stores list them
+PRICED_REQUESTS: Final = 1_000  # stores list prices per this number of requests
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionView:
-    """A connection in a list."""
+    """A connection as shown in lists."""
 
     wire: str
     dialect: str
@@ -28,7 +28,10 @@ class ConnectionView:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Traffic of one protocol since the start, including closed connections. connections: open now. accepted: since the start."""
+    """Traffic of one protocol since the start, including closed connections.
+
+    connections: connections that are open now. accepted: connections accepted since the start.
+    """
 
     connections: int = 0
     accepted: int = 0
@@ -47,7 +50,7 @@ class BucketRequests:
 
 @dataclass(frozen=True, slots=True)
 class BucketCharge:
-    """Requests with one price. price: for 1,000 of them, None if not configured."""
+    """Number of requests that have the same price. price: for 1,000 requests, None if not configured."""
 
     kind: str
     requests: int
@@ -55,13 +58,13 @@ class BucketCharge:
 
     @property
     def cost(self) -> float | None:
-        """Their cost since the start, in the currency of the price."""
+        """The cost of the requests since the start, in the currency of the price; None without a price."""
         return None if self.price is None else self.requests * self.price / PRICED_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class BucketNode:
-    """A broker of the bucket, as this broker sees it. start: its latest epoch as a leader."""
+    """A broker that uses the bucket, as this broker sees it. start: its latest epoch as leader."""
 
     name: str
     state: str
@@ -92,11 +95,11 @@ class Process(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the process accepts no more requests."""
+        """Whether the process is stopping and accepts no more requests."""
 
     @property
     def refused(self) -> int:
-        """Connections rejected since the start."""
+        """Number of connections rejected since the start."""
 
     @property
     def connections_max(self) -> int:
@@ -104,7 +107,7 @@ class Process(Protocol):
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """Memory that holds incomplete requests."""
+        """Bytes of memory that incomplete requests use."""
 
     def connections(self) -> Iterable[ConnectionView]:
         """Return the open connections."""
@@ -113,7 +116,7 @@ class Process(Protocol):
         """Return the traffic of each protocol."""
 
     def work(self) -> Mapping[str, Durations]:
-        """Return the durations of the log threads' work, by its name."""
+        """Return the durations of the log threads' work, by the name of the work."""
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
         """Return the durations of requests, by protocol and kind of request."""

@@ -2,8 +2,8 @@
 
 * A page has a limit in bytes, including keys, values and headers. It contains at least one record, truncated if
   necessary.
-* A request reads a limited number of bytes, and few requests read at once. Memory is therefore bounded, whatever the
-  records contain.
+* A request reads a limited number of bytes, and only few requests read at the same time. Memory use is therefore
+  bounded, whatever the records contain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from polywire.records.header import read_header
 from polywire.records.lookup import record_at_offset
 from polywire.records.rows import Rows
 
-READ_BYTES: Final = 256 * 1024  # bytes of one read; a batch is read completely
-READ_TOTAL_BYTES_MAX: Final = 32 * 1024 * 1024  # batches read by one request
+READ_BYTES: Final = 256 * 1024  # bytes of one read; a batch is always read completely
+READ_TOTAL_BYTES_MAX: Final = 32 * 1024 * 1024  # bytes of batches that one request reads
 READERS_MAX: Final = 4  # concurrent requests that read records; each holds one batch in memory
 RECORDS_MAX: Final = 500  # records of one page
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # JSON of the records of one page
@@ -41,28 +41,31 @@ _T = TypeVar("_T")
 
 
 class Taken(Enum):
-    """Whether a record was taken, and whether the reader should offer more."""
+    """Whether a record was used, and whether the reader should continue."""
 
     MORE = auto()
     LAST = auto()
-    LEFT = auto()  # not taken: this record and all after it are for the next request
+    LEFT = auto()  # not used: the next request begins with this record
 
 
 @dataclass(slots=True)
 class ReadLimit:
-    """How many bytes of batches a request may still read. The batch that exceeds it is read completely."""
+    """The number of bytes of batches that a request may still read. The batch that exceeds it is read completely."""
 
     left: int = READ_TOTAL_BYTES_MAX
 
 
 Take = Callable[[Rows, int], Taken]
-"""Called in a thread with a batch and the index of a record in it."""
+"""Function that gets a batch and the index of a record in it; called in a thread."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Records of a partition. next_offset: where the next page starts. looked_at: records compared with the key, including those that did
-    not match. value_bytes: size of these records' values before truncation."""
+    """Records of a partition.
+
+    next_offset: where the next page begins. looked_at: number of records that were compared with the key. value_bytes:
+    size of the values before truncation.
+    """
 
     partition: int
     first_offset: int
@@ -99,7 +102,7 @@ class _PageTaker:
 
 
 class RecordReader:
-    """Reads records for requests. At most READERS_MAX requests hold batches at once; others wait."""
+    """Reads records for requests. At most READERS_MAX requests hold batches at the same time; others wait."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker: Final = broker
@@ -108,7 +111,10 @@ class RecordReader:
     async def page(
         self, partition: Partition, offset: int, *, limit: int, key: bytes | None = None, whole: bool = False
     ) -> Page:
-        """Return a page of records from an offset on. key: only these. whole: keys and values are not truncated. Raises BrokerError."""
+        """Return a page of records from an offset on. Raises BrokerError.
+
+        key: only records with this key. whole: whether keys and values are returned without truncation.
+        """
         log = partition.log
         end = log.readable_offset
         begin = min(max(offset, log.first_offset), end)
@@ -118,7 +124,7 @@ class RecordReader:
         return page
 
     async def each(self, partition: Partition, offset: int, take: Take, *, limit: ReadLimit | None = None) -> int:
-        """Offer the records that exist now to ``take``, from an offset on. Return the offset after the last one taken.
+        """Pass the records that exist now to ``take``, from an offset on. Return the offset after the last record used.
 
         limit: shared by all partitions that a request reads. Raises BrokerError.
         """
@@ -140,14 +146,16 @@ class RecordReader:
         return offset
 
     async def one(self, partition: Partition, offset: Any, use: Callable[[Rows, int], object]) -> None:
-        """Call ``use`` in a thread with the record at an offset. Raises Invalid(INVALID_REQUEST), Missing(OFFSET_OUT_OF_RANGE)."""
+        """Call ``use`` in a thread with the record at an offset. Raises Invalid(INVALID_REQUEST),
+        Missing(OFFSET_OUT_OF_RANGE).
+        """
         if type(offset) is not int:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"offset must be a number got={offset!r:.40}")
         was_found = False
 
         def take(rows: Rows, index: int) -> Taken:
             nonlocal was_found
-            if rows.offset(index) == offset:  # otherwise compaction has removed it
+            if rows.offset(index) == offset:  # if not equal, compaction has removed the record
                 was_found = True
                 use(rows, index)
             return Taken.LAST
@@ -159,7 +167,7 @@ class RecordReader:
 
 
 async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Run work in a thread. If the request is cancelled, wait for the end of the thread, which still holds a batch in memory."""
+    """Run work in a thread. If the request is cancelled, still wait for the thread, which holds a batch in memory."""
     thread = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(thread)
@@ -169,7 +177,10 @@ async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 
 
 def _offer(chunks: Sequence[bytes], offset: int, take: Take) -> tuple[int, bool, int]:
-    """Offer the records of these chunks, in a thread. Return the offset after the last one taken, whether to go on, and bytes decoded."""
+    """Pass the records of these chunks to ``take``; runs in a thread.
+
+    Returns the offset after the last record used, whether to continue, and the number of decoded bytes.
+    """
     decoded = 0
     for batch in _batches(chunks):
         plain = expand_body(batch)

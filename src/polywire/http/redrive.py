@@ -1,8 +1,8 @@
 """Send dead letters back, in one transaction with the committed offset.
 
-The target topics may be in several processes. The process of the dead letters coordinates the transaction
+The target topics may belong to several processes. The process that has the dead letters coordinates the transaction
 (decision 0129). It adds each other process as a participant, which stages the letters for its topics and applies the
-decision. Letters reach other processes over HTTP's own link.
+decision. Letters reach other processes over the HTTP link between them.
 
 * Either all letters are sent and the offset is committed, or nothing happens.
 * Nothing is staged for a topic to which the user may not produce.
@@ -36,16 +36,21 @@ from polywire.protocols.runtime.shards import Shards
 from polywire.records.batch import merge
 from polywire.types import PositionKind
 
-GROUP: Final = "redrive"  # its offsets in a topic of dead letters show how far they were redriven
+GROUP: Final = "redrive"  # the group whose committed offsets in a topic of dead letters show which letters were sent
 STAGING_PATH: Final = "/link/letters"
-TIMEOUT_US: Final = 120_000_000  # after which the transaction is aborted; twice the time that staging may take
-_OWNER_BITS: Final = 2**64 - 1  # owners are signed
-ID_TRIES_MAX: Final = 1_000  # to find a transactional id whose home is this process; a few are enough
-SETTLED_S: Final = 5.0  # how long a response waits for other processes to apply the commit, which they do in any case
+TIMEOUT_US: Final = 120_000_000  # then the transaction is aborted; twice the time limit of staging
+_OWNER_BITS: Final = 2**64 - 1  # makes the number of an owner, which may be negative, unsigned
+# attempts to find a transactional id that this process coordinates; a few are normally enough
+ID_TRIES_MAX: Final = 1_000
+# how long a response waits until other processes have applied the commit; they apply it in any case
+SETTLED_S: Final = 5.0
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """A letter to send back. partition: the original one, None if unknown. batch: the record in a batch of its own."""
+    """A letter to send back.
+
+    partition: its original partition, None if unknown. batch: a batch that contains only this record.
+    """
 
     topic: str
     partition: int | None
@@ -53,7 +58,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FarLetters(msgspec.Struct, frozen=True, array_like=True):
-    """Letters that another process stages, and the fields of its branch (see ``branches.Joined``)."""
+    """Letters that another process stages, with the fields of its participant (see ``branches.Joined``)."""
 
     id: str
     home: int
@@ -65,7 +70,7 @@ class FarLetters(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Redrive:
-    """Sends letters. ``_round_robin`` counts those without a partition."""
+    """Sends dead letters back. ``_round_robin`` selects partitions for letters whose partition is unknown."""
 
     def __init__(self, broker: Broker, shards: Shards | None) -> None:
         self._broker: Final = broker
@@ -81,15 +86,17 @@ class Redrive:
         ends: Mapping[int, int],
         call: ApiCall,
     ) -> None:
-        """Send letters and commit the offsets of their topic, or do nothing.
+        """Send letters and commit the offsets in their topic, or do neither.
 
-        begins, ends: the offset of each partition before and after. Raises BrokerError.
+        begins, ends: the committed offset of each partition before and after. Raises BrokerError.
         """
         transactions = self._broker.transactions
         near, far = self._by_shard(letters, call)
         id_ = self._id(topic, call)
         if self._broker.branches.is_deciding(id_) and not await self._settled(id_):
-            raise Busy(ErrorCode.BUSY, "another process has not finished the previous redrive", retry_after_ms=1_000)
+            raise Busy(
+                ErrorCode.BUSY, "another process has not finished the previous redrive (retry)", retry_after_ms=1_000
+            )
         made = transactions.number_producer(
             id_, asks_again=False, timeout_us=TIMEOUT_US, is_internal=True, by=call.caller, done=None
         )
@@ -111,24 +118,26 @@ class Redrive:
                 await self._settled(id_)
         finally:
             found = transactions.find(id_, by=ITSELF)
-            if found is not None and found.epoch == epoch:  # otherwise a later redrive uses it
-                with suppress(BrokerError):  # it expires if it cannot be deleted now
+            if found is not None and found.epoch == epoch:  # if not, a later redrive uses the id
+                with suppress(BrokerError):  # if it cannot be deleted now, it will expire
                     transactions.delete(id_, by=call.caller)
 
     def _check_current(self, transaction: Transaction) -> None:
-        """Raises Conflict(PRODUCER_FENCED) if another redrive has begun since."""
+        """Raise Conflict(PRODUCER_FENCED) if another redrive of these letters has begun."""
         found = self._broker.transactions.find(transaction.id, by=ITSELF)
         if found is not transaction or not transaction.is_open:
             raise Conflict(ErrorCode.PRODUCER_FENCED, "another redrive of these dead letters is in progress")
 
     def _check_positions(self, topic: Topic, begins: Mapping[int, int | None]) -> None:
-        """Raises Conflict(VERSION_CONFLICT)."""
+        """Raise Conflict(VERSION_CONFLICT) if committed offsets have changed since the letters were read."""
         before = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
         if any(before.get(number) != begin for number, begin in begins.items()):
             raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
     def _id(self, topic: Topic, call: ApiCall) -> str:
-        """Return the transactional id of a user and a topic, whose home is this process. It is the same for every redrive."""
+        """Return the transactional id for a user and a topic, which this process coordinates. It is the same for every
+        redrive.
+        """
         first = f"{INTERNAL}redrive-{call.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
         shards = self._shards
         if shards is None:
@@ -137,7 +146,10 @@ class Redrive:
         return next((name for name in names if shards.home(name) == shards.own), first)
 
     def _by_shard(self, letters: Iterable[Letter], call: ApiCall) -> tuple[list[Letter], dict[int, list[Letter]]]:
-        """Split letters into those for topics of this process and those for others. Raises Missing(TOPIC_MISSING), Denied."""
+        """Split letters into those for topics of this process, and those for each other process.
+
+        Raises Missing(TOPIC_MISSING), Denied.
+        """
         broker, shards = self._broker, self._shards
         near: list[Letter] = []
         far: dict[int, list[Letter]] = {}
@@ -152,7 +164,10 @@ class Redrive:
         return near, far
 
     def _batches(self, letters: Iterable[Letter]) -> list[tuple[Partition, bytearray, int]]:
-        """Return partitions of this process, with their letters as one batch and their count. Raises Missing(TOPIC_MISSING)."""
+        """Return the letters for this process: for each partition, one batch and the number of its letters.
+
+        Raises Missing(TOPIC_MISSING).
+        """
         found: dict[Partition, list[bytes]] = {}
         for letter in letters:
             partitions, number = self._broker.topic(letter.topic).written_to(), letter.partition
@@ -165,7 +180,7 @@ class Redrive:
     # Other processes
 
     async def _stage_far(self, transaction: Transaction, far: Mapping[int, Sequence[Letter]], call: ApiCall) -> None:
-        """Add a branch for each other process, then send them their letters. Raises BrokerError."""
+        """Add each other process as a participant, then send it its letters. Raises BrokerError."""
         shards, producer = self._shards, transaction.producer
         assert shards is not None, "only with several processes"
         assert producer is not None, "set by number_producer"
@@ -186,7 +201,10 @@ class Redrive:
             raise_error(await ask_shard(shards, shard, request_bytes(STAGING_PATH, call.authorization, body)))
 
     async def _settled(self, id_: str) -> bool:
-        """Wait until other processes have applied the commit, so that consumers find the letters. Return False after SETTLED_S."""
+        """Wait until other processes have applied the commit, so that consumers find the letters.
+
+        Returns False if that takes longer than SETTLED_S.
+        """
         settled = asyncio.Event()
         cancel = self._broker.branches.when_settled(id_, settled.set)
         with suppress(TimeoutError):

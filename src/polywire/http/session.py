@@ -1,7 +1,7 @@
 """The session of an HTTP connection (decision 0121).
 
-A request is executed on the event loop once it has arrived completely, one at a time. Later requests stay unread until
-then. A connection without a complete request for IDLE_S is closed.
+Requests of a connection are executed one at a time, on the event loop, each after it has arrived completely. Later
+requests are not read until then. A connection without a complete request for IDLE_S seconds is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polywire.errors import PeerError
 from polywire.http.framing import BODY_BYTES_MAX, HEAD_BYTES_MAX, Refusal, request_bytes
 from polywire.protocols.runtime.session import Output
 
-IDLE_S: Final = 60.0  # until the next request has arrived
+IDLE_S: Final = 60.0  # for the next request to arrive completely
 log = structlog.get_logger("polywire.http")
 
 
@@ -32,7 +32,7 @@ class Application(Protocol):
     """Creates an exchange for each request."""
 
     def exchange(self, output: Output, drained: asyncio.Event) -> Exchange:
-        """Return the exchange for one request. drained: set whenever the client has read."""
+        """Return the exchange for one request. drained: an event that is set whenever the client has read."""
 
 
 class Site(Protocol):
@@ -47,8 +47,11 @@ class Site(Protocol):
 
 
 class HttpSession:
-    """Implements ``Session``. ``_task`` executes the current request; without one, ``_idle`` closes the connection. ``_rest``: unread bytes
-    of a client that has finished sending."""
+    """Implements ``Session``.
+
+    ``_task`` executes the current request; while there is none, ``_idle`` will close the connection. ``_rest``: unread
+    bytes of a client that will send no more.
+    """
 
     body_bytes_max: int = BODY_BYTES_MAX
 
@@ -64,7 +67,7 @@ class HttpSession:
         self._idle = site.loop.call_later(IDLE_S, output.close)
 
     def receive(self, data: memoryview) -> int:
-        """Take one complete request. Raises PeerError."""
+        """Process one complete request. Raises PeerError."""
         if self._task is not None:
             return 0
         size = request_bytes(data, self.body_bytes_max)
@@ -102,7 +105,7 @@ class HttpSession:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Limit of one request."""
+        """Largest size of a request in bytes."""
         return HEAD_BYTES_MAX + self.body_bytes_max
 
     @property
@@ -111,7 +114,7 @@ class HttpSession:
         return ""
 
     def wanted(self) -> int:
-        """Length of the incomplete request; 0 while unknown."""
+        """Length of the request that is not complete yet; 0 while unknown."""
         return self._wanted
 
     def paused(self) -> bool:
@@ -123,26 +126,26 @@ class HttpSession:
         return self._task is not None
 
     def drained(self) -> None:
-        """The client has read."""
+        """Continue after the client has read the response."""
         self._drained.set()
 
     def finish(self, data: memoryview) -> None:
-        """The client sends no more. Complete requests in ``data`` are still executed."""
+        """Process the end of the client's data. Complete requests in ``data`` are still executed."""
         self._finishing = True
         self._rest = bytes(data)
         if self._task is None:
             self._take_rest()
 
     def _take_rest(self) -> None:
-        """Execute the next remaining request; close after the last."""
-        with suppress(PeerError):  # the response is already written
+        """Execute the next remaining request; close the connection after the last."""
+        with suppress(PeerError):  # raised after the response has been written
             count = self.receive(memoryview(self._rest))
             self._rest = self._rest[count:]
         if self._task is None:
             self._output.close()
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Cancel the current request, because the connection was closed."""
         self._idle.cancel()
         if self._task is not None:
             self._task.cancel()

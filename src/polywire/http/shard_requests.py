@@ -1,6 +1,6 @@
-"""Send HTTP requests to the other processes of a broker over the link.
+"""Send HTTP requests to the other processes of a broker over the HTTP link between them.
 
-A response is complete and at most ANSWER_BYTES_MAX long; otherwise the request fails.
+A response must be complete and have at most ANSWER_BYTES_MAX bytes; otherwise the request fails.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from polywire.http.guard import HEADERS
 from polywire.http.link import MAGIC
 from polywire.protocols.runtime.shards import Link, Shards
 
-ANSWER_S: Final = 30.0  # for a process to respond
-ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024  # far above a page with the largest record in base64
-SMALL_ANSWER_BYTES: Final = 1024 * 1024  # parsed on the loop, in less than a millisecond
+ANSWER_S: Final = 30.0  # time for a process to respond
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024  # far more than a page with the largest record needs, in base64
+# a response up to this size is parsed on the loop, which takes less than a millisecond
+SMALL_ANSWER_BYTES: Final = 1024 * 1024
 _ANSWERED_AGAIN: Final = frozenset({b"connection", b"date", *(name for name, _ in HEADERS)})
 
 
 class _Answer:
-    """Implements ``LinkPeer`` for one request. ``whole`` is done when the link ends."""
+    """Implements ``LinkPeer`` for one request. ``whole`` completes when the connection ends."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -31,7 +32,6 @@ class _Answer:
         self.whole: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
 
     def received(self, data: bytes) -> None:
-        """See ``LinkPeer``."""
         self.is_too_large = self.is_too_large or len(self.data) + len(data) > ANSWER_BYTES_MAX
         if self.is_too_large:
             self.data.clear()
@@ -40,10 +40,9 @@ class _Answer:
             self.data += data
 
     def relieved(self) -> None:
-        """See ``LinkPeer``."""
+        pass
 
     def lost(self) -> None:
-        """See ``LinkPeer``."""
         if not self.whole.done():
             self.whole.set_result(None)
 
@@ -68,7 +67,7 @@ async def ask_shard(shards: Shards, shard: int, request: bytes, limit_s: float =
 
 
 def request_bytes(path: str, authorization: str, body: bytes) -> bytes:
-    """Encode a POST request that this process sends on behalf of a client, with its credentials."""
+    """Encode a POST request that this process sends on behalf of a client, with the client's credentials."""
     head = [
         f"POST {path} HTTP/1.1",
         "Host: localhost",

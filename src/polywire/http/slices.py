@@ -6,11 +6,15 @@ import asyncio
 from time import thread_time
 from typing import Final
 
-SLICE_S: Final = 0.003  # processor time
+SLICE_S: Final = 0.003  # seconds of processor time per slice
 
 
 class Slices:
-    """Check ``is_over`` after each short step, and call ``rest`` if it is true. ``_end``: thread time at which the slice ends."""
+    """The time slices of a long task. After each short step, the task checks ``is_over`` and, if it is true, awaits
+    ``rest``.
+
+    ``_end``: processor time of the thread at which the slice ends.
+    """
 
     def __init__(self) -> None:
         self._end = thread_time() + SLICE_S

@@ -1,8 +1,8 @@
 """Encode records and lists as JSON, within limits in bytes.
 
-* UTF-8 becomes text, other bytes become base64. Both are truncated before decoding.
+* UTF-8 becomes text, and other bytes become base64. Both are truncated before decoding.
 * Text that would be longer in JSON than in base64 becomes base64, unless it is short.
-* Long values are encoded in pieces, so no step blocks the interpreter for more than a few milliseconds.
+* Long values are encoded in pieces, so that no step blocks the interpreter for more than a few milliseconds.
 * A list has a limit in rows and in bytes.
 """
 
@@ -21,15 +21,18 @@ from polywire.records.header_values import text_of, typed
 
 PIECE_BYTES: Final = (
     192 * 1024
-)  # encoded at once, in less than a millisecond; a multiple of 3, so that base64 can be joined
-SHORT_BYTES: Final = 4 * 1024  # text up to this size stays text, even if JSON escapes most of its characters
+)  # bytes encoded at once, in less than a millisecond; a multiple of 3, so that pieces of base64 can be joined
+SHORT_BYTES: Final = 4 * 1024  # text up to this size stays text, even if JSON must escape most of its characters
 LIST_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a list
 _AS_THEY_ARE: Final = frozenset({HeaderKind.NULL, HeaderKind.RAW, HeaderKind.STRING})
 _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Listing:
-    """The rows of a list, up to a number of rows and LIST_BYTES_MAX. Each is encoded when it is added. more: whether a row did not fit."""
+    """The rows of a list, limited in number and to LIST_BYTES_MAX bytes. Each row is encoded when it is added.
+
+    more: whether a row did not fit.
+    """
 
     __slots__ = ("_bytes_left", "_count_max", "more", "rows")
 
@@ -49,7 +52,7 @@ class Listing:
         return not self.more
 
     async def extend(self, rows: Iterable[object], slices: Slices) -> Listing:
-        """Add rows until one does not fit, in slices."""
+        """Add rows, in slices, until one does not fit."""
         for row in rows:
             if not self.add(row):
                 break
@@ -72,7 +75,10 @@ def json_value(data: memoryview[int] | bytes | None, bytes_max: int | None) -> m
 
 
 def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
-    """Return the content of a JSON string; None if the bytes are not text or are shorter as base64. Drops an incomplete last character."""
+    """Return the content of a JSON string, without an incomplete last character.
+
+    Returns None if the bytes are not text, or if base64 would be shorter.
+    """
     decoder, parts, left = _Utf8Decoder(), [], max(len(data) * 4 // 3, 6 * SHORT_BYTES)
     for at in range(0, len(data), PIECE_BYTES):
         is_last = at + PIECE_BYTES >= len(data)
@@ -88,15 +94,18 @@ def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
 
 
 def json_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> list[msgspec.Raw]:
-    """Encode the first headers as JSON, as many as fit. part_max: bytes of a key or a value. json_max: bytes of all headers as JSON. Three
-    bytes take four in base64; escaped characters of the first header may exceed the limit."""
+    """Encode the first headers as JSON, as many as fit.
+
+    part_max: largest size of a key or value. json_max: largest size of the JSON of all headers. The first header may
+    exceed this, because base64 makes four bytes of three and JSON escapes characters.
+    """
     found: list[msgspec.Raw] = []
     for header in headers:
         key = _part(header.key, header.key_kind, min(part_max, json_max * 3 // 8))
         left = max(0, json_max - len(bytes(key or b"")))
         value = _part(header.value, header.value_kind, min(part_max, left * 3 // 4))
         json = msgspec.json.encode({"key": key, "value": value, "kind": header.value_kind.name.lower()})
-        json_max -= len(json) + 1  # with a comma
+        json_max -= len(json) + 1  # plus a comma
         if found and json_max < 0:
             break
         found.append(msgspec.Raw(json))
@@ -106,7 +115,7 @@ def json_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> 
 
 
 def _part(data: bytes | None, kind: HeaderKind, bytes_max: int) -> msgspec.Raw | None:
-    """Encode the key or value of a header. A value of a numeric kind also gets a field ``number``."""
+    """Encode the key or value of a header. A number also gets the field ``number``."""
     found = json_value(data, bytes_max)
     if found is None or kind in _AS_THEY_ARE or isinstance(typed(data, kind), bytes):
         return found

@@ -20,7 +20,7 @@ from polywire.http.guard import completing
 from polywire.http.slices import Slices
 from polywire.http.spelling import Listing
 
-USERS_MAX: Final = 1_000  # users of one list
+USERS_MAX: Final = 1_000  # users in one list
 WORDS_MAX: Final = 1_000  # permissions of one user
 EXPIRY_S_MAX: Final = 10 * 365 * 86_400  # lifetime of a token, in seconds
 
