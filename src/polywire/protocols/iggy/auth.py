@@ -40,8 +40,8 @@ TOKEN_NAME_BYTES: Final = range(3, 31)
 SECRET_BYTES: Final = 32
 _USER: Final = Struct("<IQB")
 _NEVER: Final = 2**64 - 1
-# The protocol's permission flags, in its order. The last two also grant what other protocols need to read and write
-# records.
+# The protocol's permission flags, in its order. The last two also grant what clients of other protocols need to read
+# and write records.
 _EVERYWHERE: Final = (
     Permission.MANAGE_SERVERS,
     Permission.READ_SERVERS,
@@ -62,7 +62,7 @@ _IN_TOPIC: Final = _EVERYWHERE[6:]
 
 
 def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle LOGIN_USER, or REGISTER in the framed dialects."""
+    """Handle LOGIN_USER, and REGISTER in the framed dialects."""
     if reader.dialect.framed:
         _register(session, answer, reader)
         return
@@ -81,7 +81,7 @@ def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -
 
 
 def _logged_in(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
-    """Reply to a login whose credentials were accepted or rejected."""
+    """Reply to a login. ``who``: the user, or the reason why the login failed."""
     framed = answer.dialect.framed
     if not isinstance(who, BrokerError):
         who = _let_in(session, who)
@@ -108,7 +108,7 @@ def _let_in(session: IggySession, who: Principal) -> Principal | BrokerError:
 
 
 def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
-    """Read a user and password, or the same bytes as a token (spec: iggy#d3-register)."""
+    """Read a user and password, or a token in the same layout, and log in (spec: iggy#d3-register)."""
     try:
         version = reader.u32()
         reader.name()
@@ -130,7 +130,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
             session.broker.access.log_in(
                 words[0], words[1], lambda who: _logged_in(session, answer, who), peer=session.peer
             )
-        except BrokerError:  # too many logins at once: the client may retry
+        except BrokerError:  # too many logins are being verified; the client may retry
             answer.evict(vsr.EVICT_BUSY)
         return
     reader.at = at
@@ -149,7 +149,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
 
 
 def _took_secret(reader: Reader) -> bool:
-    """Skip the secret that binds further connections to a login, which the broker does not support.
+    """Skip a secret, with which a client could bind further connections to the login. The broker does not support this.
 
     (spec: iggy#d4-logins)
     """
@@ -161,7 +161,7 @@ def _took_secret(reader: Reader) -> bool:
 
 
 def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Return what ``read`` returns if it consumes the whole body, else None."""
+    """Return the result of ``read`` if it consumes the whole body, else None."""
     try:
         words = read()
     except Refused:
@@ -184,9 +184,9 @@ def _granted(flags: tuple[bool, ...], rights: tuple[Permission, ...]) -> int:
 
 
 def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) -> Grants | None:
-    """Convert permissions to the broker's, which refer to names.
+    """Convert the protocol's permissions, which refer to numbers, to the broker's, which refer to names.
 
-    Numbers of missing streams and topics are skipped: they may later be assigned to another user's stream or topic.
+    Numbers of missing streams and topics are skipped, because they may later be assigned to another user's resource.
     """
     if flags is None:
         return None
@@ -210,7 +210,7 @@ def _flags(granted: int, rights: tuple[Permission, ...]) -> tuple[bool, ...]:
 
 
 def flags_of(grants: Grants | None, directory: Directory, base: int) -> PermissionFlags | None:
-    """Convert the broker's permissions to the protocol's; missing streams and topics are skipped."""
+    """Convert the broker's permissions to the protocol's. Permissions on missing streams and topics are skipped."""
     if grants is None:
         return None
     inner: dict[str, dict[str, int]] = {space: {} for space in grants.streams}
@@ -255,7 +255,7 @@ def _own(session: IggySession) -> User:
 
 
 def _allow(session: IggySession, action: Action, user: User) -> None:
-    """Require permission for ``action`` unless users act on themselves. Raises Denied."""
+    """Check permission for ``action``, which users do not need to act on themselves. Raises Denied."""
     if session.principal is None or session.principal.user_id != user.id:
         session.authorize(action)
 
@@ -268,7 +268,7 @@ def _completed(answer: Answer, user: User | BrokerError) -> None:
 
 
 def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[User]:
-    """Return a completion that replies; a user who changed itself stays logged in on this connection only."""
+    """Return a completion that replies. A user who changed itself stays logged in on this connection only."""
 
     def done(changed: User | BrokerError) -> None:
         principal = session.principal

@@ -1,6 +1,7 @@
-"""A session that forwards requests to the shards that own the topics they name (decision 0127).
+"""A session that forwards requests to the shards that own the named topics (decision 0127).
 
-Replies leave in the order of the requests. Requests about one topic stay in order. Nothing is forwarded before login.
+Replies are sent in the order of the requests. Requests about one topic stay in order. Nothing is forwarded before
+login.
 """
 
 from __future__ import annotations
@@ -39,23 +40,24 @@ USERS: Final = frozenset(
     {Code.CREATE_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD}
     | {Code.GET_TOKENS, Code.CREATE_TOKEN, Code.DELETE_TOKEN, Code.LOGIN_TOKEN}
 )
-"""Commands on users, which would change one process only."""
+"""Commands on users. They are refused if there are several processes, because they would change one process only."""
 OF_ALL: Final = frozenset({Code.GET_STREAMS, Code.GET_STATS, Code.GET_CLIENTS, Code.CREATE_STREAM})
 OF_STREAM: Final = frozenset(
     {Code.GET_STREAM, Code.GET_TOPICS, Code.UPDATE_STREAM, Code.DELETE_STREAM, Code.PURGE_STREAM, Code.CREATE_TOPIC}
 )
 AT_ONCE: Final = frozenset({Kind.FIND_STREAM, Kind.ADOPT, Kind.HAS_TOPICS, Kind.FIND_TOPIC})
 _GONE: Final = frozenset({errors.NO_STREAM_ID, errors.NO_STREAM_NAME, errors.NO_TOPIC_ID, errors.NO_TOPIC_NAME})
-HELD_PAUSE_S: Final = 0.02  # between two requests for messages to another shard: a consumer's usual pause
-_PLACES_MAX: Final = 1_000  # cached topic locations of one connection
+HELD_PAUSE_S: Final = 0.02  # pause between two requests for messages to another shard, as consumers usually make
+_PLACES_MAX: Final = 1_000  # topics whose shard one connection remembers
 
 
 class CarryingIggySession(CarryingSession, IggySession):
     """One connection.
 
-    ``_stream``: named by the current request. ``_streams``, ``_places``: cached lookups, valid for stream version
-    ``_version``. ``_found``: the location of the request that is offered again. ``_joined``: requests that joined
-    groups in other shards. ``_offered``: the login in progress. ``_login``: the login in effect.
+    ``_stream``: the stream that the current request names. ``_streams``, ``_places``: cached lookups, valid for stream
+    version ``_version``. ``_found``: the location of a request that waited for a search and is handled again.
+    ``_joined``: requests that joined groups in other shards. ``_offered``: the login in progress. ``_login``: the
+    present login.
     """
 
     takes_tokens: ClassVar[bool] = False
@@ -101,7 +103,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         if command is None:
             return super()._begin(command, code, payload, head, dialect)
         if self.principal is None and code != Code.LOGIN:
-            with suppress(Denied):  # reported below
+            with suppress(Denied):  # the error is reported below
                 self._let_in(command)
         if code == Code.LOGIN:
             self._offered = LinkRequest(Kind.COMMAND, bytes(payload), code, dialect)
@@ -120,7 +122,7 @@ class CarryingIggySession(CarryingSession, IggySession):
                 return True
             named, owner = named_by(code, reader), self._owner_of(code, reader)
         except Refused:
-            return self._here(None, command, code, payload, head, dialect)  # where the error is reported
+            return self._here(None, command, code, payload, head, dialect)  # the error is reported there
         if named is None:
             if owner == self.shards.own or owner >= self.shards.count:
                 return self._here(None, command, code, payload, head, dialect)
@@ -146,10 +148,11 @@ class CarryingIggySession(CarryingSession, IggySession):
         return True
 
     def _owner_of(self, code: int, reader: Reader) -> int:
-        """Return the shard that answers a request without a stream. Raises Refused."""
+        """Return the shard that answers a request that names no stream. Raises Refused."""
         if code == Code.GET_CLIENT:
             return reader.u32() >> CLIENT_BITS
-        return STREAMS_SHARD if code == Code.GET_USER else self.shards.own  # its permissions name streams by number
+        # the user's permissions name streams by number, which only that shard knows
+        return STREAMS_SHARD if code == Code.GET_USER else self.shards.own
 
     def _here(
         self,
@@ -183,7 +186,7 @@ class CarryingIggySession(CarryingSession, IggySession):
     # Search
 
     def _place(self, named: Named, dialect: Dialect) -> Place | None:
-        """Return the location of a request; None while it is searched for."""
+        """Return the location of a request, None while a search for it is in progress."""
         if self._version != self.shared.streams_version:
             self._version = self.shared.streams_version
             self._streams.clear()
@@ -215,7 +218,7 @@ class CarryingIggySession(CarryingSession, IggySession):
             self._go_on()
 
     def _learn(self, named: Named, place: Place) -> None:
-        """Cache the location."""
+        """Remember a location."""
         if len(self._places) + len(self._streams) >= _PLACES_MAX:
             self._places.clear()
             self._streams.clear()
@@ -225,11 +228,11 @@ class CarryingIggySession(CarryingSession, IggySession):
                 self._places[named] = place.shard
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """The stream that was found for the current request."""
+        """Return the stream that was found for the current request."""
         return None if self._stream is None else self.shared.directory.in_space(self._stream.space)
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that can be repeated later for the current request."""
+        """Return an attempt that can be repeated after the current request is no longer current."""
         stream = self._stream
 
         def attempt_later(answer: Answer, reader: Reader, last: bool, /) -> Iterable[Offset] | None:
@@ -242,7 +245,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         return attempt_later
 
     def stream_number(self, topic: Topic) -> int:
-        """The stream's number."""
+        """Return the number of the topic's stream."""
         return NO_STREAM if self._stream is None else self._stream.number
 
     # Forwarding
@@ -258,7 +261,7 @@ class CarryingIggySession(CarryingSession, IggySession):
             self._gather(code, payload, answer, place, reader)
             return
         if code == Code.SEND and reader.dialect.batched and not reader.dialect.framed:
-            with suppress(Refused):  # reported by the topic's shard
+            with suppress(Refused):  # the topic's shard reports the error
                 see_message_head(self, reader)
         incarnation = self.named_incarnation(answer)
         request = LinkRequest(
@@ -270,7 +273,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         def came(reply: Reply | None) -> None:
             if until and self._holds(code, reply, answer, until, ask):
                 return
-            if reply is None and code == Code.SEND:  # clients send unacknowledged messages again after a disconnect
+            if reply is None and code == Code.SEND:  # clients resend unacknowledged messages after a disconnect
                 self.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
                 return
             if reply is not None and reply.status in _GONE:
@@ -285,18 +288,21 @@ class CarryingIggySession(CarryingSession, IggySession):
         ask()
 
     def _held_until(self, code: int, payload: memoryview, answer: Answer) -> float:
-        """Return until when a request may be held; 0 for one that is not."""
+        """Return the time until which a request may be held; 0 for a request that may not."""
         if code not in HELD:
             return 0.0
         try:
             wait_us = wait_us_of(code, Reader(payload, answer.dialect))
-        except Refused:  # reported by the topic's shard
+        except Refused:  # the topic's shard reports the error
             return 0.0
         now: float = self.broker.clock.monotonic()
         return now + wait_us / 1_000_000
 
     def _holds(self, code: int, reply: Reply | None, answer: Answer, until: float, ask: Callable[[], None]) -> bool:
-        """Return whether to send a held request again, because there are no messages yet; other shards do not wait."""
+        """Return whether to send a held request again, because there are no messages yet.
+
+        Other shards reply at once, so the waiting happens here.
+        """
         left_s = until - self.broker.clock.monotonic()
         if reply is None or reply.status or left_s <= 0 or self.closed or not is_nothing(code, reply.payload):
             return False
@@ -309,7 +315,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         ask()
 
     def _note_membership(self, code: int, shard: int, request: LinkRequest) -> None:
-        """Remember a group membership, which lasts as long as the client's connection, whatever happens to a link."""
+        """Remember a group membership. It lasts as long as the client's connection, even if a link to a shard closes."""
         if code in (Code.JOIN_GROUP, Code.LEAVE_GROUP):
             key = request.space, request.payload
             self._joined.pop(key, None)
@@ -358,7 +364,10 @@ class CarryingIggySession(CarryingSession, IggySession):
     # Logins
 
     def logged_in(self, principal: Principal) -> None:
-        """Close the links of the previous login. Raises Denied for a user unknown to other processes, Busy."""
+        """Set the authenticated user, and close the links of the previous login.
+
+        Raises Busy, and Denied for a user that other processes do not know.
+        """
         user = self.broker.access.find_user(principal.user_id)
         if user is None or not user.configured:
             raise Denied(
@@ -381,11 +390,11 @@ class CarryingIggySession(CarryingSession, IggySession):
 
     @property
     def member_count(self) -> int:
-        """Number of groups it is a member of."""
+        """Number of groups that the client is a member of."""
         return super().member_count + len(self._joined)
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Call ``done`` with the numbers of the groups it is a member of."""
+        """Call ``done`` with the numbers of the groups that the client is a member of."""
         directory = self.shared.directory
         own = [
             (topic.name.stream, directory.kept(topic).number, directory.group(topic, group)[0])
@@ -413,13 +422,13 @@ class CarryingIggySession(CarryingSession, IggySession):
     # End of the connection
 
     def close(self) -> None:
-        """End the connection."""
+        """Process the end of the connection."""
         super().close()
         self._links.close()
 
 
 def _gather_all(gathering: Gathering, code: int, reader: Reader) -> None:
-    """Raises Refused, Denied."""
+    """Execute a command that names no stream in all shards. Raises Refused, Denied."""
     match code:
         case Code.GET_STREAMS | Code.GET_STATS | Code.GET_CLIENTS if reader.left:
             raise Refused(errors.UNKNOWN_COMMAND)
@@ -434,7 +443,7 @@ def _gather_all(gathering: Gathering, code: int, reader: Reader) -> None:
 
 
 def _gather_stream(gathering: Gathering, code: int, kept: StreamKept, reader: Reader) -> None:
-    """Raises Refused, Denied."""
+    """Execute a command on a stream in all shards. Raises Refused, Denied."""
     match code:
         case Code.UPDATE_STREAM:
             gathering.update_stream(kept)

@@ -1,7 +1,7 @@
 """Client side of the documented dialect: encode requests and decode replies (spec: iggy#d0-requests, iggy#d0-replies).
 
-``messages.Reader`` reads back what this module encodes. A value that the protocol cannot represent raises Refused with
-the error number that the server would return.
+``messages.Reader`` decodes what this module encodes. A value that the protocol cannot represent raises Refused with the
+error number that the server would return.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BAD_HEADER_KEY: Final = 4018
 BAD_HEADER_VALUE: Final = 4019
 EMPTY_PAYLOAD: Final = 4024
 BAD_KEY: Final = 4028
-PART_BYTES_MAX: Final = 255  # limit of a name, a key, a header's key and a header's value
+PART_BYTES_MAX: Final = 255  # largest size of a name, a message key, or the key or value of a header
 
 BALANCED: Final = b"\x01\x00"
 
@@ -58,7 +58,9 @@ class TopicSeen:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSeen:
-    """A partition in a reply to GET_TOPIC; ``current_offset`` is the offset of its newest message, 0 when it is empty."""
+    """A partition in a reply to GET_TOPIC; ``current_offset`` is the offset of its newest message, also 0 if it is
+    empty.
+    """
 
     id: int
     created_at_us: int
@@ -70,7 +72,7 @@ class PartitionSeen:
 
 @dataclass(frozen=True, slots=True)
 class MemberSeen:
-    """A member of a group: its connection's number and its partitions."""
+    """A member of a group: the number of its connection, and its partitions."""
 
     id: int
     partitions: tuple[int, ...]
@@ -94,21 +96,23 @@ def request(code: int, body: bytes = b"") -> bytes:
 
 
 def ident(who: int | str) -> bytes:
-    """Encode an identifier, which is a number or a name. Raises Refused unless a name has 1 to 255 bytes."""
+    """Encode an identifier, which is a number or a name. Raises Refused if a name does not have 1 to 255 bytes."""
     if isinstance(who, int):
         return b"\x01\x04" + U32.pack(who)
     return b"\x02" + name(who)
 
 
 def name(text: str) -> bytes:
-    """Encode a name with its length. Raises Refused unless it has 1 to 255 bytes."""
+    """Encode a name with its length. Raises Refused if it does not have 1 to 255 bytes."""
     if not 1 <= len(text.encode()) <= PART_BYTES_MAX:
         raise Refused(3)
     return name_bytes(text)
 
 
 def place(consumer: Consumer, topic: bytes, partition: int) -> bytes:
-    """Encode consumer, stream, topic and partition (0: none), with which requests for polls and stored offsets begin."""
+    """Encode the part with which polls and requests for stored offsets begin: consumer, stream and topic, partition (0:
+    none).
+    """
     assert isinstance(consumer.who, int), "consumers of this dialect are numbers"
     return bytes((2 if consumer.group else 1,)) + U32.pack(consumer.who) + topic + U32.pack(partition)
 
@@ -117,7 +121,7 @@ def poll(at: bytes, kind: int, value: int, count: int, *, commit: bool = False) 
     """Encode the body of POLL_MESSAGES.
 
     Args:
-        at: A ``place``.
+        at: The result of ``place``.
         kind: The polling strategy, from 1 (offset) to 5 (next).
     """
     return at + bytes((kind,)) + U64.pack(value) + U32.pack(count) + bytes((commit,))
@@ -129,7 +133,7 @@ def to_partition(partition: int) -> bytes:
 
 
 def by_key(key: bytes) -> bytes:
-    """Encode partitioning by key. Raises Refused unless the key has 1 to 255 bytes."""
+    """Encode partitioning by key. Raises Refused if the key does not have 1 to 255 bytes."""
     if not 1 <= len(key) <= PART_BYTES_MAX:
         raise Refused(BAD_KEY)
     return bytes((3, len(key))) + key
@@ -206,7 +210,7 @@ def read_topic(payload: bytes) -> tuple[TopicSeen, list[PartitionSeen]]:
 
 
 def read_group(payload: bytes) -> tuple[int, int, list[MemberSeen]]:
-    """Decode a reply to GET_CONSUMER_GROUP: number, partitions, members."""
+    """Decode a reply to GET_CONSUMER_GROUP: the group's number, its number of partitions, and its members."""
     reader = _reader(payload)
     number, partition_count, member_count = reader.u32(), reader.u32(), reader.u32()
     members: list[MemberSeen] = []
@@ -222,7 +226,7 @@ def read_groups(payload: bytes) -> list[int]:
     reader, numbers = _reader(payload), []
     while reader.left:
         numbers.append(reader.u32())
-        reader.take(2 * 4)  # partitions, members
+        reader.take(2 * 4)  # skips the numbers of partitions and members
     return numbers
 
 
@@ -232,7 +236,7 @@ def read_client_id(payload: bytes) -> int:
 
 
 def read_offset(payload: bytes) -> tuple[int, int, int]:
-    """Decode a reply to GET_CONSUMER_OFFSET: partition, newest offset, last consumed offset (also 0 if there is none)."""
+    """Decode a reply to GET_CONSUMER_OFFSET: partition, newest offset, last consumed offset (0 if there is none)."""
     if len(payload) != _OFFSET.size:
         raise Refused(3)
     partition, current, stored = _OFFSET.unpack(payload)

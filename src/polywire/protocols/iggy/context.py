@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class IggyBroker(
     DirectoryBroker, TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol
 ):
-    """The part of the broker's API that this protocol calls; its directory stores the protocol's own state."""
+    """The operations of the broker that this protocol calls, including those that store the protocol's own state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class IggySettings:
     data_dir: Path | None = None
 
 
-CLIENT_BITS: Final = 26  # bits of a client number below its shard number
+CLIENT_BITS: Final = 26  # bits of a client number that count connections; the bits above hold the shard
 
 
 class GroupNumbers(NamedTuple):
@@ -66,23 +66,23 @@ class GroupNumbers(NamedTuple):
 
 
 class Member(Protocol):
-    """A connection as a member of groups."""
+    """A connection that can be a member of groups."""
 
     @property
     def member_id(self) -> str:
-        """The member id under which the coordinator knows this connection."""
+        """The member id of this connection in the coordinator's groups."""
 
     @property
     def caller(self) -> Caller:
-        """The caller to whom created resources are attributed."""
+        """The caller that owns the resources which this connection creates."""
 
     @property
     def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]:
-        """Groups joined over this connection, by topic id and group name."""
+        """The groups joined over this connection, by topic id and group name."""
 
 
 class Client(Member, Protocol):
-    """A connection as other connections of its listener see it."""
+    """A connection as other connections of the listener see it."""
 
     @property
     def client_id(self) -> int:
@@ -90,7 +90,7 @@ class Client(Member, Protocol):
 
     @property
     def peer(self) -> str:
-        """Address of the peer."""
+        """Address of the client."""
 
     @property
     def principal(self) -> Principal | None:
@@ -98,10 +98,10 @@ class Client(Member, Protocol):
 
     @property
     def member_count(self) -> int:
-        """Number of groups it is a member of."""
+        """Number of groups that the client is a member of."""
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Call ``done`` with the numbers of the groups it is a member of."""
+        """Call ``done`` with the numbers of the groups that the client is a member of."""
 
 
 class Shared:
@@ -110,9 +110,9 @@ class Shared:
     Attributes:
         clients: open sessions by client number.
         links: sessions of other processes of this broker.
-        choosing: the sessions that are creating a topic under a client-chosen number, by stream (the broker's name) and
-            number.
-        streams_version: incremented when streams are deleted or renamed.
+        choosing: the sessions that are creating a topic under a number chosen by the client, by the stream's name in
+            the broker and the number.
+        streams_version: incremented when a stream is deleted or renamed.
     """
 
     __slots__ = (
@@ -141,12 +141,13 @@ class Shared:
         self.links: Final[set[Member]] = set()
         self.choosing: Final[dict[tuple[str, int], Member]] = {}
         self.streams_version = 0
-        self.epochs = int(time())  # last login number of D3; it also increases across restarts
+        # the number of the last login in D3; it begins with the time, so that it increases across restarts
+        self.epochs = int(time())
         self.started_at: Final = time()
         self.reply_buffers: Final = ReplyBuffers()
 
     def enter(self, session: Client, peer: str) -> int:
-        """Assign a client number: the hash of the address, like the reference server, or the next free number."""
+        """Assign a client number: the hash of the address, as Iggy's own server does, or the next free number."""
         first, mask = self._client_numbers
         number = first + (crc32(peer.encode()) & mask)
         while number == 0 or number in self.clients:
@@ -156,7 +157,7 @@ class Shared:
 
     @property
     def _client_numbers(self) -> tuple[int, int]:
-        """The first client number of this shard, and a mask of the bits that vary; shards have disjoint ranges."""
+        """Return the first client number of this shard, and a mask of the bits that vary within the shard."""
         return (0, 0xFFFFFFFF) if self.shard is None else (self.shard << CLIENT_BITS, (1 << CLIENT_BITS) - 1)
 
     def forget_members(self, topic_id: bytes, group: str) -> None:
@@ -174,7 +175,9 @@ class Shared:
         return self.epochs
 
     def membership(self, session: Member, topic: Topic, group: str) -> Membership:
-        """Return the current membership, which lasts until the connection ends. Raises BrokerError."""
+        """Return the present membership, which joins the group if necessary and ends with the connection. Raises
+        BrokerError.
+        """
         return self.broker.groups.join(
             group,
             topic.name.full,

@@ -4,7 +4,7 @@
 * Every length, index, checksum and reserved field is checked before a byte is copied.
 
 The size of a message's head identifies its layout. From D2 on, payload and user headers follow the head. In D0 and D1,
-``24`` counts all bytes except headers and payload::
+the head size ``24`` means the size of a message without its headers and its payload::
 
     head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3)
     checksum                                  0, not checked            0
@@ -58,15 +58,14 @@ else:
     )
     from polywire.records.xxh3 import xxh3_raw
 
-LISTED = 20  # bytes of a message's head in the byte list of 2023
+LISTED = 20  # bytes of a message's head in the layout that the documentation of 2023 shows as a list of bytes
 
 _COLUMN_COUNT = cython.declare(cython.int, 27)
-# Limits of header values in one message, and of payloads in one request of the dialects before batches
-# (spec: iggy#error-numbers).
+# Limits of header values in one message, and of payloads in one request of the dialects without batches
 _HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)
 _FLAT_PAYLOADS_MAX = cython.declare(cython.longlong, 10_485_760)
 _NO_TIME = cython.declare(cython.longlong, -(2**63))
-# A smaller time is in milliseconds (spec: iggy#between-dialects).
+# A time below this is in milliseconds (spec: iggy#between-dialects).
 _MILLISECONDS_BELOW = cython.declare(cython.longlong, 100_000_000_000_000)
 _TIME_MAX = cython.declare(cython.longlong, 2**62)
 
@@ -77,9 +76,9 @@ _TIME_MAX = cython.declare(cython.longlong, 2**62)
 def _measure_headers(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, typed: cython.bint, sums: cython.p_longlong
 ) -> cython.int:
-    """Add the entries between ``at`` and ``end`` to ``sums`` and return 0 or an error number.
+    """Add the header entries between ``at`` and ``end`` to ``sums``; return 0 or an error number.
 
-    sums: entries, key bytes, value bytes.
+    sums: number of entries, bytes of keys, bytes of values.
     """
     values: cython.longlong = sums[2]
     size: cython.longlong
@@ -117,9 +116,9 @@ def _split(
     head: cython.Py_ssize_t,
     parts: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Write position and size of headers and of payload to ``parts``.
+    """Write the positions and sizes of headers and payload to ``parts``.
 
-    Returns the position after the message, or -1 if the message does not fit.
+    Returns the position after the message, or -1 if the message extends beyond ``stop``.
     """
     sizes_at: cython.Py_ssize_t = at + (32 if head == 48 else 48)
     if stop - at < head:
@@ -174,7 +173,7 @@ def _measure(
     index_at: cython.Py_ssize_t,
     sums: cython.p_longlong,
 ) -> cython.int:
-    """Check all messages and return 0 or an error number.
+    """Check all messages; return 0 or an error number.
 
     ``sums`` gets the totals of headers (entries, key bytes, value bytes), payload bytes, and messages with an id.
     """
@@ -228,9 +227,9 @@ def _fill_headers(
     typed: cython.bint,
     done: cython.p_longlong,
 ) -> cython.void:
-    """Copy one message's headers behind the ones that ``done`` counts (entries, key bytes, value bytes)."""
+    """Copy the headers of one message after those that ``done`` counts (entries, key bytes, value bytes)."""
     size: cython.Py_ssize_t
-    kind: cython.uchar = 2  # kind of a string
+    kind: cython.uchar = 2  # the kind of a text
     while at < end:
         if typed:
             kind = source[at]
@@ -256,7 +255,7 @@ def _fill_headers(
 def _origin(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, base: cython.longlong
 ) -> cython.longlong:
-    """Return a message's origin time in microseconds, or the value for an unknown time."""
+    """Return the origin time of a message in microseconds, or the value that stands for an unknown time."""
     time: cython.longlong
     if head == 48:
         time = base + load_u32(p, at + 28) if 0 < base < _TIME_MAX else 0
@@ -281,7 +280,7 @@ def _fill(
     base: cython.longlong,
     done: cython.p_longlong,
 ) -> cython.void:
-    """Copy every message into the columns."""
+    """Copy every message into the columns of the batch."""
     id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
     end: cython.Py_ssize_t
     value_end: cython.Py_ssize_t = 0
@@ -321,7 +320,7 @@ def _fill_key(
     size: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """Set the request's key as the key of every message."""
+    """Set the key of the request as the key of every message."""
     i: cython.Py_ssize_t
     store_u32(p, places[6], 0)
     for i in range(count):
@@ -405,9 +404,9 @@ def _build(
 def from_indexed(
     source: Lendable, index_at: int, stop: int, count: int, head: int, key: Buffer | None = None
 ) -> bytearray | int:
-    """Return a batch of the ``count`` messages behind the index at ``index_at`` (D2), or an error number.
+    """Return a batch of the ``count`` messages that follow the index at ``index_at`` (D2), or an error number.
 
-    head: bytes of a message's head, see ``message_head``. key: the record key of each message.
+    head: bytes of a message's head, see ``message_head``. key: the record key for each message.
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at
@@ -421,7 +420,7 @@ def from_indexed(
 def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None, head: int = 24) -> bytearray | int:
     """Return a batch of the messages between ``start`` and ``stop`` (D0, D1), or an error number.
 
-    head: bytes of a message's head, 24 or those of ``LISTED``.
+    head: bytes of a message's head, 24 or ``LISTED``.
     """
     lent: Lent = lend(source)
     first: cython.Py_ssize_t = start
@@ -443,7 +442,8 @@ def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None
 
 
 def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
-    """Return the bytes of a message's head, 56 or 64, by the first message's end in the index; 0 when it is neither.
+    """Return the bytes of a message's head, 56 or 64, computed from the index entry of the first message; 0 if neither
+    fits.
 
     (spec: iggy#recognising-the-dialect)
     """
@@ -466,9 +466,10 @@ def gather_checksums(
     count: cython.Py_ssize_t,
     scratch: cython.p_uchar,
 ) -> cython.ulonglong:
-    """Return the checksum of the batch at ``at``, whose frames were checked.
+    """Return the checksum of the batch at ``at``, whose frames must have been checked.
 
-    It covers 40 bytes of the batch's head, its count, its producer if set, and the checksums of its frames.
+    It covers 40 bytes of the batch's head, the number of messages, the producer if one is set, and the checksums of the
+    frames.
     """
     place: cython.Py_ssize_t = 44
     move(scratch, 0, p, at, 40)

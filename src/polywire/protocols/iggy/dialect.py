@@ -1,7 +1,7 @@
 """The dialects of Iggy's binary protocol, described as data (spec: iggy#dialects, iggy#timeline).
 
-Every difference between dialects is a field of ``Dialect``. Other modules test these fields and never the dialect
-itself.
+Every difference between dialects is a field of ``Dialect``. Other modules check these fields instead of comparing
+dialects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polywire.protocols.iggy import encoder
 
 
 def packed(major: int, minor: int, patch: int = 0) -> int:
-    """Return a protocol version as headered logins encode it: ten bits for each number."""
+    """Return a protocol version as logins of the headered framing encode it: ten bits for each number."""
     return major << 20 | minor << 10 | patch
 
 
@@ -25,22 +25,22 @@ class Dialect:
         one_based: ids and partitions count from 1.
         normalises: names are lower-cased and their white space is replaced by dots.
         has_login: clients log in.
-        ident_consumers: a consumer is a kind and an ident, not a kind and a number.
+        ident_consumers: a consumer is a kind and an identifier, instead of a kind and a number.
         named_groups: groups have a name.
-        topic_settings: a topic's extra fields. 0: expiry in seconds; 1: also size and replication; 2: also compression;
-            3: expiry in microseconds; 4: settings in options.
+        topic_settings: a topic's additional fields. 0: expiry in seconds; 1: also size and replication; 2: also
+            compression; 3: expiry in microseconds; 4: settings in options.
         chosen_ids: create requests contain an id.
-        auto_ids: the id 0 asks the broker to choose one.
-        optional_partition: a partition is a flag and a number.
+        auto_ids: with the id 0, the client asks the broker to choose an id.
+        optional_partition: a partition is encoded as a flag and a number.
         returns_created: replies to create requests describe the created resource.
-        empty_when_missing: a request for a missing resource gets an empty success.
+        empty_when_missing: the reply to a request for a missing resource is a success without a payload.
         batched: messages follow metadata and an index, or are in frames.
-        framed: the headered framing.
+        framed: the dialect uses the headered framing.
         protocols: the protocol versions with which clients of the headered framing log in.
-        server_version: version of the reference server with this dialect, as reported to clients.
-        contexts: partitions have incarnations, which polls, routes and topics report; streams and users have two blocks
+        server_version: version of Iggy's own server with this dialect, as reported to clients.
+        contexts: partitions have incarnations, which are in polls, routes and topics; streams and users have two blocks
             of options.
-        member_lists: a topic's partitions list the nodes that store them.
+        member_lists: each partition in a topic's description lists the nodes that store it.
         message_head: layout of sent messages, see ``decoder``.
         form: layout of polled messages, see ``encoder``.
     """
@@ -73,11 +73,11 @@ class Dialect:
 
     @property
     def base(self) -> int:
-        """The number to add to the broker's ids, which count from 0, to encode them."""
+        """The number to add to the broker's ids, which count from 0, before they are encoded."""
         return 1 if self.one_based else 0
 
 
-# Each dialect lists what it changed from the one before.
+# Each dialect is given by its differences from the one before.
 D0: Final = Dialect("0.0", has_login=False, ident_consumers=False, named_groups=False, auto_ids=False)
 D1A: Final = replace(D0, name="0.1.0", has_login=True, ident_consumers=True, named_groups=True)
 D1B: Final = replace(D1A, name="0.1", topic_settings=1, auto_ids=True)

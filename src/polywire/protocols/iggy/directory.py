@@ -1,7 +1,7 @@
 """Streams, topics and groups with Iggy's numbers and names; a stream may be empty.
 
-* A number is never reassigned while its stream, topic or group exists, also across restarts.
-* Streams and topics of other protocols get a number when they are first seen. Numbers count from 0 here.
+* A number stays assigned as long as its stream, topic or group exists, also across restarts.
+* A stream or topic that another protocol created gets a number when it is first seen. Numbers count from 0 here.
 * A rename over this protocol changes only the name that this protocol shows. The broker's name of the topic, which
   determines where its records are stored, stays.
 
@@ -9,8 +9,8 @@ A stream is stored in the protocol's own state under ``stream.<number>``. A topi
 name and settings, and the numbers of its groups.
 
 With several shards (decision 0127) the first shard stores the streams. The directories of other shards contain the
-streams they have seen, under negative numbers that are never sent to clients. A topic's number identifies its shard,
-unless a client chose the number or it was assigned while there was one shard.
+streams they have seen, under negative numbers that are never sent to clients. The number of a topic identifies its
+shard. Exceptions are numbers chosen by clients or assigned when there was only one shard.
 
 (spec: iggy#between-dialects)
 """
@@ -43,22 +43,24 @@ from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import DEFAULT_STREAM, Level, TopicName
 
-NUMBER_MAX: Final = 2**32 - 32  # limit for streams: higher numbers are the default stream and the values for "none"
-NUMBERS_END: Final = 2**32 - 1  # limit for topics and groups: dialects that count from 1 add one
+NUMBER_MAX: Final = 2**32 - 32  # limit for streams: higher numbers are reserved for the default stream and for "none"
+NUMBERS_END: Final = 2**32 - 1  # limit for topics and groups, because dialects that count from 1 add one
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
-STREAMS_MAX: Final = 10_000  # each is a value of the protocol's own state
-GROUPS_MAX: Final = 1_000  # per topic: they are stored in its settings
+STREAMS_MAX: Final = 10_000  # each stream is a value of the protocol's own state
+GROUPS_MAX: Final = 1_000  # groups per topic, which are stored in the topic's settings
 SCANNED_MAX: Final = 1_000  # topics scanned while a request waits, some 2 ms
-UNSEEN_MAX: Final = 64  # topics of other protocols numbered while a request waits: a few milliseconds
+# topics of other protocols that get a number while a request waits, which takes a few milliseconds
+UNSEEN_MAX: Final = 64
 STREAMS_SHARD: Final = 0  # the shard that stores the streams
-CHOSEN_MAX: Final = 2**25  # lower topic numbers were chosen by clients, or assigned while there was one shard
+CHOSEN_MAX: Final = 2**25  # topic numbers below were chosen by clients, or assigned when there was only one shard
 _STREAM: Final = "stream."
-_NAMELESS: Final = "group-"  # followed by a number of at most ten digits without a leading 0
+# prefix of the name of a nameless group; a number of at most ten digits without a leading 0 follows
+_NAMELESS: Final = "group-"
 _NAMELESS_DIGITS_MAX: Final = 10
 
 
 class StreamKept(msgspec.Struct, frozen=True, array_like=True):
-    """A stream as stored. ``space``: the broker's stream of its topics, which a rename does not change."""
+    """A stream as stored. ``space``: the name of its stream in the broker, which a rename does not change."""
 
     number: int
     name: str
@@ -67,7 +69,7 @@ class StreamKept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicKept(msgspec.Struct, frozen=True, array_like=True):
-    """The protocol's own state of a topic. ``expiry_us``: 0 never, None the default; ``size_max``: 0 the default."""
+    """The protocol's own state of a topic. ``expiry_us``: 0 is never, None the default. ``size_max``: 0 is the default."""
 
     number: int
     name: str
@@ -81,8 +83,8 @@ class TopicKept(msgspec.Struct, frozen=True, array_like=True):
 class Stream:
     """A stream and its topics.
 
-    Invariant: ``by_number`` and ``by_name`` hold the same topics, or topics that were deleted meanwhile. All numbers
-    below ``free_from`` are taken.
+    Invariant: ``by_number`` and ``by_name`` hold the same topics; some may have been deleted in the meantime. All
+    numbers below ``free_from`` are used.
     """
 
     __slots__ = ("by_name", "by_number", "free_from", "kept")
@@ -100,7 +102,7 @@ class Stream:
 
 
 class DirectoryBroker(TopicVerbs, WireStateVerbs, WireBroker, Protocol):
-    """The part of the broker's API that the directory calls."""
+    """The operations of the broker that the directory calls."""
 
     @property
     def streams(self) -> Streams:
@@ -115,9 +117,10 @@ class Directory:
     """All streams.
 
     Invariant: ``_by_number`` and ``_by_name`` hold the same streams. ``_kept`` caches the decoded settings of topics.
-    The topics are those of catalogue version ``_seen_version``. All stream numbers below ``_free_from`` are taken.
+    The topics are those of catalogue version ``_seen_version``. All stream numbers below ``_free_from`` are used.
 
-    ``_waiting``: callbacks of a scan in slices. ``_given_up_version``: the catalogue version at which a scan failed.
+    ``_waiting``: callbacks to call after a scan in slices. ``_given_up_version``: the catalogue version at which a scan
+    failed.
     """
 
     __slots__ = (
@@ -151,7 +154,8 @@ class Directory:
         for key, value in broker.wire_state(WIRE).items():
             if key.startswith(_STREAM):
                 self._enter(Stream(_STREAMS.decode(value)))
-        if DEFAULT_STREAM not in self._by_space:  # not stored: it always exists, and is listed once it has topics
+        # not stored, because it always exists; it is listed once it has topics
+        if DEFAULT_STREAM not in self._by_space:
             self._enter(
                 Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us()))
             )
@@ -160,14 +164,14 @@ class Directory:
     # Streams
 
     def streams(self) -> list[Stream]:
-        """Return all streams by number; the default stream only when it has topics."""
+        """Return all streams, sorted by number; the default stream only if it has topics."""
         self._refresh()
         return [
             stream for _, stream in sorted(self._by_number.items()) if stream.by_number or stream.number < NUMBER_MAX
         ]
 
     def find_stream(self, who: int | str) -> Stream | None:
-        """Find a stream by its number (counting from 0), its name, or the broker's name."""
+        """Find a stream by its number (counting from 0), its name, or the name of its stream in the broker."""
         found = self._look_up(who)
         if found is None:
             self._refresh()
@@ -180,14 +184,17 @@ class Directory:
         return self._shard in (None, STREAMS_SHARD)
 
     def in_space(self, space: str) -> Stream | None:
-        """Return the stream of this broker's stream; on a shard that does not store the streams it is assumed to exist."""
+        """Return the Iggy stream whose topics are in this stream of the broker.
+
+        A shard that does not store the streams assumes that it exists.
+        """
         found = self._by_space.get(space) or self.find_space(space)
         return (
             found if found is not None or self.keeps_streams else self._enter_space(space, self._broker.clock.now_us())
         )
 
     def kept_streams(self) -> list[StreamKept]:
-        """Return all streams as stored, by number."""
+        """Return all streams as stored, sorted by number."""
         return [stream.kept for _, stream in sorted(self._by_number.items())]
 
     def adopt(self, spaces: Iterable[str]) -> None:
@@ -207,7 +214,7 @@ class Directory:
             raise Refused(errors.STREAM_ID_TAKEN)
         self._refresh()
         space = space_of(name)
-        if name in self._by_name or space in self._by_space:  # the latter: the space of a stream that was renamed since
+        if name in self._by_name or space in self._by_space:  # a renamed stream may still have this name in the broker
             raise Refused(errors.STREAM_NAME_TAKEN)
         if name == DEFAULT_STREAM or len(self._by_number) >= STREAMS_MAX or not is_broker_name(name):
             raise Refused(errors.BAD_STREAM_NAME)
@@ -224,7 +231,7 @@ class Directory:
             raise Busy(ErrorCode.BUSY, "too many streams for one user or address")
 
     def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
-        """Rename a stream on this protocol. Raises Refused 1012, 1013."""
+        """Change the name that Iggy clients see; other protocols keep the old name. Raises Refused 1012, 1013."""
         other = self.find_stream(name)
         if other is not None and other is not stream:
             raise Refused(errors.STREAM_NAME_TAKEN)
@@ -237,13 +244,13 @@ class Directory:
     def delete_stream(self, stream: Stream, done: Completion[int]) -> None:
         """Delete a stream's topics, then the stream.
 
-        Topics are deleted one after the other if there are many. A stop or an error in between leaves the stream with
-        the remaining topics. Topics created meanwhile are deleted too, unless they are too many.
+        Many topics are deleted one after the other. If the broker stops or an error occurs in between, the stream
+        remains with the remaining topics. Topics created in the meantime are deleted too, unless they are too many.
         """
 
         def emptied() -> None:
             if self._by_number.get(stream.number) is not stream:
-                return  # another request has deleted it
+                return  # another request has deleted the stream
             self._end_few(stream)
             if stream.number >= 0:
                 self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None)
@@ -252,7 +259,9 @@ class Directory:
         self._broker.delete_topics(self.topics(stream), ended=partial(self._forget, stream), then=emptied, done=done)
 
     def _end_few(self, stream: Stream) -> None:
-        """Delete topics created while the stream was emptied. Raises Busy(BUSY) if they are too many to delete at once."""
+        """Delete topics that were created while the stream was emptied. Raises Busy(BUSY) if they are too many to
+        delete at once.
+        """
         left = [topic for topic in stream.by_number.values() if self._lives(topic)]
         if sum([1 + len(topic.partitions) for topic in left]) > AT_ONCE_MAX:
             raise Busy(ErrorCode.BUSY, "another request created topics in the stream (retry)")
@@ -261,7 +270,7 @@ class Directory:
             self._forget(stream, topic)
 
     def _forget(self, stream: Stream, topic: Topic) -> None:
-        """Remove a deleted topic."""
+        """Remove a topic that was deleted."""
         _, kept = self._kept.pop(topic.id, (None, None))
         self._balanced.pop(topic.id, None)
         if kept is None:
@@ -272,7 +281,7 @@ class Directory:
         if stream.by_name.get(kept.name) is topic:
             del stream.by_name[kept.name]
         if self._seen_version + 1 == self._broker.topics_version:
-            self._seen_version += 1  # the deletion is the only change
+            self._seen_version += 1  # the deletion is the only change since the last scan
 
     def _keep(
         self, stream: Stream, done: Completion[int] | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF
@@ -306,7 +315,7 @@ class Directory:
     # Topics
 
     def topics(self, stream: Stream) -> list[Topic]:
-        """Return a stream's topics by number."""
+        """Return a stream's topics, sorted by number."""
         self._refresh()
         return [topic for _, topic in sorted(stream.by_number.items())]
 
@@ -319,7 +328,7 @@ class Directory:
         return found
 
     def stream_of(self, topic: Topic) -> Stream:
-        """Return the stream of a topic."""
+        """Return the Iggy stream of a topic."""
         found = self._by_space.get(topic.name.stream)
         if found is None:
             self._refresh()
@@ -327,16 +336,16 @@ class Directory:
         return found
 
     def find_space(self, space: str) -> Stream | None:
-        """Find the stream with this broker's stream."""
+        """Return the Iggy stream whose topics are in this stream of the broker, None if there is none."""
         self._refresh()
         return self._by_space.get(space)
 
     def find_full(self, name: TopicName) -> Topic | None:
-        """Find a topic by the broker's name."""
+        """Return the topic with this name in the broker, None if there is none."""
         return self._broker.find_topic(name.full)
 
     def check_topic_name(self, stream: Stream, name: str, *, but: Topic | None = None) -> None:
-        """Check that a name is free and valid in the broker. Raises Refused 2013, 2014."""
+        """Check that a name is not used, and that the broker allows it. Raises Refused 2013, 2014."""
         other = self.find_topic(stream, name)
         if other is not None and other is not but:
             raise Refused(errors.TOPIC_NAME_TAKEN)
@@ -354,10 +363,10 @@ class Directory:
         then: Then,
         done: Completion[int],
     ) -> None:
-        """Create a topic, ``stream.topic`` on other protocols; call ``then`` with it once it is usable.
+        """Create a topic, which other protocols see as ``stream.topic``; call ``then`` with it once it can be used.
 
-        If its number or name is taken while it is created, it gets another one. Raises Refused 2012, 2013, 2014,
-        BrokerError.
+        If another topic gets the number or name while this one is created, this one gets a different number or name.
+        Raises Refused 2012, 2013, 2014, BrokerError.
         """
         if number is not None and self.find_topic(stream, number) is not None:
             raise Refused(errors.TOPIC_ID_TAKEN)
@@ -366,7 +375,7 @@ class Directory:
         kept = msgspec.structs.replace(kept, number=number)
         options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
         name = TopicName(stream.kept.space, kept.name)
-        if self._broker.find_topic(name.full) is not None:  # this topic was renamed on this protocol
+        if self._broker.find_topic(name.full) is not None:  # the topic with this name was renamed for Iggy clients
             raise Refused(errors.TOPIC_NAME_TAKEN)
         if not name.is_plain:
             raise Refused(errors.BAD_TOPIC_NAME)
@@ -388,12 +397,12 @@ class Directory:
         else:
             self._enter_topic(stream, topic, kept)
         if self._seen_version + 1 == self._broker.topics_version:
-            self._seen_version += 1  # this topic is the only change
+            self._seen_version += 1  # this topic is the only change since the last scan
 
     def update_topic(
         self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int] | None
     ) -> None:
-        """Change a topic's settings, and its name on this protocol."""
+        """Change a topic's settings, and its name for Iggy clients."""
         stream = self.stream_of(topic)
         stream.by_name.pop(self.kept(topic).name, None)
         options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
@@ -407,7 +416,7 @@ class Directory:
         if known is not None and known[0] is topic.settings:
             return known[1]
         value = topic.settings.wire_options.get(WIRE)
-        if value is None:  # created over another protocol, or changed by one that drops this state
+        if value is None:  # the topic was created over another protocol, or changed by a protocol that drops this state
             self._number(self.stream_of(topic), topic)
             value = topic.settings.wire_options[WIRE]
         kept = _TOPICS.decode(value)
@@ -423,7 +432,7 @@ class Directory:
         self._kept[topic.id] = (topic.settings, kept)
 
     def _number(self, stream: Stream, topic: Topic) -> None:
-        """Assign a number to a topic of another protocol; use its name unless it is taken."""
+        """Assign a number to a topic of another protocol, and its own name unless another topic has that name."""
         number = self._free_topic(stream)
         name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
         value = topic.settings.wire_options.get(WIRE)
@@ -434,13 +443,13 @@ class Directory:
         self._enter_topic(stream, topic, kept)
 
     def _refresh(self) -> None:
-        """Scan all topics, if any were created or deleted since the last scan."""
+        """Scan all topics if any was created or deleted since the last scan."""
         if self._seen_version != self._broker.topics_version:
             deque(self._scan(), maxlen=0)
 
     @property
     def is_far_behind(self) -> bool:
-        """Whether so many topics are unseen, or there are so many in all, that one scan would delay other connections."""
+        """Return whether a scan would delay other connections, because there are too many topics or too many new ones."""
         version = self._broker.topics_version
         unseen = version - self._seen_version
         is_long = unseen > UNSEEN_MAX or (unseen and len(self._kept) > SCANNED_MAX)
@@ -453,14 +462,16 @@ class Directory:
             Slices(self._broker, self._scan(), self._caught_up)
 
     def _caught_up(self, seen: object) -> None:
-        if isinstance(seen, BrokerError):  # the requests that wait scan the topics themselves
+        if isinstance(seen, BrokerError):  # the waiting requests scan the topics themselves
             self._given_up_version = self._broker.topics_version
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()
 
     def _scan(self) -> Iterator[None]:
-        """Scan all topics and number the new ones, one per step; changes during the scan are left to the next one."""
+        """Scan all topics and assign numbers to new ones, one topic per step. Changes during the scan are left to the
+        next scan.
+        """
         version = self._broker.topics_version
         for stream in list(self._by_number.values()):
             yield from self._forget_ended(stream)
@@ -496,17 +507,21 @@ class Directory:
                 del stream.by_name[name]
 
     def _is_elsewhere(self, stream: Stream, topic: Topic, kept: TopicKept) -> bool:
-        """Whether the stored name is the full name or the number is taken: an earlier release stored it in ``default``."""
+        """Return whether the topic's stored state belongs to another stream: an earlier release stored it in
+        ``default``.
+
+        This is so if the stored name is the full name, or the number is used by another topic.
+        """
         return (kept.name == topic.name.full != topic.name.topic) or stream.by_number.get(
             kept.number, topic
         ) is not topic
 
     def _adopt(self, topic: Topic) -> Stream:
-        """Return the stream of a topic that another protocol has created."""
+        """Return the stream of a topic that another protocol has created; add the stream if it is new."""
         return self._enter_space(topic.name.stream, topic.created_at_us)
 
     def _enter_space(self, space: str, created_at_us: int) -> Stream:
-        """Add a stream of the broker that this directory does not have yet."""
+        """Add a stream that exists in the broker but not in this directory."""
         if not self.keeps_streams:
             self._foreign -= 1
             stream = Stream(StreamKept(self._foreign, space, space, created_at_us))
@@ -519,7 +534,7 @@ class Directory:
         return stream
 
     def next_balanced(self, topic: Topic) -> int:
-        """Return the next partition in turn, beginning with the first after every start."""
+        """Return the next partition in round-robin order, which begins with the first partition after every start."""
         turn = self._balanced.get(topic.id, 0)
         self._balanced[topic.id] = turn + 1
         return turn % len(topic.partitions)
@@ -527,9 +542,9 @@ class Directory:
     # Groups
 
     def groups(self, topic: Topic) -> dict[int, str]:
-        """Return a topic's groups by number.
+        """Return the names of a topic's groups by number.
 
-        Groups of other protocols get a number; the numbers of deleted groups are freed.
+        Groups of other protocols get a number, and the numbers of deleted groups become free.
         """
         kept = self.kept(topic)
         living = self._broker.groups.names(topic.name.full)
@@ -544,10 +559,10 @@ class Directory:
         return groups
 
     def _group_number(self, name: str, taken: dict[int, str]) -> int:
-        """Return a number for a group.
+        """Return the number for a new group.
 
-        A name that the documented dialect gives its nameless groups determines the number, so that its clients find the
-        group.
+        If the name is one that the documented dialect gives to a nameless group, the number in the name is used, so
+        that clients of this dialect find the group.
         """
         digits = name.removeprefix(_NAMELESS) if name.startswith(_NAMELESS) else ""
         known = 0 < len(digits) <= _NAMELESS_DIGITS_MAX and consists_of(digits, DIGITS) and digits[0] != "0"
@@ -555,18 +570,18 @@ class Directory:
         return number if number < NUMBERS_END and number not in taken else _first_free(taken, 0)
 
     def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
-        """Find number and name of a group."""
+        """Find a group; return its number and name."""
         kept = self.kept(topic).groups
         name = kept.get(who) if isinstance(who, int) else who
         if name not in kept.values() or self._broker.groups.view(str(name), topic.name.full) is None:
-            kept = self.groups(topic)  # another protocol has created or deleted it
+            kept = self.groups(topic)  # another protocol may have created or deleted the group
         for number, name in kept.items():
             if who == (number if isinstance(who, int) else name):
                 return number, name
         return None
 
     def group(self, topic: Topic, who: int | str) -> tuple[int, str]:
-        """Return number and name of a group. Raises Refused 5000 or 5003."""
+        """Return the number and name of a group. Raises Refused 5000 or 5003."""
         found = self.find_group(topic, who)
         if found is None:
             raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
@@ -595,12 +610,12 @@ class Directory:
 
 
 def numbers_from(shard: int) -> int:
-    """Return the first topic number of a shard; shards have disjoint ranges."""
+    """Return the first topic number of a shard. No two shards assign the same number."""
     return (shard + 1) * CHOSEN_MAX
 
 
 def shard_of_number(number: int) -> int | None:
-    """Return the shard that assigned a topic number, None if it may be any shard's."""
+    """Return the shard that assigned a topic number; None if the number does not identify a shard."""
     return number // CHOSEN_MAX - 1 if number >= CHOSEN_MAX else None
 
 

@@ -1,9 +1,10 @@
 """Payload layouts of the documented dialect, and the bytes that may follow a payload.
 
-Every byte of a payload is decoded, except one or two zeros at its end. An ambiguous payload is refused.
+Every byte of a payload is decoded, except one or two zeros at its end. A payload that can be read in two ways is
+refused.
 
 The specification describes CREATE_STREAM and CREATE_TOPIC in two forms. Clients send the form that it shows as a
-struct. In the other form, a list of bytes, the id is an ident and the expiry of a topic is optional::
+struct. In the other form, a list of bytes, the id is an identifier and the expiry of a topic is optional::
 
     struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name
     byte list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
@@ -22,16 +23,16 @@ from polywire.protocols.iggy.dialect import D0
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes
 from polywire.protocols.iggy.names import is_allowed
 
-PARTITIONS_MAX: Final = 100_000  # the limit of the page: higher numbers are letters
-SPARE: Final = (b"", b"\0", b"\0\0")  # allowed at the end of a payload: a Go client sends two zeros after a topic
-# a number whose highest byte is at least this may be letters; as an expiry it would be 17 years
+PARTITIONS_MAX: Final = 100_000  # the limit in the documentation; a higher number is part of a name
+SPARE: Final = (b"", b"\0", b"\0\0")  # allowed after a payload, because a Go client sends two zeros after a topic
+# a number whose highest byte is at least this may be part of a name; as an expiry it would be 17 years
 LETTER_MIN: Final = 0x20
-NAMED: Final = replace(D0, auto_ids=True)  # for requests with a name as the id: the broker chooses the number
+NAMED: Final = replace(D0, auto_ids=True)  # for requests with a name in place of the id: the broker chooses the number
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A payload's parts: ``before`` bytes, then idents, then ``behind`` bytes, then optionally a name."""
+    """The parts of a payload: ``before`` bytes, then identifiers, then ``behind`` bytes, then optionally a name."""
 
     before: int = 0
     idents: int = 0
@@ -63,7 +64,7 @@ LAYOUTS: Final[Mapping[int, Layout]] = {
 }
 
 
-# For the byte list: whether the id is an ident, and bytes of the numbers between the id and the name.
+# For each byte list: whether the id is an identifier, and the bytes of the numbers between the id and the name.
 _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
     Code.CREATE_STREAM: ((True, 0),),
     Code.CREATE_TOPIC: ((False, 4), (True, 4), (True, 8)),
@@ -71,7 +72,7 @@ _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
 
 
 def reader_of(code: int, payload: memoryview) -> Reader:
-    """Return a request's payload as a struct, whichever form it has.
+    """Return a reader of the payload as a struct, whichever of the two forms it has.
 
     Raises Refused: 3 for an invalid payload, 1014 or 2016 if the id is a name that differs from the request's name.
     """
@@ -90,13 +91,13 @@ def reader_of(code: int, payload: memoryview) -> Reader:
     if fits and not listed:
         return Reader(payload, D0)
     allowed = [payload_read for payload_read in listed if is_allowed(payload_read.name)]
-    if fits or len(allowed) != 1:  # both forms fit: do not create what the client may not have meant
+    if fits or len(allowed) != 1:  # both forms are possible: do not create something that the client may not have meant
         raise Refused(errors.UNKNOWN_COMMAND)
     return allowed[0].as_struct(code)
 
 
 def _end(payload: memoryview, layout: Layout) -> int:
-    """Return where a payload of this layout ends; -1 when the payload is shorter."""
+    """Return where a payload of this layout ends, -1 if the payload is shorter than the layout."""
     at, stop = layout.before, len(payload)
     for _ in range(layout.idents):
         if at + 2 > stop:
@@ -111,7 +112,7 @@ def _end(payload: memoryview, layout: Layout) -> int:
 
 
 def _may_be_letters(code: int, payload: memoryview) -> bool:
-    """Whether a struct's id, or a topic's expiry, is so high that it may be letters of a name."""
+    """Return whether a struct's id or expiry is so high that its bytes may be letters of a name."""
     if code == Code.CREATE_STREAM:
         return payload[3] >= LETTER_MIN
     at = 2 + payload[1]
@@ -120,7 +121,9 @@ def _may_be_letters(code: int, payload: memoryview) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListedPayload:
-    """A payload in the form of the byte list. ``front``: before the id; ``numbers``: between the id and the name."""
+    """A payload in the form of the byte list. ``front``: the bytes before the id. ``numbers``: between the id and the
+    name.
+    """
 
     front: bytes
     given: int | str
@@ -128,7 +131,7 @@ class ListedPayload:
     name: str
 
     def as_struct(self, code: int) -> Reader:
-        """Convert to a struct; an id that is a name is dropped. Raises Refused 1014, 2016."""
+        """Convert to a struct. An id that is a name is dropped. Raises Refused 1014, 2016."""
         if isinstance(self.given, str) and self.given != self.name:
             raise Refused(errors.BAD_STREAM_ID if code == Code.CREATE_STREAM else errors.BAD_TOPIC_ID)
         number, dialect = (self.given, D0) if isinstance(self.given, int) else (0, NAMED)
@@ -137,7 +140,7 @@ class ListedPayload:
 
 
 def _listed_payloads(code: int, payload: memoryview) -> Iterator[ListedPayload]:
-    """Yield every reading of a payload as a byte list that consumes all its bytes."""
+    """Yield every way to read a payload as a byte list that consumes all bytes."""
     for has_ident, size in _LISTED[code]:
         reader = Reader(payload, D0)
         try:

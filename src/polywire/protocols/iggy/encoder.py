@@ -7,7 +7,7 @@ The ``state`` array has these i64 words:
 
 * next offset to write, messages left, bytes of ``out`` that may be used
 * position in ``out``, position in the chunk of a compressed batch
-* offset of the last message written (-1: none), bytes needed by the next message if it did not fit
+* offset of the last message written (-1: none), bytes needed by the next message if there was not enough space
 * two words of the seed for ids of records without one, and the partition
 
 (spec: iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply)
@@ -65,11 +65,11 @@ else:
     )
     from polywire.records.xxh3 import xxh3_raw
 
-DONE: Final = 0  # the chunk was used up
-FULL: Final = 1  # the limits or the buffer allow no more messages
+DONE: Final = 0  # all messages of the chunk were written
+FULL: Final = 1  # the limits of the reply, or the buffer, do not allow another message
 COMPRESSED: Final = 2  # the next batch is compressed
 
-NEXT: Final = 0  # indexes of the state words
+NEXT: Final = 0  # the indexes of the state words
 LEFT: Final = 1
 CAP: Final = 2
 AT: Final = 3
@@ -78,10 +78,10 @@ LAST: Final = 5
 NEEDED: Final = 6
 SEED_LOW: Final = 7
 SEED_HIGH: Final = 8
-PARTITION: Final = 9  # written in records of D3
+PARTITION: Final = 9  # which is written in records of D3
 STATE_WORDS: Final = 10
 
-FLAT: Final = 4  # layouts of a message; this is the one of D0 and D1
+FLAT: Final = 4  # the layouts of a message; FLAT is the layout of D0 and D1
 D2A: Final = 0
 D2B: Final = 1
 D2C: Final = 2
@@ -126,13 +126,13 @@ def _put_id(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.void:
-    """Write a record's id; a record without one gets a random-looking UUID that is the same at every read."""
+    """Write a record's id. A record without an id gets a UUID that looks random but is the same at every read."""
     low: cython.ulonglong = 0
     high: cython.ulonglong = 0
     if places[16] >= 0:
         low = load_u64(p, places[16] + 16 * row)
         high = load_u64(p, places[16] + 16 * row + 8)
-    if low == 0 and high == 0:  # version 4, variant 1, in a number whose bytes are reversed
+    if low == 0 and high == 0:  # a UUID of version 4, variant 1; the number's bytes are reversed
         low = (_stir(cython.cast(cython.ulonglong, state[7]) ^ offset) & _NO_VARIANT) | _VARIANT
         high = (_stir(cython.cast(cython.ulonglong, state[8]) ^ offset) & _NO_VERSION) | _VERSION
     store_u64(out, at, low)
@@ -146,7 +146,7 @@ def _put_id(
 def _is_shown(
     p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t, typed: cython.bint
 ) -> cython.bint:
-    """Whether Iggy can represent a header: key and value of 1 to 255 bytes, and before D2c a text key."""
+    """Return whether Iggy can represent a header: 1 to 255 bytes for key and value and, before D2c, a text as key."""
     size: cython.longlong = load_i32(p, places[26] + 4 * entry + 4) - load_i32(p, places[26] + 4 * entry)
     if size < 1 or size > _VALUE_MAX or (not typed and p[places[24] + entry] != 2):
         return False
@@ -160,7 +160,7 @@ def _is_shown(
 def _event_size(
     places: cython.p_const_longlong, p: cython.p_const_uchar, row: cython.Py_ssize_t, column: cython.int
 ) -> cython.longlong:
-    """Return the bytes of a record's event type or metadata, 0 when Iggy cannot represent it."""
+    """Return the bytes of a record's event type or metadata, 0 if Iggy cannot represent it."""
     if places[2 * column] < 0:
         return 0
     size: cython.longlong = load_i32(p, places[2 * column] + 4 * row + 4) - load_i32(p, places[2 * column] + 4 * row)
@@ -217,7 +217,7 @@ def _put_entry(
     value_size: cython.Py_ssize_t,
     value_kind: cython.uchar,
 ) -> cython.Py_ssize_t:
-    """Write one header, with its key's kind only if it has one; return the position after it."""
+    """Write one header, with the kind of its key if the dialect has it; return the position after the header."""
     if key_kind != 0:
         out[at] = key_kind
         at += 1
@@ -241,7 +241,7 @@ def _put_headers(
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write a record's user headers and its event fields as headers; return the position after them."""
+    """Write a record's user headers, and its event fields as headers; return the position after them."""
     size: cython.Py_ssize_t
     start: cython.Py_ssize_t
     i: cython.Py_ssize_t
@@ -320,7 +320,7 @@ def _put_message(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write the fields that all layouts from D2 on share: id, sizes, payload, headers; return the position after it."""
+    """Write the fields that all layouts since D2 share (id, sizes, payload, headers); return the position after them."""
     at: cython.Py_ssize_t = state[3]
     start: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row)
     size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - start
@@ -331,7 +331,7 @@ def _put_message(
     store_u32(out, at + sizes_at + 4, cython.cast(cython.uint, size))
     move(out, at + head, p, places[2] + start, size)
     at += head + size
-    # with a head of 56 bytes keys are text
+    # with a head of 56 bytes, keys are always texts
     return _put_headers(p, places, row, head != 56, out, at) if headers > 0 else at
 
 
@@ -370,7 +370,7 @@ def _finish_indexed(
 
 @cython.cfunc
 def _close_record(out: Lent, start: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.Py_ssize_t) -> cython.void:
-    """Write length, count and checksum of a D3 record after its frames."""
+    """Write length, count and checksum of a record of D3, after its frames were written."""
     if count == 0:
         return
     scratch: Lent = lend_writable(bytearray(44 + 8 * count))
@@ -430,7 +430,7 @@ def _earliest(
     count: cython.Py_ssize_t,
     append_time: cython.longlong,
 ) -> cython.longlong:
-    """Return the earliest origin time among the rows from ``row`` on."""
+    """Return the earliest origin time of the rows from ``row`` on."""
     earliest: cython.longlong = _origin(p, places, row, append_time)
     time: cython.longlong
     if places[18] < 0:
@@ -454,9 +454,10 @@ def _open_record(
     earliest: cython.longlong,
     first: cython.longlong,
 ) -> cython.longlong:
-    """Begin a D3 record and return its origin time.
+    """Begin a record of D3 and return its origin time.
 
-    That is the earliest origin of its messages, or the first message's when the earliest is too long ago for a delta.
+    That is the earliest origin time of its messages, or that of the first message if the earliest is too long ago for a
+    delta.
     """
     origin: cython.longlong = earliest if first - earliest <= _DELTA_MAX else first
     clear(out, start, 256)
@@ -470,7 +471,7 @@ def _open_record(
 def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
-    """Write the messages of one batch as records of D3; a time that does not fit begins a new record."""
+    """Write the messages of one batch as records of D3. A new record begins when a time does not fit into a delta."""
     base: cython.longlong = load_base_offset(source.p, at)
     append_time: cython.longlong = load_append_time_us(source.p, at)
     count: cython.Py_ssize_t = load_record_count(source.p, at)
@@ -523,10 +524,11 @@ def _put_framed(
 
 
 def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: int) -> int:
-    """Write the messages of a chunk's batches from ``at`` on, as far as ``state`` allows; return how it ended.
+    """Write the messages of a chunk's batches from ``at`` on, as far as ``state`` allows; return DONE, FULL or
+    COMPRESSED.
 
-    Call it with every chunk of a read in turn and the same state. Bytes behind the position in ``out`` are undefined.
-    Raises ValueError when the state allows more than ``out`` holds.
+    Call it with every chunk of a read in turn and the same state. Bytes after the position in ``out`` are undefined.
+    Raises ValueError if the state allows more bytes than ``out`` has.
     """
     source: Lent = lend(chunk)
     target: Lent = lend_writable(out)
@@ -543,11 +545,11 @@ def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: in
         places = [0] * 54
         words = [0] * 10
     if numbers.size != 80:
-        raise ValueError(f"not a state bytes={numbers.size}")
+        raise ValueError(f"state array has the wrong size bytes={numbers.size}")
     for i in range(10):
         words[i] = load_i64(numbers.p, 8 * i)
     if place < 0 or words[3] < 0 or words[2] > target.size:
-        raise ValueError(f"state outside its buffers position={place} cap={words[2]} bytes={target.size}")
+        raise ValueError(f"state points outside the output buffer position={place} cap={words[2]} bytes={target.size}")
     while place < source.size and ended == 0:
         length = fill_layout(source.p, place, source.size, places)
         if length < 0:
@@ -565,7 +567,7 @@ def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: in
 
 
 def new_state() -> array[int]:
-    """Return a state that allows no messages yet."""
+    """Return a state that does not allow any messages yet."""
     return array("q", bytes(8 * STATE_WORDS))
 
 

@@ -117,7 +117,7 @@ NUMBERS: Final[dict[ErrorCode, int]] = {
     ErrorCode.NEWER_FORMAT: ERROR,
 }
 
-# D0 numbers group errors differently and has no users.
+# In D0, error numbers are grouped differently, and there are no users.
 _D0: Final = {
     NOT_ALLOWED: UNAVAILABLE,
     BAD_GROUP_ID: 5003,

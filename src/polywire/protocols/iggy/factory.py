@@ -74,7 +74,7 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Code.SYNC_GROUP, groups.sync_group, (Action.GROUP_JOIN,)),
 )
 CLASSIC: Final = frozenset(code for code, command in COMMANDS.items() if not command.today)
-"""Commands of the classic framing."""
+"""Commands of the classic framing, by number."""
 
 
 class IggyFactory:
@@ -91,9 +91,10 @@ class IggyFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether this is a classic request of a known command, or the zeros of the headered framing.
+        """Return whether the bytes begin a classic request with a known command, or are the zeros of the headered
+        framing.
 
-        (spec: iggy#recognising-the-framing)
+        Returns None if they are too few to decide (spec: iggy#recognising-the-framing).
         """
         if len(prefix) < HEAD.size:
             length = int.from_bytes(prefix[:4].ljust(4, b"\xff"), "little")
@@ -113,7 +114,7 @@ class IggyFactory:
 
 
 class CarryingIggyFactory(CarryingFactory[IggyFactory]):
-    """Opens sessions that forward requests to the shards that own what they name."""
+    """Opens sessions that forward requests to the shards that own the named streams and topics."""
 
     __slots__ = ()
 
@@ -123,12 +124,12 @@ class CarryingIggyFactory(CarryingFactory[IggyFactory]):
 
 
 class IggyLinkFactory(LinkFactory[IggyFactory]):
-    """Opens sessions for links from other processes of this broker."""
+    """Opens sessions for connections from other processes of this broker."""
 
     __slots__ = ()
 
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        """Open a session for a link."""
+        """Open a session for a connection from another process."""
         return LinkedSession(self._key, self._inside.shared, COMMANDS, output, resume)

@@ -1,7 +1,7 @@
 """POLL_MESSAGES (spec: iggy#polling, iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply).
 
-A poll never waits for messages and never returns more than requested. With auto-commit, the committed offset is that of
-the last message returned.
+A poll never waits for messages, and never returns more than requested. Auto-commit commits the offset of the last
+message in the reply.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.types import PositionKind
 
-BY_TIME: Final = 2  # the polling strategy whose start may require a read
-COUNT_MAX: Final = 1_000_000  # messages of one poll; the byte limit allows fewer
-SMALL_REPLY_BYTES: Final = 64 * 1024  # a smaller reply is copied, so that its buffer is free at once
-MESSAGE_BYTES_MIN: Final = 128  # typical bytes of a message's head and headers beyond its stored size
+BY_TIME: Final = 2  # the polling strategy that may have to read a batch to find its start
+COUNT_MAX: Final = 1_000_000  # messages of one poll; the limit in bytes usually allows fewer
+# a reply below this size is copied, so that its large buffer can be reused at once
+SMALL_REPLY_BYTES: Final = 64 * 1024
+MESSAGE_BYTES_MIN: Final = 128  # bytes by which an encoded message is typically longer than the stored record
 _POLLED: Final = Struct("<IQI")
 _length: Final = header_fields("length")
 _sizes: Final = header_fields("length", "record_count")
@@ -40,8 +41,8 @@ _SEEDS: Final = Struct("<qq")
 class Asked(NamedTuple):
     """A poll as requested.
 
-    partition: None if a member has none. starts: kind and value of the polling strategy. owner: whose offset it reads,
-    and commits if ``commits``.
+    partition: None for a group member without partitions. starts: kind and value of the polling strategy. owner: the
+    consumer or group whose stored offset is read, and committed if ``commits``.
     """
 
     topic: Topic
@@ -62,7 +63,7 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
 
 
 def begin_poll(session: IggySession, polling: PollReply, partition: Partition, asked: Asked) -> bytes | None:
-    """Begin to read at the offset of the polling strategy. Raises BrokerError."""
+    """Begin to read at the offset that the polling strategy selects. Raises BrokerError."""
     kind, value = asked.starts
     if kind == BY_TIME:
         start = partition.log.offset_at(min(value, 2**62), polling.found)
@@ -77,7 +78,7 @@ def nothing_owned(dialect: Dialect) -> bytes:
 
 
 def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
-    """Read the common part of all polls and check the caller's permission. Raises Refused, Denied."""
+    """Decode the part that all kinds of polls share, and check the caller's permission. Raises Refused, Denied."""
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     number = reader.partition()
@@ -100,7 +101,7 @@ def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
 def authorize_poll(
     session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool
 ) -> tuple[PositionKind, str]:
-    """Return the owner of the offset that a poll reads, if the caller may use it. Raises Denied, Refused."""
+    """Return the consumer or group whose offset a poll uses, if the caller may use it. Raises Denied, Refused."""
     if consumer.group:
         session.authorize(Action.GROUP_JOIN, topic)
     if commits:
@@ -112,9 +113,9 @@ def authorize_poll(
 def _members_partition(
     session: IggySession, topic: Topic, group: str, number: int | None, reader: Reader
 ) -> Partition | None:
-    """Return the partition a member reads next, or None if it has none.
+    """Return the partition that a group member reads next, or None if it has none.
 
-    In D3 the request may name it; otherwise it is the next of the member's own in round-robin order.
+    In D3 the request may name the partition. Otherwise, the member's partitions take turns.
     """
     key = (topic.id, group)
     if key not in session.members:
@@ -137,7 +138,9 @@ def _members_partition(
 def start_of(
     session: IggySession, partition: Partition, starts: tuple[int, int], count: int, owner: tuple[PositionKind, str]
 ) -> int:
-    """Return the start offset of a polling strategy other than by time; never below the oldest retained one."""
+    """Return the start offset of a polling strategy, never below the oldest retained offset. The strategy must not be
+    BY_TIME.
+    """
     log = partition.log
     kind, value = starts
     match kind:
@@ -155,9 +158,9 @@ def start_of(
 class PollReply:
     """The reply to one poll while it is built.
 
-    Invariant: data of a read is not used after its pin was released; the buffer is returned once the reply was sent.
-    ``_bytes_max``: limit for the messages' bytes. ``_is_limited``: the client set that limit, and it holds for a single
-    message too.
+    Invariant: data of a read is not used after its pin was released, and the buffer is returned once the reply was
+    sent. ``_bytes_max``: limit for the bytes of all messages. ``_is_limited``: the client set that limit, so that it
+    also holds for a single message.
     """
 
     __slots__ = ("_answer", "_bytes_max", "_commit", "_count", "_is_limited", "_partition", "_session", "_state")
@@ -171,7 +174,7 @@ class PollReply:
         commit: tuple[PositionKind, str] | None,
         bytes_max: int | None = None,
     ) -> None:
-        """bytes_max: the client's own limit, if any."""
+        """bytes_max: the client's own limit, if it sent one."""
         most = session.shared.settings.reply_bytes_max
         self._is_limited = bytes_max is not None
         self._bytes_max = most if bytes_max is None else min(most, bytes_max)
@@ -187,7 +190,7 @@ class PollReply:
         self._answer.refuse(error)
 
     def found(self, start: int | BrokerError) -> None:
-        """Continue after the start offset was searched for."""
+        """Continue with the start offset that was searched for, or with the error of the search."""
         if isinstance(start, BrokerError):
             self.refuse(start)
             return
@@ -200,7 +203,7 @@ class PollReply:
             self._answer.ok(reply)
 
     def begin(self, start: int) -> bytes | None:
-        """Return the reply if there is nothing to read; otherwise fill the answer now or after the read.
+        """Return the reply if there is nothing to read. Otherwise, fill the answer now, or after a read from disk.
 
         Raises BrokerError.
         """
@@ -248,7 +251,7 @@ class PollReply:
         self._finish(buffer)
 
     def _room(self, read: Read) -> int:
-        """Estimate the reply's bytes, assuming that all messages are like those of the first batch."""
+        """Estimate the size of the reply, as if all messages were like those of the first batch."""
         if not read.chunks:
             return 0
         length, records = _sizes(read.chunks[0])
@@ -256,7 +259,7 @@ class PollReply:
         return int(count * (length // max(records, 1) + MESSAGE_BYTES_MIN)) + MESSAGE_BYTES_MIN
 
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
-        """Write the messages; return the buffer, or a larger one if they need it."""
+        """Write the messages. Return the buffer, or a larger one if the messages need it."""
         state = self._state
         state[encoder.CAP] = min(len(buffer), self._bytes_max)
         for chunk in read.chunks:
@@ -274,7 +277,7 @@ class PollReply:
         return buffer
 
     def _larger(self, size: int) -> int:
-        """Return the size of the next larger buffer; 0 when the reply is long enough and has at least one message."""
+        """Return the size of the next larger buffer; 0 if the reply has a message and is long enough."""
         state = self._state
         needed = state[encoder.AT] + state[encoder.NEEDED]
         limit = self._bytes_max
@@ -306,7 +309,7 @@ class PollReply:
             self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.reply_buffers.give, buffer))
 
     def _has_stored(self, buffer: bytearray) -> bool:
-        """Commit the offset if requested; if that fails, reply with the error instead of the messages."""
+        """Commit the offset if requested. If that fails, reply with the error instead of the messages and return False."""
         if self._commit is None or self._state[encoder.LAST] < 0:
             return True
         try:
@@ -320,7 +323,7 @@ class PollReply:
 
 @lru_cache(maxsize=4096)
 def _seeds(topic_id: bytes, number: int) -> tuple[int, int]:
-    """Return the seed for ids of a partition's records that have none."""
+    """Return the seed from which ids are made for a partition's records without an id."""
     seed = blake2b(topic_id + number.to_bytes(4, "little"), digest_size=16).digest()
     low, high = _SEEDS.unpack(seed)
     return low, high

@@ -1,6 +1,6 @@
 """Iggy commands that several shards answer together, such as lists of streams and clients (decision 0127).
 
-A list equals that of one broker with all topics. If one shard refuses or does not reply, the command fails.
+A list equals that of a single broker that has all topics. If one shard refuses or does not reply, the command fails.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class GatheringSession(Asking, Protocol):
 
 
 def lost() -> Unavailable:
-    """Return the error for a shard that did not reply."""
+    """Return the error that is reported if a shard did not reply."""
     return Unavailable(ErrorCode.STOPPING, GONE)
 
 
 def answer_with(answer: Answer, reply: Reply | None) -> None:
-    """Forward a shard's reply."""
+    """Answer with the reply of a shard, or with an error if it did not reply."""
     if reply is None:
         answer.refuse(lost())
     elif reply.status:
@@ -59,12 +59,12 @@ def answer_with(answer: Answer, reply: Reply | None) -> None:
 
 
 def worst_of(replies: Replies) -> Reply | None:
-    """Return a refusal if there is one, None if a shard did not reply, else any reply."""
+    """Return a refusal if any shard refused, None if any did not reply, else any of the replies."""
     return min(replies.values(), key=lambda reply: 1 if reply is None else 0 if reply.status else 2)
 
 
 class Gathering:
-    """One request to several shards. Its answer is filled once."""
+    """One request to several shards. Its answer is sent once."""
 
     __slots__ = ("_answer", "_code", "_payload", "_session")
 
@@ -79,7 +79,7 @@ class Gathering:
         return range(self._session.shards.count)
 
     def _ask(self, request: LinkRequest, then: Callable[[list[Any]], None]) -> None:
-        """Send a request to all shards; ``then`` gets their replies if all succeed."""
+        """Send a request to all shards; ``then`` gets their replies if all succeeded."""
 
         def came(replies: Replies) -> None:
             worst = worst_of(replies)
@@ -91,7 +91,7 @@ class Gathering:
         self._session.ask_all(self._everywhere, request, came)
 
     def _command(self, kept: StreamKept | None) -> LinkRequest:
-        """Return the request as it is forwarded to a shard."""
+        """Return the client's request in the form in which it is forwarded to a shard."""
         dialect = self._answer.dialect
         if kept is None:
             return LinkRequest(Kind.COMMAND, self._payload, self._code, dialect)
@@ -103,7 +103,7 @@ class Gathering:
     # Lists
 
     def streams(self) -> None:
-        """GET_STREAMS. Raises Denied."""
+        """Handle GET_STREAMS. Raises Denied."""
         session, dialect = self._session, self._answer.dialect
         session.shared.broker.access.authorize_somewhere(session.principal, Action.STREAM_LIST)
         figures: dict[str, list[int]] = {}
@@ -129,7 +129,7 @@ class Gathering:
         self._ask(LinkRequest(Kind.SUMMARY), came)
 
     def details(self, kept: StreamKept) -> None:
-        """GET_STREAM and GET_TOPICS of a stream. Raises Denied."""
+        """Handle GET_STREAM and GET_TOPICS of a stream. Raises Denied."""
         answer, is_stream = self._answer, self._code == Code.GET_STREAM
         dialect = answer.dialect
         self._session.authorize(Action.STREAM_DESCRIBE if is_stream else Action.TOPIC_DESCRIBE, kept.space)
@@ -146,7 +146,7 @@ class Gathering:
         self._ask(LinkRequest(Kind.TOPICS, dialect=dialect, space=kept.space), came)
 
     def stats(self) -> None:
-        """GET_STATS. Raises Denied."""
+        """Handle GET_STATS. Raises Denied."""
         session, dialect = self._session, self._answer.dialect
         session.authorize(Action.SERVER_DESCRIBE)
 
@@ -158,7 +158,7 @@ class Gathering:
         self._ask(LinkRequest(Kind.TOTALS), came)
 
     def clients(self) -> None:
-        """GET_CLIENTS. Raises Denied."""
+        """Handle GET_CLIENTS. Raises Denied."""
         self._session.authorize(Action.SERVER_DESCRIBE)
 
         def came(shards: list[Any]) -> None:
@@ -169,7 +169,7 @@ class Gathering:
     # Streams
 
     def create_stream(self, reader: Reader) -> None:
-        """Handle CREATE_STREAM, unless another protocol has created it in any shard. Raises Refused."""
+        """Handle CREATE_STREAM, unless another protocol has created the stream in some shard. Raises Refused."""
         if reader.dialect.chosen_ids:
             reader.u32()
         name = reader.name()
@@ -188,11 +188,13 @@ class Gathering:
         self._session.ask_all(self._everywhere, LinkRequest(Kind.HAS_TOPICS, space=space), replied)
 
     def update_stream(self, kept: StreamKept) -> None:
-        """UPDATE_STREAM."""
+        """Handle UPDATE_STREAM."""
         self._ask_one(STREAMS_SHARD, self._command(kept), self._forget_streams)
 
     def delete_stream(self, kept: StreamKept) -> None:
-        """Handle DELETE_STREAM: delete its topics, then the stream; it stays if a shard does not reply."""
+        """Handle DELETE_STREAM: delete the stream's topics in all shards, then the stream. It stays if a shard does not
+        reply.
+        """
         others = [shard for shard in self._everywhere if shard != STREAMS_SHARD]
 
         def emptied(replies: Replies) -> None:
@@ -205,7 +207,7 @@ class Gathering:
         self._session.ask_all(others, self._command(kept), emptied)
 
     def _forget_streams(self, reply: Reply | None) -> None:
-        """Invalidate the stream caches of all shards after a stream was deleted or renamed."""
+        """Invalidate the cached streams of all shards after a stream was deleted or renamed."""
 
         def replied(_: Replies) -> None:
             answer_with(self._answer, reply)
@@ -213,7 +215,7 @@ class Gathering:
         self._session.ask_all(self._everywhere, LinkRequest(Kind.FORGET_STREAMS), replied)
 
     def purge_stream(self, kept: StreamKept) -> None:
-        """PURGE_STREAM."""
+        """Handle PURGE_STREAM."""
 
         def purged(replies: Replies) -> None:
             answer_with(self._answer, worst_of(replies))
@@ -223,7 +225,9 @@ class Gathering:
     # Topics
 
     def create_topic(self, kept: StreamKept, reader: Reader) -> None:
-        """Handle CREATE_TOPIC in the shard of its name, unless another shard has the name. Raises Refused."""
+        """Handle CREATE_TOPIC in the shard that the topic's name selects, unless another shard has the name. Raises
+        Refused.
+        """
         chosen = _chosen(reader)
         reader.u32()
         written = reader.topic_fields().name
@@ -247,7 +251,7 @@ class Gathering:
         self._ask_one(shard, self._command(kept), lambda reply: answer_with(self._answer, reply))
 
     def _choose(self, kept: StreamKept, shard: int, number: int) -> None:
-        """Create a topic under a client-chosen number, if no topic has it or is about to get it."""
+        """Create a topic under a number that the client has chosen, if no topic has the number or is about to get it."""
         payload = msgspec.msgpack.encode(number)
 
         def kept_for_us(reply: Reply | None) -> None:
@@ -290,7 +294,7 @@ class Gathering:
 
 
 def _chosen(reader: Reader) -> int | None:
-    """Return the number that a client has chosen for a topic, None if the broker chooses.
+    """Return the number that a client has chosen for a topic, None if the broker shall choose.
 
     Raises Refused for a number from the range of a shard.
     """
@@ -299,7 +303,7 @@ def _chosen(reader: Reader) -> int | None:
         return None
     wanted = reader.u32()
     if wanted == 0:
-        return None  # the topic's shard reports that a number is missing
+        return None  # the topic's shard reports the missing number
     if wanted - dialect.base >= CHOSEN_MAX:
         raise Refused(errors.BAD_TOPIC_ID)
     return wanted - dialect.base

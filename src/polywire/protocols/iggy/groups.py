@@ -1,6 +1,6 @@
 """Consumer groups, whose members are connections (spec: iggy#consumer-groups, iggy#d3-groups).
 
-The broker's coordinator assigns a group's partitions, so that members on other protocols get their share.
+The broker's coordinator assigns a group's partitions, so members on other protocols get their share, too.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 
 
 def sync_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle SYNC_CONSUMER_GROUP: return the member's partitions, nothing for a client that is not a member."""
+    """Handle SYNC_CONSUMER_GROUP: return the member's partitions; none for a client that is not a member."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)

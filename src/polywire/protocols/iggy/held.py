@@ -1,7 +1,7 @@
 """Held requests of protocol 0.12: polls that wait for messages and are answered out of order.
 
 * A held request does not delay later requests of its connection.
-* It is answered once, at the latest when its waiting time is over. Its waiters and its timer end with it.
+* It is answered once, at the latest when its waiting time has passed. Its waiters and its timer end with it.
 * The number of held requests per connection is limited, and so is the waiting time.
 
 (spec: iggy#d4-held-polls)
@@ -22,19 +22,23 @@ from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer, ReplyOwner
 from polywire.protocols.runtime.session import Output
 
-HELD_MAX: Final = 64  # per connection; clients hold one request for each partition, or one for all
-WAITS_MAX: Final = 4096  # partitions for which the requests of one connection wait, in some 1 MiB
-READING_MAX: Final = 4  # requests of one connection with reads in progress: each may need the bytes of a whole reply
-CLOGGED_S: Final = 0.02  # delay of the next attempt if the client did not read, or too many reads were in progress
+HELD_MAX: Final = 64  # per connection; a client holds one request for each partition, or one for all of them
+WAITS_MAX: Final = 4096  # partitions for which all requests of one connection wait; they take some 1 MiB
+# requests of one connection that read at the same time, because each may need a buffer for a whole reply
+READING_MAX: Final = 4
+CLOGGED_S: Final = 0.02  # delay of the next attempt if the client reads too slowly or too many reads are in progress
 PAUSE_RATIO: Final = 10  # see ``Holding``
 WAIT_US_MAX: Final = 600_000_000  # the longest wait that the protocol allows
 TIMEOUT_US_MAX: Final = 630_000_000  # the longest client timeout that the protocol allows
-MARGIN_US: Final = 1_000_000  # between the end of a wait and the client timeout
+MARGIN_US: Final = 1_000_000  # time between the end of a wait and the client's timeout
 
 Offset = tuple[Partition, int]
-"""A partition and the offset that must become readable before a request is attempted again."""
+"""A partition, and the offset that must become readable before the request is attempted again."""
 Attempt = Callable[[Answer, Reader, bool], Iterable[Offset] | None]
-"""Answer a request, or return what it waits for. True: this is the last attempt. Raises Refused, BrokerError."""
+"""Function that answers a request, or returns the offsets to wait for.
+
+The last argument is true for the last attempt, which must answer. Raises Refused, BrokerError.
+"""
 
 
 def check_wait(wait_us: int, timeout_us: int) -> None:
@@ -44,9 +48,9 @@ def check_wait(wait_us: int, timeout_us: int) -> None:
 
 
 class HeldRequests:
-    """The held requests of one connection, by request number; the owner of their answers.
+    """The held requests of one connection, by request number. It owns their answers.
 
-    ``waits``: number of partitions that they wait for.
+    ``waits``: number of partitions for which the requests wait.
     """
 
     __slots__ = ("_answers", "_output", "_session", "waits")
@@ -61,7 +65,7 @@ class HeldRequests:
 
     @property
     def broker(self) -> IggyBroker:
-        """The broker, whose event loop and clock are used for answers that take long to build."""
+        """The broker; its event loop and clock are used for answers that take long to build."""
         return self._session.broker
 
     @property
@@ -71,7 +75,7 @@ class HeldRequests:
 
     @property
     def is_clogged(self) -> bool:
-        """Whether the client reads too slowly, or too many reads are in progress, to begin another."""
+        """Return whether no read may begin, because the client reads too slowly or too many reads are in progress."""
         reading = sum(answer.cancel is None for answer in self._answers.values())
         return reading > READING_MAX or self._output.backlog > self._output.backlog_max
 
@@ -87,12 +91,12 @@ class HeldRequests:
         self._session.end()
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Do nothing: held requests change no state, so their replies are not stored for repeats."""
+        """Do nothing: a held request changes no state, so its reply is not stored for repeated requests."""
 
     # Holding
 
     def open(self, answer_type: type[Answer], dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
-        """Return the answer of a new request; None if there are too many, or one with this number."""
+        """Return the answer for a new request; None if too many are held, or one has the same number."""
         if len(self._answers) >= HELD_MAX or head.number in self._answers:
             return None
         answer = answer_type(self, dialect, head, number=number)
@@ -100,7 +104,7 @@ class HeldRequests:
         return answer
 
     def cancel(self, number: int) -> None:
-        """Drop a waiting request that its client has cancelled, without a reply."""
+        """Drop a waiting request that the client has cancelled; it gets no reply."""
         answer = self._answers.get(number)
         if answer is not None and answer.cancel is not None:
             _drop(self._answers.pop(number))
@@ -118,10 +122,10 @@ def _drop(answer: Answer) -> None:
 
 
 class Holding:
-    """One request that is attempted again for every new message, until it is answered or its wait is over.
+    """One request that is attempted again for every new message, until it is answered or its waiting time has passed.
 
-    An unsuccessful attempt is followed by a pause of ten times its duration. Otherwise a request for many partitions
-    would cost a full attempt per message.
+    After an attempt without a result, it pauses for ten times the attempt's duration. Otherwise, a request for many
+    partitions would cost a full attempt per message.
     """
 
     __slots__ = ("_answer", "_attempt", "_broker", "_owner", "_payload", "_stops", "_ticket", "_until", "_waits")
@@ -141,7 +145,7 @@ class Holding:
         self._waits = 0
 
     def run(self, ticket: int = 0) -> None:
-        """Answer the request or wait; ``ticket`` identifies the wait that ended."""
+        """Answer the request, or wait. ``ticket`` identifies the wait that has ended."""
         if ticket != self._ticket:
             return
         self._stop_waiting()
@@ -177,7 +181,7 @@ class Holding:
             self._listen(offsets)
 
     def _listen(self, offsets: list[Offset]) -> None:
-        """Wait for every partition; a missing one ends the wait at once."""
+        """Wait for all partitions. A deleted partition ends the wait at once."""
         loop, ticket = self._broker.loop, self._ticket
 
         def wake() -> None:

@@ -1,7 +1,7 @@
 """Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several.
 
-Each retry of a held command checks permissions, names and memberships again. No reply exceeds the size that its client
-accepts (spec: iggy#d4-held-polls).
+Each attempt of a held command checks permissions, names and memberships again. No reply exceeds the size that its
+client accepts (spec: iggy#d4-held-polls).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.types import Buffer, PositionKind
 
 POLL_FRONT_BYTES: Final = 40  # bytes of a poll's reply before its records
-REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # with the heads of one batch and one message
+REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # enough for the heads of one batch and one message
 TARGETS_MAX: Final = 1000  # partitions of one request; the protocol's limit
 NOTHING: Final = bytes(4)
 NOT_ONE: Final = U32.pack(NO_PARTITION)
@@ -52,7 +52,7 @@ _SECTION: Final = Struct("<IIQI24sQI")
 def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
     """Attempt a request until it is answered.
 
-    A request that another process forwards is attempted once, because that process waits.
+    A request from another process is attempted only once, because that process waits and sends it again.
     """
     owner = answer.session
     Holding(answer, owner if isinstance(owner, HeldRequests) else None, payload, wait_us, session.bound(attempt)).run()
@@ -74,7 +74,7 @@ def wait_us_of(code: int, reader: Reader) -> int:
 
 
 def is_nothing(code: int, payload: bytes) -> bool:
-    """Return whether a reply has neither messages nor errors, so that its request may be attempted again."""
+    """Return whether a reply has neither messages nor errors, so that the request may be attempted again."""
     if code == Code.POLL_HELD:
         return payload[12:16] == NOTHING and payload[:4] != NOT_ONE
     if code == Code.AWAIT:
@@ -92,7 +92,7 @@ def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 
 def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Poll if there are enough messages, or at the last attempt; otherwise return what to wait for."""
+    """Poll if there are enough messages, or at the last attempt; otherwise return the offsets to wait for."""
     asked = read_poll(session, answer, reader)
     _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
     if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
@@ -117,7 +117,7 @@ def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 class Target(NamedTuple):
-    """A partition to read, and the offset to start at."""
+    """A partition to read, and the offset at which to start."""
 
     number: int
     starts: tuple[int, int]
@@ -126,7 +126,7 @@ class Target(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A target after lookup: its start offset, or the error."""
+    """A target after its lookup: its start offset, or an error number."""
 
     target: Target
     partition: Partition | None
@@ -135,7 +135,7 @@ class Found(NamedTuple):
 
     @property
     def available(self) -> int:
-        """Number of messages that can be read."""
+        """Number of messages that can be read now."""
         return 0 if self.partition is None else max(self.partition.log.readable_offset - self.start, 0)
 
 
@@ -148,7 +148,7 @@ def _targets(targets: list[Target]) -> list[Target]:
 
 
 def _count(reader: Reader, size: int) -> int:
-    """Return the number of targets, which must fill the rest of the payload. Raises Refused."""
+    """Return the number of targets; they must fill the rest of the payload. Raises Refused."""
     count = reader.u32()
     if count > TARGETS_MAX or reader.left != count * size:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -156,7 +156,7 @@ def _count(reader: Reader, size: int) -> int:
 
 
 class Finder(NamedTuple):
-    """Finds targets of one topic for one consumer. owned: the partitions of a member, None for a single consumer."""
+    """Looks up targets in one topic for one consumer. owned: a group member's partitions, None for a single consumer."""
 
     session: IggySession
     topic: Topic
@@ -164,7 +164,7 @@ class Finder(NamedTuple):
     owned: frozenset[int] | None
 
     def find(self, target: Target) -> Found:
-        """Return the target's start offset, or the error."""
+        """Return the target with its start offset, or with an error."""
         try:
             partition = partition_at(self.topic, target.number)
             if self.owned is not None and target.number not in self.owned:
@@ -177,7 +177,7 @@ class Finder(NamedTuple):
 
 
 def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool) -> Finder:
-    """Raises Denied, Refused."""
+    """Return a finder for this consumer, if the caller may read the topic. Raises Denied, Refused."""
     owner = authorize_poll(session, topic, consumer, reader, commits=commits)
     owned = None
     if consumer.group:
@@ -196,7 +196,9 @@ def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> N
 
 
 def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Return the partitions with messages if there are any, or at the last attempt; otherwise return what to wait for."""
+    """Return the partitions with messages if there are any, or at the last attempt; otherwise return the offsets to
+    wait for.
+    """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     reader.take(_WAIT.size)
@@ -222,7 +224,9 @@ def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> N
 
 
 def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Read several partitions if there are enough messages, or at the last attempt; otherwise return what to wait for."""
+    """Read several partitions if there are enough messages, or at the last attempt; otherwise return the offsets to
+    wait for.
+    """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     reader.take(_WAIT.size)
@@ -245,9 +249,9 @@ def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: b
 
 
 class FetchReply:
-    """Builds one reply: reads its partitions one after the other and yields to other connections.
+    """Builds one reply. It reads the partitions one after the other and pauses for other connections.
 
-    A partition for which no messages or bytes are left is skipped; the next request reads it.
+    When the limit of messages or bytes is reached, the remaining partitions are skipped; the next request reads them.
     """
 
     __slots__ = (
@@ -271,7 +275,9 @@ class FetchReply:
         limits: tuple[int, int],
         owner: tuple[PositionKind, str] | None,
     ) -> None:
-        """limits: messages and bytes of the whole reply. owner: the owner of the offsets to commit."""
+        """limits: largest number of messages and bytes in the reply. owner: whose offsets to commit, None to commit
+        nothing.
+        """
         self._session: Final = session
         self._answer: Final = answer
         self._found: Final[Iterator[Found]] = iter(found)
@@ -283,7 +289,7 @@ class FetchReply:
         self._is_running = False
 
     def run(self) -> None:
-        """Read until a read has to wait, the time slice is over, or all partitions are read."""
+        """Read partitions until a read must wait for the disk, the time slice is over, or all are read."""
         broker = self._session.broker
         until = broker.clock.monotonic() + QUANTUM_S
         self._is_running = True
@@ -312,7 +318,7 @@ class FetchReply:
             section.refuse(error)
 
     def ended(self, found: Found, error: int = 0, read: tuple[int, int, bytes] | None = None) -> None:
-        """Add a partition's section. read: number of messages, offset of the next one, and the records."""
+        """Add the section of a partition. read: number of messages, offset after the last one, and the records."""
         self._is_reading = False
         count, next_offset, records = read or (0, found.start, b"")
         self.add(found, error, count, next_offset, records)
@@ -320,7 +326,7 @@ class FetchReply:
             self.run()
 
     def add(self, found: Found, error: int, count: int = 0, next_offset: int = 0, records: bytes = b"") -> None:
-        """Add a section."""
+        """Add a section to the reply."""
         partition = found.partition
         newest = 0 if partition is None else max(partition.log.readable_offset - 1, 0)
         context = NO_CONTEXT if partition is None else context_bytes(partition)
@@ -333,7 +339,7 @@ class FetchReply:
 
 
 class Section(PollReply):
-    """The part of one partition in a reply."""
+    """The part of a reply that belongs to one partition."""
 
     __slots__ = ("_found", "_reply")
 

@@ -1,7 +1,7 @@
 """Partition histories for clients since protocol 0.12: routes, contexts, and requests that name a history.
 
-A history is one incarnation of a partition. A partition that was deleted and created again has a new number, and a
-request for the deleted one is refused.
+A history is one incarnation of a partition. A partition that was deleted and created again has a new number. A request
+that names the number of the deleted partition is refused.
 
 (spec: iggy#d4-contexts, iggy#d4-routes)
 """
@@ -19,37 +19,40 @@ from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 
-REPLICA: Final = 0  # the id of the only node that clients see
-ONLY_NODE: Final = bytes((1, REPLICA))  # a list of nodes
-VIEW: Final = 0  # the only node always leads every partition
+REPLICA: Final = 0  # id of the only node that the broker reports to clients
+ONLY_NODE: Final = bytes((1, REPLICA))  # a list that contains only this node
+VIEW: Final = 0  # the view number, which never changes because this node always leads every partition
 NO_CONTEXT: Final = bytes(24)
 _CONTEXT: Final = Struct("<QQQ")
 _ROUTE: Final = Struct("<QQIIB")
 
 
 def incarnation_of(partition: Partition) -> int:
-    """Return the number of a partition's history; 0 means that a client knows none."""
+    """Return the number of a partition's history. The number 0 is never used: clients send it if they know no history."""
     return partition.incarnation + 1
 
 
 def context_bytes(partition: Partition, generation: int = 0, position: int = 0) -> bytes:
-    """Encode a partition's context. generation: of the polling group. position: of the change that clients wait for."""
+    """Encode the context of a partition.
+
+    generation: generation of the group that polls. position: position of the change for which clients wait.
+    """
     return _CONTEXT.pack(incarnation_of(partition), generation, position)
 
 
 def check_history(session: IggySession, answer: Answer, partition: Partition) -> None:
-    """Raise Refused for a request that names an earlier partition of the same number."""
+    """Raise Refused if the request names the history of an earlier partition with the same number."""
     named = session.named_incarnation(answer)
     if named and named != incarnation_of(partition):
         raise Refused(errors.HISTORY_GONE)
 
 
 def get_route(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_PARTITION_ROUTE: the node that receives the request leads every partition."""
+    """Handle GET_PARTITION_ROUTE: report that this node leads the partition, as it leads every partition."""
     del answer
     topic = topic_of(session, reader, Action.TOPIC_DESCRIBE)
     partition = partition_at(topic, reader.u32())
     if reader.left:
         raise Refused(errors.UNKNOWN_COMMAND)
-    position = session.broker.clock.now_us()  # not before the position in any reply to a change
+    position = session.broker.clock.now_us()  # at least the position in the reply to any earlier change
     return _ROUTE.pack(incarnation_of(partition), position, VIEW, len(topic.partitions), REPLICA)

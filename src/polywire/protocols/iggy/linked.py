@@ -1,6 +1,7 @@
-"""The receiving end of a link: a session for another process, on behalf of its client (decision 0127).
+"""The receiving end of a link: a session for another process, which forwards the requests of one client (decision
+0127).
 
-The client is authenticated over the link too. Its group memberships last as long as the link.
+The client is authenticated again over the link. Its group memberships last as long as the link.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.msgpack.decode
 
 
 class LinkedAnswer(Answer):
-    """An answer whose owner decides what becomes of the peer's connection."""
+    """An answer to a forwarded request. Only the sending process may close the client's connection."""
 
     __slots__ = ()
 
     def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
-        """Refuse the login and the requests behind it; the sending process decides about the client's connection."""
+        """Refuse the login and the requests after it; the sending process then closes the client's connection."""
         del reason, protocols
         self.status(errors.NOT_LOGGED_IN)
 
 
 class LinkedSession(carrying.LinkedSession, IggySession):
-    """One link. ``_head``: of the current request."""
+    """One link. ``_head``: the head of the current request."""
 
     byte_order: ClassVar[Literal["big", "little"]] = "little"
     answer_type: ClassVar[type[Answer]] = LinkedAnswer
@@ -77,7 +78,9 @@ class LinkedSession(carrying.LinkedSession, IggySession):
 
     @property
     def frame_bytes_max(self) -> int:
-        """Maximum bytes of a frame; the sending process, which has the key, has checked the limit."""
+        """Largest size of a frame. The sending process, which has proved that it knows the key, has checked the
+        client's limit.
+        """
         return LINK_FRAME_BYTES_MAX
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
@@ -106,7 +109,7 @@ class LinkedSession(carrying.LinkedSession, IggySession):
 
     @property
     def peer(self) -> str:
-        """Address of the client at the other end."""
+        """Address of the client whose requests are forwarded."""
         return self._context.peer
 
     def _enter_shared(self) -> int:
@@ -120,29 +123,29 @@ class LinkedSession(carrying.LinkedSession, IggySession):
             del shared.choosing[place]
 
     def _dialect_of(self, code: int, payload: memoryview) -> Dialect:
-        assert self._head is not None, "a request has one"
+        assert self._head is not None, "a request has a head"
         return self._head.dialect
 
     def named_incarnation(self, answer: Answer) -> int:
         """Return the partition history that the current request names, 0 if it names none."""
         del answer
-        assert self._head is not None, "a request has one"
+        assert self._head is not None, "a request has a head"
         return self._head.incarnation
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """The stream that was found for the current request."""
-        assert self._head is not None, "a request has one"
+        """Return the stream that the sending process has found for the current request."""
+        assert self._head is not None, "a request has a head"
         return self.shared.directory.in_space(self._head.space) if self._head.space else None
 
     def stream_number(self, topic: Topic) -> int:
-        """The stream's number."""
-        assert self._head is not None, "a request has one"
+        """Return the number of the topic's stream."""
+        assert self._head is not None, "a request has a head"
         return self._head.number
 
     # Requests between processes
 
     def _tell(self, head: RequestHead, payload: bytes, answer: Answer) -> None:
-        """Answer a request that no client can send. Raises BrokerError."""
+        """Answer a request that only processes of this broker send. Raises BrokerError."""
         shared, space = self.shared, head.space
         match head.kind:
             case Kind.SUMMARY:
@@ -177,7 +180,7 @@ class LinkedSession(carrying.LinkedSession, IggySession):
 
 
 def local_payload(shared: Shared, kind: Kind, space: str, payload: bytes, dialect: Dialect) -> bytes:
-    """Return what this process knows of streams and topics. Raises Busy."""
+    """Return this process's answer to a request about its streams and topics. Raises Busy."""
     directory = shared.directory
     stream = None if kind in (Kind.FIND_STREAM, Kind.ADOPT) else directory.find_space(space)
     match kind:
@@ -195,7 +198,7 @@ def local_payload(shared: Shared, kind: Kind, space: str, payload: bytes, dialec
             topic = find_named(partial(directory.find_topic, stream), _decode(payload), dialect)
             return NO if topic is None else YES
         case _:
-            raise AssertionError(f"who asks for this is another release kind={kind}")
+            raise AssertionError(f"the request comes from another release kind={kind}")
 
 
 def _summary(shared: Shared) -> Iterator[bytes]:
@@ -214,7 +217,7 @@ def _summary(shared: Shared) -> Iterator[bytes]:
 
 
 def _topics(session: IggySession, space: str, dialect: Dialect) -> Iterator[bytes]:
-    """Yield bytes and messages of a stream's topics, and each topic with its number."""
+    """Yield bytes and messages of a stream's topics, then each topic with its number."""
     directory = session.shared.directory
     stream = directory.find_space(space)
     size = messages = 0

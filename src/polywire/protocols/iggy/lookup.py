@@ -1,6 +1,6 @@
 """Look up the streams, topics, partitions and consumers that a request names (spec: iggy#identifiers, iggy#consumers).
 
-For a client without permission, an existing resource looks like a missing one.
+A client without permission gets the same error for an existing resource as for a missing one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from polywire.types import TopicName
 
 
 def who(reader: Reader) -> int | str:
-    """Read a stream's, topic's or group's number (counted from 0) or name."""
+    """Read the number (counted from 0) or name of a stream, topic or group."""
     found = reader.ident()
     return found - reader.dialect.base if isinstance(found, int) else found
 
 
 def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
-    """Return the stream that a request begins with, if the caller may perform the action on it.
+    """Return the stream with whose name or number a request begins, if the caller may perform the action on it.
 
-    A caller without permission gets the same error whether or not it exists. Raises Denied, Refused.
+    Raises Denied, Refused. For a caller without permission, the error does not show whether the stream exists.
     """
     named = who(reader)
     found = session.stream_named(named, reader.dialect)
@@ -37,9 +37,9 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
 
 
 def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
-    """Return the topic that a request begins with, if the caller may perform the action on it.
+    """Return the topic with whose stream and name a request begins, if the caller may perform the action on it.
 
-    A caller without permission gets the same error whether or not it exists. Raises Denied, Refused.
+    Raises Denied, Refused. For a caller without permission, the error does not show whether the topic exists.
     """
     directory = session.shared.directory
     stream_named, named = who(reader), who(reader)
@@ -56,7 +56,7 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
 
 
 def _space(named: int | str) -> str | None:
-    """Return the broker's name for a stream that does not exist; None for a number, which may be any stream."""
+    """Return the name in the broker for a stream that does not exist; None for a number, which may be any stream."""
     return space_of(named) if isinstance(named, str) else None
 
 
@@ -68,7 +68,8 @@ def partition_at(topic: Topic, number: int) -> Partition:
 
 
 def consumers_partition(reader: Reader, number: int | None) -> int:
-    """Return the partition of a single consumer: the first if it names none, except in the dialect of 2023.
+    """Return the partition of a single consumer. Without one in the request it is the first, except in the dialect of
+    2023.
 
     (spec: iggy#polling)
     """
@@ -80,7 +81,7 @@ def consumers_partition(reader: Reader, number: int | None) -> int:
 
 
 def consumer_name(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader) -> str:
-    """Return the broker's name for an owner of offsets. Raises Refused 5000 or 5003."""
+    """Return the name under which the broker stores the offsets of a consumer or group. Raises Refused 5000 or 5003."""
     found = consumer.who
     if not consumer.group:
         return str(found)

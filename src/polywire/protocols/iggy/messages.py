@@ -1,8 +1,8 @@
 """Building blocks of Iggy's requests and replies in all dialects.
 
-(spec: iggy#shared-encodings, iggy#d0-requests, iggy#d0-replies)
+A ``Reader`` never reads beyond its payload. For malformed bytes it raises ``Refused`` with the protocol's error number.
 
-A ``Reader`` never reads beyond its payload. It raises ``Refused`` with the protocol's error number for malformed bytes.
+(spec: iggy#shared-encodings, iggy#d0-requests, iggy#d0-replies)
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Final
 from polywire.protocols.iggy.dialect import Dialect
 
 WIRE: Final = "iggy"
-MALFORMED: Final = 3  # invalid command: bytes that cannot be decoded
+MALFORMED: Final = 3  # the error "invalid command", for bytes that cannot be decoded
 NO_PARTITION: Final = 2**32 - 1
 
 U32: Final = Struct("<I")
 U64: Final = Struct("<Q")
 HEAD: Final = Struct("<II")
-NO_OPTIONS: Final = bytes(4)  # an empty block with its length
+NO_OPTIONS: Final = bytes(4)  # an empty block: its length is 0
 _PERMISSION_FLAGS: Final = 10
 _STREAM_FLAGS: Final = 6
 _TOPIC_FLAGS: Final = 4
 
 
 class Code(IntEnum):
-    """Commands by their number in the classic framing; the headered framing maps its operations to them."""
+    """Commands, by their number in the classic framing. The headered framing has operations, which are mapped to these."""
 
     PING = 1
     GET_STATS = 10
@@ -89,7 +89,7 @@ class Code(IntEnum):
 
 
 class Refused(Exception):
-    """A request that is answered with an error number."""
+    """A request that is rejected with an error number of the protocol."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"refused number={number}")
@@ -98,7 +98,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Owner of an offset: a single consumer or a group, by number (in the dialect's count) or name."""
+    """A single consumer or a group, by number (as the dialect counts) or name."""
 
     group: bool
     who: int | str
@@ -106,7 +106,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class TopicFields:
-    """A topic's fields in a create or update request; None for fields that it does not set."""
+    """The fields of a topic in a request that creates or updates it; None for a field that the request does not set."""
 
     name: str
     expiry_us: int | None = None
@@ -118,14 +118,14 @@ class TopicFields:
 
 @dataclass(frozen=True, slots=True)
 class PermissionFlags:
-    """The protocol's permissions: ten flags, then six per stream, then four per topic; ids in the dialect's count."""
+    """The protocol's permissions: ten flags, six per stream, and four per topic. Ids are numbered as in the dialect."""
 
     everywhere: tuple[bool, ...]
     streams: tuple[tuple[int, tuple[bool, ...], tuple[tuple[int, tuple[bool, ...]], ...]], ...] = ()
 
 
 class Reader:
-    """Decodes a payload from its start."""
+    """Decodes a payload from its beginning."""
 
     __slots__ = ("at", "data", "dialect", "stop")
 
@@ -146,7 +146,7 @@ class Reader:
         return self.data[at : at + size]
 
     def _skip(self, size: int) -> int:
-        """Mark ``size`` bytes as read and return where they begin."""
+        """Mark ``size`` bytes as read and return the position of the first."""
         at = self.at
         if size > self.stop - at:
             raise Refused(MALFORMED)
@@ -182,18 +182,18 @@ class Reader:
             raise Refused(MALFORMED) from None
 
     def name(self) -> str:
-        """Read a length of 1 to 255 and the name."""
+        """Read a length of 1 to 255, and a name of that length."""
         size = self.u8()
         if size == 0:
             raise Refused(MALFORMED)
         return self.text(size)
 
     def str32(self) -> str:
-        """Read a text with a length of 32 bits."""
+        """Read a length of 32 bits, and a text of that length."""
         return self.text(self.u32())
 
     def ident(self) -> int | str:
-        """Read a number, in the dialect's count, or a name."""
+        """Read an identifier: a number, as the dialect counts, or a name."""
         kind, size = self.u8(), self.u8()
         if kind == 1 and size == 4:
             return self.u32()
@@ -202,11 +202,11 @@ class Reader:
         raise Refused(MALFORMED)
 
     def number(self) -> int:
-        """Read an id or partition and count it from 0; -1 for the 0 of dialects that count from 1."""
+        """Read an id or partition and convert it to count from 0; -1 for a 0 in a dialect that counts from 1."""
         return self.u32() - self.dialect.base
 
     def partition(self) -> int | None:
-        """Read a partition and count it from 0; None if the request names none."""
+        """Read a partition and convert it to count from 0; None if the request names none."""
         if self.dialect.optional_partition:
             given = self.flag()
             number = self.u32()
@@ -215,20 +215,20 @@ class Reader:
         return None if number == 0 else number - self.dialect.base
 
     def consumer(self) -> Consumer:
-        """Read the owner of an offset."""
+        """Read a single consumer or a group."""
         kind = self.u8()
         if kind not in (1, 2):
             raise Refused(MALFORMED)
         return Consumer(kind == 2, self.ident() if self.dialect.ident_consumers else self.u32())
 
     def group(self) -> int | str:
-        """Read a group: a plain number in dialects whose groups have no names."""
+        """Read a group, which is a plain number in dialects whose groups have no names."""
         return self.ident() if self.dialect.named_groups else self.u32()
 
     def topic_fields(self, *, is_patch: bool = False) -> TopicFields:
-        """Read the fields after a topic's ids and partitions in create and update requests.
+        """Read the fields that follow a topic's ids and partitions in requests that create or update it.
 
-        In a patch of 0.12 the name may be empty.
+        is_patch: the request is a patch of 0.12, in which the name may be empty.
         """
         layout = self.dialect.topic_settings
         if layout == 4:
@@ -245,14 +245,14 @@ class Reader:
         return TopicFields(self.name(), expiry_us, compression, size_max, replication)
 
     def _is_zero(self) -> bool:
-        """Skip a zero byte, if it is the next one."""
+        """If the next byte is zero, skip it and return True."""
         if not self.left or self.data[self.at]:
             return False
         self.at += 1
         return True
 
     def permissions(self) -> PermissionFlags | None:
-        """Read a flag and, if it is set, a length and the permissions."""
+        """Read a flag; if it is set, a length and the permissions follow."""
         if not self.flag():
             return None
         inner = Reader(self.take(self.u32()), self.dialect)
@@ -275,7 +275,7 @@ class Reader:
 
 
 def name_bytes(name: str) -> bytes:
-    """Encode a name with its length, cut to 255 bytes. No client of this protocol can create a longer one."""
+    """Encode a name with its length. A longer name, which clients of this protocol cannot create, is cut to 255 bytes."""
     encoded = name.encode()[:255]
     return bytes((len(encoded),)) + encoded
 
@@ -287,9 +287,9 @@ def str32_bytes(text: str) -> bytes:
 
 
 def permission_bytes(permissions: PermissionFlags | None) -> bytes:
-    """Encode the end of a user's details."""
+    """Encode the permissions at the end of a user's details."""
     if permissions is None:
-        return bytes(4)  # four zero bytes instead of a flag, spec: iggy#users-and-tokens
+        return bytes(4)  # four zero bytes in place of the flag (spec: iggy#users-and-tokens)
     body = bytearray(permissions.everywhere)
     body.append(1 if permissions.streams else 0)
     for index, (stream, flags, topics) in enumerate(permissions.streams):

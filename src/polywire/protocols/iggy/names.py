@@ -16,7 +16,9 @@ _Found = TypeVar("_Found")
 
 
 def find_named(find: Callable[[int | str], _Found | None], named: int | str, dialect: Dialect) -> _Found | None:
-    """Find by number or name; if there is none, find by the name that a create request would have stored."""
+    """Find something by number or name. If nothing has the name, find it by the normalised name, as stored by a create
+    request.
+    """
     found = find(named)
     if found is None and dialect.normalises and isinstance(named, str):
         found = find(shortened(named))
@@ -24,25 +26,25 @@ def find_named(find: Callable[[int | str], _Found | None], named: int | str, dia
 
 
 def numbered(name: str, number: int) -> str:
-    """Return a name with a number appended, cut to the limit, for a resource whose own name is taken."""
+    """Return a name with a number appended, cut to the limit; used if another resource already has the name."""
     behind = f"-{number}"
     return name.encode()[: NAME_BYTES_MAX - len(behind)].decode(errors="ignore") + behind
 
 
 def space_of(name: str) -> str:
-    """Return the broker's stream for this stream name; a dot would end the stream's name (decision 0116)."""
+    """Return the name in the broker for a stream with this name, without dots, which would end it (decision 0116)."""
     return name.replace(".", "=")
 
 
 def is_broker_name(name: str) -> bool:
-    """Return whether a stream or topic of the broker may have this name (decision 0116)."""
+    """Return whether a stream or topic in the broker may have this name (decision 0116)."""
     return is_name(name) and name[:2] != "__"
 
 
 def normalised(name: str, number: int) -> str:
-    """Return a name as the dialects of 2023 and 2024 store it. Raises Refused with ``number``.
+    """Return a name as the dialects of 2023 and 2024 store it.
 
-    (spec: iggy#names-and-ids)
+    Raises Refused with ``number`` for a name that they do not allow (spec: iggy#names-and-ids).
     """
     short = shortened(name)
     if not is_allowed(name) or not short:
@@ -51,10 +53,10 @@ def normalised(name: str, number: int) -> str:
 
 
 def is_allowed(name: str) -> bool:
-    """Return whether a name has only the characters that those dialects allow."""
+    """Return whether all characters of a name are allowed in the dialects of 2023 and 2024."""
     return all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
 
 
 def shortened(name: str) -> str:
-    """Lower-case a name and replace its white space, as those dialects do."""
+    """Lower-case a name and replace its white space, as the dialects of 2023 and 2024 do."""
     return ".".join(name.lower().split())

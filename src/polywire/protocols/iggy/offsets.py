@@ -1,6 +1,6 @@
 """Stored offsets of single consumers and of groups (spec: iggy#stored-offsets).
 
-This protocol's stored offset is the last one consumed; the broker's committed offset is the next one to read.
+In this protocol the stored offset is the last one consumed. In the broker the committed offset is the next to read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def store(
 def _owner(
     session: IggySession, reader: Reader, *, group: Action, consumer: Action
 ) -> tuple[Partition, tuple[PositionKind, str]]:
-    """Return partition and owner of a stored offset, if the caller may perform the action on it."""
+    """Return the partition and the consumer or group of a stored offset, if the caller may perform the action on it."""
     named = reader.consumer()
     topic = topic_of(session, reader, group if named.group else consumer)
     number = reader.partition()
@@ -63,7 +63,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle STORE_CONSUMER_OFFSET. Raises Refused 4100 above the newest offset."""
+    """Handle STORE_CONSUMER_OFFSET. Raises Refused 4100 if the offset is above the newest message."""
     partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     offset = reader.u64()
     if reader.dialect.framed:

@@ -1,7 +1,7 @@
 """Options of streams and topics in the framed dialects: a block of typed keys and values (spec: iggy#topic-options).
 
-A block is accepted completely or refused with the specified error number. Replies list the options that were set, and
-the broker's defaults for all others. Values have the types of the option catalogue.
+A block is accepted completely, or refused with the specified error number. Replies list the options that were set, and
+the broker's defaults for all others. Values have the types that the catalogue of options specifies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMPRESSIONS: Final = {b"none": 1, b"gzip": 2}
 _NEVER: Final = 2**64 - 1
 _BOOL: Final = 3
 _U32: Final = 11
-# Options of a topic: the protocol's kind and default, and their effect in the broker.
+# Options of a topic: the protocol's kind, the default, and the effect in the broker.
 _KNOWN: Final = {
     b"compression_algorithm": (_TEXT, b"none", "none or gzip; stored and returned"),
     b"message_expiry": (
@@ -39,7 +39,11 @@ _KNOWN: Final = {
     b"messages_required_to_save": (_U32, U32.pack(1024), "stored and returned; every send is written at once"),
     b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "stored and returned"),
     b"preallocate_segments": (_BOOL, b"\0", "stored and returned"),
-    b"partition_resize_policy": (_TEXT, b"mutable", "mutable or fixed; a fixed topic gets and loses no partitions"),
+    b"partition_resize_policy": (
+        _TEXT,
+        b"mutable",
+        "mutable or fixed; the number of partitions of a fixed topic cannot change",
+    ),
     b"replication_factor": (_U32, U32.pack(1), "stored and returned; the broker's own durability counts"),
 }
 _SINCE_012: Final = (b"partition_resize_policy", b"replication_factor")
@@ -55,8 +59,8 @@ _WORDS: Final[Mapping[bytes, Collection[bytes]]] = {
     b"partition_resize_policy": (b"mutable", b"fixed"),
 }
 _SEGMENT_BYTES: Final = range(1 << 20, (1 << 30) + 1, 512)
-_ENCODED_MAX: Final = 1024  # number of distinct option sets whose encoding is cached
-AMOUNT_CHARACTERS_MAX: Final = 64  # limit for a duration or size as text; "1 day 2 h 3 min 4 s" has 20
+_ENCODED_MAX: Final = 1024  # number of different sets of options whose encoding is cached
+AMOUNT_CHARACTERS_MAX: Final = 64  # longest duration or size as text; "1 day 2 h 3 min 4 s" has 20 characters
 _SECOND_US: Final = 1_000_000
 _DURATIONS: Final = {
     "": 1,
@@ -88,9 +92,9 @@ _SIZES: Final = {
 
 
 def described(*, today: bool) -> bytes:
-    """Return the catalogue of a topic's options.
+    """Return the encoded catalogue of a topic's options.
 
-    today: the form since protocol 0.12, with a byte for the changes that each option allows.
+    today: the form since protocol 0.12, in which a byte shows how each option may be changed.
     """
     keys = _keys(today=today)
     body = U32.pack(len(keys))
@@ -104,15 +108,15 @@ def described(*, today: bool) -> bytes:
 
 
 def _keys(*, today: bool) -> list[bytes]:
-    """Return the keys that clients know: since protocol 0.12, or before it."""
+    """Return the keys that clients know, since protocol 0.12 (``today``) or before."""
     return [key for key in _KNOWN if key not in (_UNTIL_012 if today else _SINCE_012)]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """The options that the broker acts on: None if not set, 0 for no limit.
+    """The options that affect the broker; None if not set, 0 for no limit.
 
-    given: all options that were set, in the catalogue's encoding.
+    given: all options that were set, encoded as in the catalogue.
     """
 
     compression: int | None = None
@@ -122,7 +126,7 @@ class TopicOptions:
 
 
 def parse_options(block: bytes) -> dict[bytes, tuple[int, bytes]]:
-    """Return kind and value by key. Raises Refused 4042, 4043."""
+    """Return the kind and value of each key. Raises Refused 4042, 4043."""
     if len(block) > BYTES_MAX:
         raise Refused(errors.OPTIONS_TOO_BIG)
     found: dict[bytes, tuple[int, bytes]] = {}
@@ -149,7 +153,7 @@ def _part(block: bytes, at: int) -> tuple[int, bytes, int]:
 
 
 def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
-    """Return a topic's options, on top of those it had ``before``.
+    """Return a topic's options: those it had ``before``, updated by the block.
 
     Raises Refused: 4041 for an unknown key, 4042 also for a change of a fixed option, 4043.
     """
@@ -172,11 +176,10 @@ def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
 
 @lru_cache(maxsize=_ENCODED_MAX)
 def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int, *, today: bool) -> bytes:
-    """Encode both lists of a topic's record: the options that were set, and the broker's defaults.
+    """Encode two lists, each with its length: the options that were set, and the broker's defaults for the others.
 
-    Each list has its length. The numbers are the topic's current settings, also those set over another protocol; 2**64
-    - 1 for no limit. today:
-    the form since protocol 0.12.
+    The numbers are the topic's present settings, including those set over another protocol; 2**64 - 1 is no limit.
+    today: the form since protocol 0.12.
     """
     names = {number: name for name, number in _COMPRESSIONS.items()}
     kept = {key: value for key, (_, value) in parse_options(given).items()}
@@ -198,7 +201,7 @@ def is_known(key: bytes) -> bool:
 
 
 def is_fixed(given: bytes) -> bool:
-    """Return whether a topic with these options cannot be resized."""
+    """Return whether the number of partitions of a topic with these options must not change."""
     return parse_options(given).get(b"partition_resize_policy") == (_TEXT, b"fixed")
 
 
@@ -208,7 +211,7 @@ def encode_option(key: bytes, kind: int, value: bytes) -> bytes:
 
 
 def encode_default(key: bytes) -> bytes:
-    """Encode the entry that gives a key its default value."""
+    """Encode an entry that sets a key to its default value."""
     kind, default, _ = _KNOWN[key]
     return encode_option(key, kind, default)
 
@@ -222,7 +225,7 @@ def _number(value: bytes | None) -> int | None:
 
 
 def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Return a value in the catalogue's encoding; None for a 64-bit 0, which asks for the default. Raises Refused."""
+    """Return a value as the catalogue encodes it. A 64-bit 0 requests the default and gives None. Raises Refused."""
     wanted = _KNOWN[key][0]
     if wanted == _U64:
         return _canonical_number(key, kind, value)

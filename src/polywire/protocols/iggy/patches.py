@@ -20,7 +20,10 @@ _STATUSES: Final = {b"active": b"\1", b"inactive": b"\2"}
 
 
 def translate(body: memoryview) -> tuple[Code, bytes]:
-    """Return the older command and its payload; the name is empty for a topic that keeps its name. Raises Refused."""
+    """Return the older command and its payload. Raises Refused.
+
+    If the patch does not change a topic's name, the name in the payload is empty.
+    """
     reader = Reader(body, D4A)
     scope = reader.u8()
     if scope not in (TOPIC, STREAM, USER):

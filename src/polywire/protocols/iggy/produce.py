@@ -1,6 +1,6 @@
 """SEND_MESSAGES and FLUSH_UNSAVED_BUFFER (spec: iggy#sending, iggy#d2-send, iggy#d3-send).
 
-The messages of a request become one batch of one partition. They become visible together.
+The messages of a request become one batch of one partition, so consumers see all of them at the same time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from polywire.types import KeyHash, Level
 
 _SENT: Final = Struct("<IIIIQ")
 _TO_PARTITION: Final = 2  # the kind of partitioning by partition number
-_PRODUCER_AT: Final = 52  # position in a batch's header of the flag for a producer
+_PRODUCER_AT: Final = 52  # position, in the header of a D3 batch, of the flag that a producer is set
 _PRODUCER: Final = Struct("<56xQH2xI")
 PRODUCER_ID_MAX: Final = 2**63 - 1
 EPOCH_MAX: Final = 2**15 - 1
 SEQUENCE_MAX: Final = 2**31 - 1  # after it, sequences restart at 0
 _XXH32: Final = KeyHash.XXH32
-# errors of a payload in the other form: its bytes are read as headers, or as a length of zero
+# errors of a payload in the form of the byte list, which reads as if it had headers, or a length of zero
 _UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})
 
 
@@ -48,7 +48,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if not dialect.batched:
         batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
         if dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE:
-            # The client may have written the page's byte list.
+            # The client may use the form that the documentation shows as a list of bytes.
             listed = decoder.from_flat(reader.data, reader.at, reader.stop, key, decoder.LISTED)
             batch = batch if isinstance(listed, int) else listed
     else:
@@ -78,9 +78,10 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 def _name_producer(
     session: IggySession, partition: Partition, batch: bytearray, reader: Reader, *, is_named: bool
 ) -> bytearray:
-    """Return a batch with its idempotent producer, so that a repeat is stored once (spec: iggy#d4-producers).
+    """Return a batch with the idempotent producer that the request names, so that a repeat is stored once.
 
-    is_named: whether the request names the partition; sequences count per partition. Raises Refused, Invalid.
+    is_named: whether the request names the partition, which is required because sequences count per partition. Raises
+    Refused, Invalid (spec: iggy#d4-producers).
     """
     producer_id, epoch, sequence = _PRODUCER.unpack_from(reader.data, reader.at)
     if not reader.dialect.contexts:
@@ -95,7 +96,7 @@ def _name_producer(
 
 
 def see_message_head(session: IggySession, reader: Reader) -> None:
-    """Learn the size of message heads from messages that another shard stores. Raises Refused."""
+    """Detect the size of message heads from messages that another shard will store. Raises Refused."""
     kind, size = reader.u8(), reader.u8()
     del kind
     reader.take(size)
@@ -106,12 +107,13 @@ def see_message_head(session: IggySession, reader: Reader) -> None:
 
 
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
-    """Return the partition and the key of the messages."""
+    """Return the partition for the messages, and their key."""
     kind, size = reader.u8(), reader.u8()
     if not topic.partitions:
         raise Refused(errors.NO_PARTITIONS)
     if kind == 1:
-        reader.take(size)  # without meaning; the page of 2023 has one, and the reference server ignores it
+        # the value has no meaning; the documentation of 2023 shows one, and Iggy's own server ignores it
+        reader.take(size)
         return topic.partitions[session.shared.directory.next_balanced(topic)], None
     if kind == _TO_PARTITION:
         if size != 4:
@@ -128,22 +130,22 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
 def _sent(
     session: IggySession, answer: Answer, topic: Topic, partition: Partition, stream: int, offset: int | BrokerError
 ) -> None:
-    """Reply to a stored batch; in D3 the reply has its partition and offset."""
+    """Reply to a request whose batch was stored; in D3 the reply contains the partition and the offset."""
     if isinstance(offset, BrokerError):
         answer.refuse(offset)
         return
     try:
         number = session.shared.directory.kept(topic).number
-    except (KeyError, BrokerError):  # the topic was deleted meanwhile
+    except (KeyError, BrokerError):  # the topic was deleted in the meantime
         answer.ok()
         return
     answer.ok(_SENT.pack(1, stream, number, partition.number, offset))
 
 
 def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle FLUSH_UNSAVED_BUFFER: reply once all earlier messages are on disk."""
+    """Handle FLUSH_UNSAVED_BUFFER: reply once all earlier messages are synced to disk."""
     if reader.dialect.framed:
-        raise Refused(errors.UNAVAILABLE)  # always, spec: iggy#d3-operations
+        raise Refused(errors.UNAVAILABLE)  # always unavailable in the framed dialects (spec: iggy#d3-operations)
     topic = topic_of(session, reader, Action.PRODUCE)
     partition_at(topic, reader.number())
     session.broker.bounds(topic.partitions[0], then=lambda _: answer.ok())

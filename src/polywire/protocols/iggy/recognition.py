@@ -14,15 +14,15 @@ from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.documented import SPARE
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused
 
-# The first number of a D2 send is at most this, of an older one at least 1025 (spec: iggy#recognising-the-dialect).
+# A D2 send begins with a number of at most this; an older send begins with at least 1025.
 METADATA_BYTES_MAX: Final = 775
 FRAME_BYTES_MIN: Final = 4
 
 
 class Recognition:
-    """The candidate dialects of one connection.
+    """The dialects that one connection may use.
 
-    Invariant: ``_candidates`` are the dialects it may speak, the one most likely first, never empty.
+    Invariant: ``_candidates`` has at least one dialect; the most likely is the first.
     """
 
     __slots__ = ("_candidates", "_forced", "framed")
@@ -40,7 +40,7 @@ class Recognition:
         return self._candidates[0]
 
     def see_framing(self, first: int) -> None:
-        """Recognise the framing by the first four bytes. Raises PeerError for bytes of other protocols."""
+        """Recognise the framing from the first four bytes. Raises PeerError for bytes of other protocols."""
         self.framed = first == 0
         if self.framed:
             self._candidates = (dialects.D3,)
@@ -54,7 +54,7 @@ class Recognition:
         return spoken[0].protocols[0], spoken[-1].protocols[-1]
 
     def see_protocol(self, version: int) -> bool:
-        """Narrow down the dialect by the version of a headered login; return False if no candidate has it."""
+        """Keep the dialects with the version in a headered login; return False if no candidate has that version."""
         known = [dialect for dialect in dialects.FRAMED if version in dialect.protocols]
         if not known or (self._forced and known[0] is not self.dialect):
             return False
@@ -62,7 +62,7 @@ class Recognition:
         return True
 
     def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
-        """Return the dialect of a request; a classic one may narrow down the candidates."""
+        """Return the dialect of a request. A request in the classic framing may exclude candidates."""
         if self.framed or self._forced:
             return self.dialect
         if code == Code.LOGIN:
@@ -96,31 +96,31 @@ class Recognition:
             self._keep([candidate for candidate in self._candidates if _fits(shape, payload, candidate)])
 
     def _keep(self, fitting: Sequence[Dialect]) -> None:
-        """Keep the dialects that fit; if there are none, the request is malformed in any dialect."""
+        """Keep the candidates in ``fitting``. If there are none, keep all, because the request is malformed in any
+        dialect.
+        """
         if fitting:
             self._candidates = tuple(fitting)
 
     def see_message_head(self, head: int) -> None:
-        """Narrow down the dialect by the size of message heads."""
+        """Keep the dialects with this size of message heads."""
         self._keep([candidate for candidate in self._candidates if candidate.message_head == head])
 
 
 def is_text(first: int) -> bool:
     """Return whether the first four bytes are letters and spaces, as in ``GET `` and ``POST``.
 
-    Three letters may be a length. The fourth byte of a length within the limit is 0 or 1, so no request looks like
-    text.
+    Three letters may be part of a length. The fourth byte of a length is 0 or 1, because of the size limit, so no
+    request looks like text.
     """
     return first.to_bytes(4, "little").replace(b" ", b"").isalpha()
 
 
 def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:
-    """Return the candidates by a login's text: the named dialect, then newer, then older ones.
+    """Return the candidates for the dialect that a login names as text: that dialect, then newer ones, then older ones.
 
-    The layout of later requests overrules a text: a Java client calls itself 0.6 and has the shapes of 0.8, so newer
-    dialects rank before older.
-
-    (spec: iggy#recognising-the-dialect)
+    The layout of later requests is stronger evidence: a Java client calls itself 0.6 and uses layouts of 0.8. Therefore
+    newer dialects come before older ones (spec: iggy#recognising-the-dialect).
     """
     if known is None:
         return dialects.NEW

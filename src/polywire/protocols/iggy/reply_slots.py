@@ -21,38 +21,39 @@ from polywire.types import Buffer
 if TYPE_CHECKING:
     from polywire.protocols.iggy.context import IggyBroker
 
-REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer reply is not stored for repeats: no state-changing command has one
+# a longer reply is not stored for repeated requests; no command that changes state has one
+REPLAY_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """The part of a session's API that an answer calls."""
+    """The operations of a session that an answer calls."""
 
     @property
     def broker(self) -> IggyBroker:
-        """The broker, whose event loop and clock are used for answers that take long to build."""
+        """The broker; its event loop and clock are used for answers that take long to build."""
 
     @property
     def closed(self) -> bool:
         """Whether the connection is closed."""
 
     def answered(self) -> None:
-        """Handle an answer that became ready."""
+        """Send the answers that are ready, after one became ready."""
 
     def end(self) -> None:
         """Accept no requests after the current one."""
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Store the reply for repeats of this request."""
+        """Store the reply, so that it can be sent again if the client repeats the request."""
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """One slot in the order of replies.
+    """The answer to one request, at its position in the order of replies.
 
     Attributes:
         payload: sent by ``done``.
         later: builds a payload that takes long to make.
-        head: of the request, None in the classic framing.
-        number: of the answer, increasing per connection.
+        head: header of the request, None in the classic framing.
+        number: increases with each answer of a connection.
     """
 
     __slots__ = ("dialect", "head", "later", "number", "payload")
@@ -82,7 +83,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.fill([payload] if payload else [])
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Reply with success and a payload that the iterator builds in steps."""
+        """Reply with success, and a payload that the iterator builds in steps."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: Sequence[Buffer] | BrokerError) -> None:
@@ -92,7 +93,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(parts)
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Reply with success, in parts that may be reused after ``released`` was called."""
+        """Reply with success, and a payload in parts; their buffers may be reused after ``released`` was called."""
         super().fill(self._framed(0, parts), released)
 
     def refuse(self, error: BrokerError | Refused) -> None:
@@ -110,7 +111,7 @@ class Answer(ReplySlot[ReplyOwner]):
         super().fill([vsr.eviction(self.head.client, reason, protocols)])
 
     def done(self, result: object | BrokerError) -> None:
-        """Reply after a callback of the broker: with ``payload``, or with the error."""
+        """Reply with ``payload``, or with the error; passed as a callback to the broker."""
         if isinstance(result, BrokerError):
             self.refuse(result)
         elif self.later is not None:
@@ -137,7 +138,8 @@ class Answer(ReplySlot[ReplyOwner]):
     def _reply_head(self, head: vsr.Head, size: int, status: int) -> bytes:
         if not self.dialect.contexts:
             return vsr.reply_head(head, self.number, size, status)
-        # Clients ignore a route that is older than their last change, so both positions are in microseconds.
+        # Clients ignore a route whose position is below that of their last change, so both positions are in
+        # microseconds.
         position = self.session.broker.clock.now_us() if head.changes_metadata else self.number
         committed = vsr.COMMITTED if head.operation != vsr.PLAIN and status == 0 else 0
         return vsr.reply_head(head, position, size, status, committed=committed, incarnation=head.incarnation)

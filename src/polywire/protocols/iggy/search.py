@@ -1,7 +1,8 @@
 """Find the stream and the shard that a request names (decision 0127).
 
-The first shard stores the streams, and each shard knows its own topics. A stream of another protocol gets its number
-from the first shard when it is first named. If that shard does not reply, streams are still found by name.
+The first shard stores the streams, and each shard knows its own topics. A stream that another protocol created gets its
+number from the first shard when a request first names it. If that shard does not reply, streams are still found by
+name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ OF_TOPICS: Final = OF_CONSUMERS | {
 
 
 class Named(NamedTuple):
-    """The stream and topic that a request names, counted from 0. topic: None if it names none."""
+    """The stream and topic that a request names; numbers count from 0. topic: None if it names no topic."""
 
     stream: int | str
     topic: int | str | None = None
@@ -49,8 +50,8 @@ class Named(NamedTuple):
 class Place:
     """The result of a search.
 
-    stream: None if there is none. shard: of the topic, None if there is none or none was named. lost: a shard did not
-    reply.
+    stream: None if it was not found. shard: the shard of the topic, None if no topic was named or found. lost: whether
+    a shard did not reply.
     """
 
     stream: StreamKept | None = None
@@ -64,7 +65,7 @@ Replies = Mapping[int, Reply | None]
 
 
 def named_by(code: int, reader: Reader) -> Named | None:
-    """Read the stream and topic that a request names, None for a request that names nothing. Raises Refused."""
+    """Read the stream and topic that a request names; None if it names neither. Raises Refused."""
     if code in OF_STREAMS:
         return Named(who(reader))
     if code not in OF_TOPICS:
@@ -88,11 +89,11 @@ class Asking(Protocol):
         """State shared by the sessions of this shard."""
 
     def ask_all(self, shards: Iterable[int], request: LinkRequest, done: Callable[[Replies], None]) -> None:
-        """Send a request to shards; ``done`` is called when all have replied, immediately if none has to."""
+        """Send a request to some shards; ``done`` is called when all have replied, or immediately for no shards."""
 
 
 class Search:
-    """One search. ``done`` is called once, perhaps immediately."""
+    """One search. ``done`` is called once, perhaps before ``begin`` returns."""
 
     __slots__ = ("_asking", "_dialect", "_done", "_named")
 
@@ -116,17 +117,18 @@ class Search:
             self._find_topic(msgspec.msgpack.decode(reply.payload, type=StreamKept))
         elif reply is not None and isinstance(named, str):
             self._look_for_space(list(self._names(named)))
-        elif isinstance(named, str):  # a stream's name is where its topics are, unless it was renamed
+        # topics are in the stream of this name in the broker, unless the stream was renamed
+        elif isinstance(named, str):
             self._find_topic(StreamKept(NO_STREAM, named, space_of(next(iter(self._names(named)))), 0))
         else:
             self._done(LOST if reply is None else Place())
 
     def _names(self, named: str) -> Iterable[str]:
-        """Return the names that a request may mean in its dialect."""
+        """Return the names that a name in the request can stand for in its dialect."""
         return dict.fromkeys([named, shortened(named)] if self._dialect.normalises else [named])
 
     def _look_for_space(self, names: list[str]) -> None:
-        """Find out whether another protocol has created the stream."""
+        """Ask the shards whether another protocol has created the stream."""
         if not names:
             self._done(Place())
             return
@@ -165,7 +167,7 @@ class Search:
             self._ask_for_topic(kept, likely, others)
 
     def _likely(self, space: str, topic: int | str) -> list[int]:
-        """Return the shards where a topic is unless its name or number was changed."""
+        """Return the shards that have the topic, unless its name or number was changed."""
         shards = self._asking.shards
         if isinstance(topic, int):
             known = shard_of_number(topic)
@@ -176,7 +178,7 @@ class Search:
         return sorted(found - {shards.own})
 
     def _ask_for_topic(self, kept: StreamKept, shards: list[int], others: list[int] | None) -> None:
-        """others: shards to ask if none of these has it; None after the last round."""
+        """Ask some shards for the topic. others: the shards to ask next if none has it; None in the last round."""
         if not shards and others is not None:
             shards, others = others, None
         request = LinkRequest(Kind.FIND_TOPIC, _encode(self._named.topic), dialect=self._dialect, space=kept.space)
@@ -195,12 +197,12 @@ class Search:
 
 
 def is_somewhere(replies: Replies) -> bool:
-    """Return whether any shard that replied has it."""
+    """Return whether any shard has replied that it has the topic."""
     return any(reply is not None and reply.payload == YES for reply in replies.values())
 
 
 def own_topic(shared: Shared, space: str, named: int | str, dialect: Dialect) -> Topic | None:
-    """Find a topic of this shard."""
+    """Return a topic of this shard, None if it has no such topic."""
     stream = shared.directory.find_space(space)
     return None if stream is None else find_named(partial(shared.directory.find_topic, stream), named, dialect)
 

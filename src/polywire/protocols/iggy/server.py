@@ -54,7 +54,7 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 
 
 def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
-    """Encode a client as a list element; ``groups``: number of its memberships."""
+    """Encode a client as an element of a list. groups: number of groups that it is a member of."""
     user = b""
     if dialect.has_login:
         known = client.principal is not None
@@ -65,7 +65,7 @@ def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
 
 
 def _describe(answer: Answer, client: Client, dialect: Dialect) -> None:
-    """Reply with a client and the groups that it is a member of."""
+    """Reply with a client and its groups."""
 
     def described(groups: list[GroupNumbers] | BrokerError) -> None:
         if isinstance(groups, BrokerError):
@@ -108,7 +108,7 @@ def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_CLUSTER_METADATA: list only this node, so that clients do not connect to another."""
+    """Handle GET_CLUSTER_METADATA: list only this node, so that clients connect to no other."""
     del answer
     if reader.dialect.one_based:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -125,13 +125,13 @@ def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 
 def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
-    """Yield the encoded totals; yields empty bytes after each topic so that other connections get their turn."""
+    """Yield the encoded totals. Yields empty bytes after each topic, so that other connections are served in between."""
     for totals in count_all(session.shared):
         yield b"" if totals is None else stats_bytes(session.shared, dialect, totals)
 
 
 class Totals(NamedTuple):
-    """Totals of the broker. Streams are those of ``spaces``, by the broker's names."""
+    """Totals of the broker. Streams are counted by their names in the broker, ``spaces``."""
 
     spaces: frozenset[str]
     topics: int
@@ -143,7 +143,7 @@ class Totals(NamedTuple):
 
 
 def count_all(shared: Shared) -> Iterator[Totals | None]:
-    """Count everything; yields None after each topic so that other connections get their turn."""
+    """Count everything. Yields None after each topic, so that other connections are served in between."""
     directory = shared.directory
     streams = directory.streams()
     topics, partitions, size, messages, groups = 0, 0, 0, 0, 0
@@ -164,7 +164,7 @@ def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
     cpu = _cpu_percent(run_s)
     body = _STATS.pack(os.getpid(), cpu)
     micros = 1 if dialect.topic_settings < 3 else 1_000_000
-    if dialect.topic_settings >= 2:  # both fields were added within weeks of each other (spec: iggy#timeline)
+    if dialect.topic_settings >= 2:  # both fields were added at about the same time (spec: iggy#timeline)
         body += Struct("<f").pack(cpu)
     total, available = _memory()
     body += _STATS_REST.pack(
@@ -178,7 +178,7 @@ def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
         len(totals.spaces),
         totals.topics,
         totals.partitions,
-        totals.partitions,  # segments: partitions share them here
+        totals.partitions,  # reported as the number of segments, because partitions share segments in this broker
         totals.messages,
         totals.clients,
         totals.groups,
@@ -204,7 +204,7 @@ def _open_files() -> int:
 
 
 def _own_memory() -> int:
-    """Return the resident bytes of this process; its peak if the system does not report them."""
+    """Return the resident bytes of this process; if the system does not report them, the highest so far."""
     page = os.sysconf("SC_PAGE_SIZE")
     if _STATM.exists():
         return int(_STATM.read_text().split()[1]) * page
@@ -212,7 +212,7 @@ def _own_memory() -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Return total and available bytes of the machine; 0 available if the system does not report them."""
+    """Return the total and the available bytes of the machine's memory; 0 available if the system does not report them."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if not _MEMORY.exists():
         return total, 0
@@ -221,7 +221,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _bytes_moved() -> tuple[int, int]:
-    """Return the bytes this process has read and written, if the system reports them."""
+    """Return the bytes that this process has read and written; 0 if the system does not report them."""
     try:
         counts = dict(line.split(": ") for line in _IO.read_text().splitlines())
     except OSError:

@@ -1,10 +1,10 @@
-"""One Iggy connection: read frames of either framing, reply in the order of the requests.
+"""One Iggy connection: read frames of either framing, and reply in the order of the requests.
 
 * A request sees the effects of all earlier requests of its connection.
-* Every request that can be decoded gets a reply. Invalid bytes end the connection with the specified status or
-  eviction.
+* Every request that can be decoded gets a reply. Invalid bytes end the connection, with the error that the
+  specification requires.
 * The connection leaves its groups when it ends.
-* A request needs no task and no future.
+* A request needs no asyncio task and no future.
 
 (spec: iggy#classic-framing, iggy#d3-frames)
 """
@@ -39,13 +39,17 @@ from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 
-FRAME_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; no batch that the log accepts needs more
-REPLAYS_MAX: Final = 8  # replies to state-changing requests of D3 stored for repeats (spec: iggy#request-numbers)
-BUSY_WAIT_S: Final = 2.0  # how long messages wait for capacity in the log before they are refused
+FRAME_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; larger than any batch that the log accepts
+# number of replies that are stored for repeats of D3 requests that change state (spec: iggy#request-numbers)
+REPLAYS_MAX: Final = 8
+BUSY_WAIT_S: Final = 2.0  # how long messages wait if the log is overloaded, before they are refused
 
 
 class Handler(Protocol):
-    """Handles one request: returns the payload, or None if it fills the answer later. Raises Refused, BrokerError."""
+    """Function that handles one request: it returns the payload, or None if it fills the answer later.
+
+    Raises Refused, BrokerError.
+    """
 
     def __call__(self, session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None: ...
 
@@ -56,7 +60,7 @@ class Command(commands.Command[Code, Handler]):
 
     Attributes:
         empty: it has no payload, and the classic framing accepts none (spec: iggy#d0-requests).
-        today: only clients since protocol 0.12 have it.
+        today: only clients since protocol 0.12 have the command.
         held: it may wait for messages while later requests are handled.
     """
 
@@ -66,7 +70,9 @@ class Command(commands.Command[Code, Handler]):
 
 
 class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer]):
-    """One connection. Pipelined commands start before earlier ones are answered; other commands hold up later requests."""
+    """One connection. A pipelined command starts before earlier ones are answered; any other command delays later
+    requests.
+    """
 
     answer_type: ClassVar[type[Answer]] = Answer
     takes_tokens: ClassVar[bool] = True
@@ -100,7 +106,8 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.epoch = 0
         self.client_id = self._enter_shared()
         self.members: Final[dict[tuple[bytes, str], tuple[Topic, int]]] = {}
-        """Groups joined over this connection, by topic id and group name: the topic and the last partition polled."""
+        """The groups joined over this connection, by topic id and group name: the topic, and the partition polled last.
+        """
         self.poll_counts: Final[dict[tuple[bytes, str], int]] = {}
         self._commands = commands
         self._replays: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
@@ -111,27 +118,27 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def spoken_dialect(self) -> str:
-        """The dialect, as far as it is recognised."""
+        """Name of the dialect, as far as it is recognised."""
         return "" if self.recognition.framed is None else self.recognition.dialect.name
 
     @property
     def frame_bytes_max(self) -> int:
-        """Maximum bytes of a frame."""
+        """Largest size of a frame in bytes."""
         return self._length_max() + vsr.HEADER_BYTES
 
     def _length_max(self) -> int:
-        """Limit for the bytes behind a frame's length, or with its header; low before login."""
+        """Largest allowed length of a frame, which is small before login."""
         is_known = (self.principal or self.output.certified) is not None or self.broker.access.is_open
         return FRAME_BYTES_MAX if is_known else LOGIN_FRAME_BYTES_MAX
 
     @property
     def peer(self) -> str:
-        """Address of the peer."""
+        """Address of the client."""
         return self.output.peer
 
     @property
     def local(self) -> tuple[str, int]:
-        """The local address that the peer has connected to."""
+        """The address of this server to which the client has connected."""
         return self.output.local
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
@@ -165,7 +172,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             if head.code in (Code.LOGIN, Code.LOGIN_TOKEN):
                 self._slot(head, D3).evict(vsr.EVICT_LOGIN)
                 return True
-            if head.code == Code.BIND_SESSION:  # a login ends with its connection: the client logs in again
+            if head.code == Code.BIND_SESSION:  # a login ends with its connection, so the client must log in again
                 self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
                 return True
             if head.code == Code.CANCEL and self.recognition.dialect.contexts:
@@ -175,7 +182,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._take_change(head, body)
 
     def _take_change(self, head: vsr.Head, body: memoryview) -> bool:
-        """Handle a request that has an operation of its own; return False if it must wait and be offered again."""
+        """Handle a request that changes state; return False if it must wait and be handled again."""
         dialect = self.recognition.dialect
         is_patch = head.operation == vsr.UPDATE and dialect.contexts
         code = vsr.OPERATIONS.get(head.operation)
@@ -219,7 +226,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     def _begin(
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
     ) -> bool:
-        """Handle a request; return False if it must wait and be offered again."""
+        """Start to handle a request; return False if it must wait and be handled again."""
         if command is not None and command.held:
             held = self._slot_for(command, head, dialect)
             if held is None:
@@ -246,9 +253,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def _is_overlooked(self, code: int) -> bool:
-        """Return whether a request must wait until many new topics of other protocols are numbered.
+        """Return whether a request must wait until many new topics of other protocols have numbers.
 
-        This holds for a connection's first request and for requests that may name any topic.
+        This applies to the first request of a connection, and to requests that may name any topic.
         """
         directory = self.shared.directory
         if (self._number and code in _GOING_ON) or not directory.is_far_behind:
@@ -258,7 +265,8 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def _let_in(self, command: Command) -> None:
-        """Set the principal of a connection without login from its certificate, or to the anonymous one. Raises Denied.
+        """Set the user of a connection without login: the user of its certificate, or the anonymous user. Raises
+        Denied.
 
         (spec: iggy#recognising-the-dialect)
         """
@@ -269,13 +277,13 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.principal = self.broker.access.anonymous()
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that can be repeated later for the current request."""
+        """Return an attempt that can be repeated after the current request is no longer current."""
         return attempt
 
     def _slot_for(self, command: Command, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
-        """Return the answer of a request; None if too many requests are held.
+        """Return the answer for a request; None if too many requests are held.
 
-        A request that may be held is answered out of order, all others in order.
+        A request that may be held is answered out of order; all others are answered in order.
         """
         if not command.held or head is None or not dialect.contexts:
             return self._slot(head, dialect, blocking=not command.pipelined)
@@ -292,13 +300,13 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self.append(self.answer_type(self, dialect, head, number=self._number, blocking=blocking))
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Store the reply for repeats of this request (spec: iggy#request-numbers)."""
+        """Store the reply, so that it can be sent again if the client repeats the request (spec: iggy#request-numbers)."""
         self._replays[head.number] = (head.operation, reply)
         while len(self._replays) > REPLAYS_MAX:
             self._replays.popitem(last=False)
 
     def _replay(self, head: vsr.Head) -> bool:
-        """Send the stored reply to a repeated state-changing request of D3 (spec: iggy#request-numbers)."""
+        """If a request repeats an earlier one that changed state, send the stored reply (spec: iggy#request-numbers)."""
         kept = self._replays.get(head.number)
         if kept is None or kept[0] != head.operation:
             return False
@@ -314,7 +322,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._replays.clear()
 
     def renew(self, principal: Principal) -> None:
-        """Replace the login by a new one of the same user."""
+        """Replace the login by a new login of the same user."""
         self.output.identified(principal)
         self.principal = principal
 
@@ -327,7 +335,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     # Names in requests
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """Find a stream by the number or name in the current request."""
+        """Return the stream with the number or name in the current request."""
         return find_named(self.shared.directory.find_stream, named, dialect)
 
     def stream_number(self, topic: Topic) -> int:
@@ -338,7 +346,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def caller(self) -> Caller:
-        """The caller to whom created resources are attributed."""
+        """The caller that owns the resources which this connection creates."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self.peer)
         return self._caller
@@ -369,12 +377,13 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self._held_requests.cancel(head.number)
 
     def _drop_held(self) -> None:
-        held, self._held_requests = self._held_requests, None  # breaks the reference cycle with this session
+        # breaks the reference cycle between the requests and this session
+        held, self._held_requests = self._held_requests, None
         if held is not None:
             held.drop()
 
     def close(self) -> None:
-        """End the connection: leave its groups and drop its requests."""
+        """Process the end of the connection: leave its groups and drop its requests."""
         self._enter(CLOSED)
         self.append_queue.drop()
         self._drop_held()
@@ -390,7 +399,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.shared.leave(self)
 
     def joined(self) -> list[tuple[Topic, str]]:
-        """Return topic and name of every group this connection is a member of; forget groups of deleted topics."""
+        """Return topic and name of every group that this connection is a member of; forget groups of deleted topics."""
         for key, (topic, _) in list(self.members.items()):
             if self.broker.find_topic(topic.name.full) is not topic:
                 del self.members[key]
@@ -399,11 +408,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def member_count(self) -> int:
-        """Number of groups it is a member of."""
+        """Number of groups that this connection is a member of."""
         return len(self.joined())
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Call ``done`` with the numbers of the groups it is a member of."""
+        """Call ``done`` with the numbers of the groups that this connection is a member of."""
         directory = self.shared.directory
         found = [
             GroupNumbers(
@@ -419,7 +428,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.leave_group(topic_id, group)
 
     def leave_group(self, topic_id: bytes, group: str, done: Completion[int] | None = None) -> None:
-        """Leave a group; no error if it is no longer a member."""
+        """Leave a group; it is no error if this connection is no longer a member."""
         topic, _ = self.members.pop((topic_id, group))
         self.poll_counts.pop((topic_id, group), None)
         try:
@@ -427,11 +436,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         except BrokerError as error:
             if done is not None:
                 self.broker.loop.call_soon(done, -1, None)
-            del error  # the group, its topic or the member is already gone
+            del error  # the group, its topic or the membership no longer exists
 
     @property
     def member_id(self) -> str:
-        """The member id under which the coordinator knows this connection."""
+        """The member id of this connection in the coordinator's groups."""
         return f"iggy-{self.client_id}"
 
 

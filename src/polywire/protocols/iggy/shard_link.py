@@ -1,13 +1,13 @@
 """Protocol between the processes of one broker: Iggy requests with their context, and replies (decision 0127).
 
-A link opens with ``MAGIC`` and the key of the directory's processes. Numbers are little-endian::
+A link opens with ``MAGIC`` and a key that the processes share. Numbers are little-endian::
 
     u32 size of all that follows · u8 kind · u8 dialect · u32 stream's number · u32 code · u64 incarnation · u8 length, stream · payload
     u32 status · u32 size                                                                                                      · payload
 
-``stream`` is the broker's name of the stream, which the sending session has looked up. The payload contains the
-client's name for it. Replies arrive in the order of requests and begin like those of the classic framing. A reply is
-delivered when it is complete.
+``stream`` is the name, in the broker, of the stream that the sending session has looked up. The payload contains the
+client's name for it. Replies arrive in the order of the requests and begin as in the classic framing. A reply is
+delivered when it has arrived completely.
 """
 
 from __future__ import annotations
@@ -33,43 +33,44 @@ REQUEST_HEAD_BYTES_MAX: Final = _REQUEST.size + 255
 
 
 class Kind(IntEnum):
-    """Kind of a request over a link."""
+    """Kinds of requests over a link."""
 
     COMMAND = 0
     """A client's request."""
     CONTEXT = 1
-    """The client of this link, before all requests; there is no reply."""
+    """Sent first on a link: the client for which it is used. There is no reply."""
     FIND_STREAM = 2
-    """A stream by its name or number; the reply is empty if there is none."""
+    """Find a stream by name or number; the reply is empty if it does not exist."""
     ADOPT = 3
     """Assign numbers to streams of the broker; the reply lists all streams."""
     HAS_TOPICS = 4
-    """Whether there are topics in a stream of the broker, 0 or 1."""
+    """Ask whether a stream of the broker has topics; the reply is 0 or 1."""
     FIND_TOPIC = 5
-    """Whether there is a topic of this name or number, 0 or 1."""
+    """Ask whether a topic with this name or number exists; the reply is 0 or 1."""
     SUMMARY = 6
-    """Totals of each stream's topics."""
+    """Request the totals of each stream's topics."""
     TOPICS = 7
-    """The topics of a stream, encoded as in its details."""
+    """Request the topics of a stream, encoded as in the stream's details."""
     TOTALS = 8
-    """Totals of this process."""
+    """Request the totals of this process."""
     CLIENTS = 9
-    """Connected clients, encoded as in lists of clients."""
+    """Request the connected clients, encoded as in a list of clients."""
     MEMBERSHIPS = 10
-    """The client's group memberships in this process."""
+    """Request the client's group memberships in this process."""
     CHOOSE = 11
     """Reserve a topic number for the client; the reply is 0 if another client has reserved it."""
     CHOSEN = 12
     """Release the reserved number."""
     FORGET_STREAMS = 13
-    """Streams were deleted or renamed."""
+    """Report that streams were deleted or renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRequest:
     """A request over a link.
 
-    space: the broker's name of the stream. number: its number, or ``NO_STREAM``. incarnation: of the partition, or 0.
+    space: name of the stream in the broker. number: number of the stream, or ``NO_STREAM``. incarnation: the partition
+    history that the request names, or 0.
     """
 
     kind: Kind
@@ -90,7 +91,7 @@ class LinkRequest:
 
 
 class RequestHead(NamedTuple):
-    """The head of a request that came over a link. begin: where its payload begins."""
+    """The head of a received request. begin: the position of its payload."""
 
     kind: Kind
     code: int
@@ -102,7 +103,7 @@ class RequestHead(NamedTuple):
 
 
 def decode_head(data: memoryview, at: int) -> RequestHead:
-    """Decode the head of a request; the sender is a process of this broker."""
+    """Decode the head of a request. The bytes are trusted, because the sender is a process of this broker."""
     _, kind, dialect, number, code, incarnation, size = _REQUEST.unpack_from(data, at)
     begin = at + _REQUEST.size + size
     space = str(data[at + _REQUEST.size : begin], "utf-8")
@@ -110,32 +111,32 @@ def decode_head(data: memoryview, at: int) -> RequestHead:
 
 
 class Context(msgspec.Struct, frozen=True, array_like=True):
-    """The client of a link: its address and the number of its connection."""
+    """The client for which a link is used: its address, and the number of its connection."""
 
     peer: str
     client_id: int
 
 
 class Reply(NamedTuple):
-    """A reply over a link. status: 0, or the dialect's error number."""
+    """A reply over a link. status: 0, or an error number of the dialect."""
 
     status: int
     payload: bytes
 
 
 Asked = Callable[[Reply | None], None]
-"""Callback for the reply of a link; None: the link closed without one."""
+"""Callback that gets the reply to a request; None if the link closed without one."""
 
 
 class AnswersOwner(LinksOwner, Protocol):
-    """The part of a session's API that a link calls."""
+    """The operations of a session that a link calls."""
 
     @property
     def context(self) -> Context:
         """The client of the session."""
 
     def answers_came(self) -> None:
-        """Handle replies that were delivered."""
+        """Continue after replies were delivered."""
 
 
 class IggyLink(AnsweredLink[Asked]):

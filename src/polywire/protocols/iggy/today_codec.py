@@ -27,10 +27,10 @@ from polywire.records.xxh3 import xxh3
 
 CLIENT_NAME: Final = "polywire"
 CONTEXT_BYTES: Final = 24
-RESULT_BYTES: Final = 12  # bytes of a refusal in the result section
+RESULT_BYTES: Final = 12  # size of an error in the result section of a reply
 
 _OPERATIONS: Final = {code: operation for operation, code in vsr.OPERATIONS.items()}
-# Size, command, client, identifier, number, operation, epoch, code, incarnation.
+# Size, command, client, identifier, number, operation, epoch, code, incarnation of the partition.
 _REQUEST: Final = Struct("<48xI8xB67x16s16s8xQB7xQ4xIQ48x")
 _STREAM: Final = Struct("<IQIQQ")
 _TOPIC: Final = Struct("<IQIQBQQQ")
@@ -47,9 +47,9 @@ _SENT: Final = Struct("<IIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply, or an eviction with its reason in ``status``.
+    """A reply, or an eviction, whose reason is in ``status``.
 
-    protocols: the lowest and the highest protocol version that the server accepts, if that is the reason.
+    protocols: for an unsupported version, the lowest and the highest version that the server accepts.
     """
 
     is_eviction: bool
@@ -63,7 +63,7 @@ class Reply:
 
 
 def operation_of(code: Code) -> int:
-    """Return the operation of a command; all commands that change nothing share one."""
+    """Return the operation of a command. All commands that change nothing have the same operation."""
     return _OPERATIONS.get(code, vsr.PLAIN)
 
 
@@ -80,7 +80,7 @@ def request(
 ) -> bytes:
     """Encode a whole request.
 
-    identifier: of a change, since protocol 0.12. incarnation: of the partition, if known.
+    identifier: of a request that changes state, since protocol 0.12. incarnation: history of the partition, if known.
     """
     size = vsr.HEADER_BYTES + len(body)
     fields = client, identifier, number, operation, epoch, code, incarnation
@@ -88,9 +88,9 @@ def request(
 
 
 def register(version: str, *words: str, protocol: int = D3.protocols[0], secret: bytes = b"") -> bytes:
-    """Encode the body of a login: a name and a password, or a token. Raises Refused unless each has 1 to 255 bytes.
+    """Encode the body of a login with a name and a password, or a token.
 
-    secret: of 32 bytes, since protocol 0.12.
+    secret: 32 bytes, since protocol 0.12. Raises Refused if a word does not have 1 to 255 bytes.
     """
     names = [name(text) for text in (CLIENT_NAME, version, *words)]
     return b"".join([U32.pack(protocol), *names[:2], secret, *names[2:], U32.pack(0)])
@@ -106,20 +106,20 @@ def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
 
 
 def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:
-    """Encode consumer, stream and topic, partition, with which requests for polls and stored offsets begin.
+    """Encode the part with which polls and requests for stored offsets begin: consumer, stream and topic, partition.
 
-    ``who`` and ``topic`` are idents.
+    ``who`` and ``topic`` are encoded identifiers.
     """
     return bytes((2 if group else 1,)) + who + topic + b"\x01" + U32.pack(partition)
 
 
 def poll(at: bytes, kind: int, value: int, count: int) -> bytes:
-    """Encode the body of a poll that stores nothing; ``kind`` is a polling strategy."""
+    """Encode the body of a poll without auto-commit; ``kind`` is the polling strategy."""
     return at + bytes((kind,)) + U64.pack(value) + U32.pack(count) + b"\x00"
 
 
 def send(topic: bytes, partitioning: bytes, records: Sequence[Record], origin_us: int) -> bytes:
-    """Encode the body of a send: one batch with one origin time.
+    """Encode the body of a send: one batch, with the same origin time for all messages.
 
     Raises Refused for records that the protocol cannot represent.
     """
@@ -166,7 +166,7 @@ def read_reply(data: memoryview) -> Reply:
 
 
 def result_of(reply: Reply) -> bytes:
-    """Return the payload of a reply, without its result section. Raises Refused with the error number of that section."""
+    """Return the payload of a reply, without the result section. Raises Refused with the error number in that section."""
     if reply.status:
         raise Refused(reply.status)
     has_section = reply.operation == vsr.REGISTER or (reply.operation >= 128 and reply.operation != vsr.SEND)
@@ -180,14 +180,14 @@ def result_of(reply: Reply) -> bytes:
 
 
 def read_epoch(payload: bytes) -> int:
-    """Decode the number of a login."""
+    """Decode the number of the login from the reply to it."""
     reader = _reader(payload)
     reader.u32()
     return reader.u64()
 
 
 def read_route(payload: bytes) -> int:
-    """Decode a partition's route; return its incarnation."""
+    """Decode a partition's route; return the number of the partition's history."""
     if len(payload) != _ROUTE.size:
         raise Refused(MALFORMED)
     return int(_ROUTE.unpack(payload)[0])
@@ -211,7 +211,7 @@ def read_topics(payload: bytes, dialect: Dialect = D3) -> list[tuple[str, int]]:
 
 
 def read_topic(payload: bytes, dialect: Dialect = D3) -> int:
-    """Decode the partition count of a topic, 0 for a missing one."""
+    """Decode the partition count of a topic, 0 if the topic is missing."""
     return _topic(_reader(payload, dialect))[1] if payload else 0
 
 
@@ -225,16 +225,16 @@ def _topic(reader: Reader) -> tuple[str, int]:
 
 
 def read_groups(payload: bytes) -> list[str]:
-    """Decode the name of each group of a topic."""
+    """Decode the names of a topic's groups."""
     reader, names = _reader(payload), []
     while reader.left:
-        reader.take(3 * 4)  # number, partitions, members
+        reader.take(3 * 4)  # skips number, partitions and members
         names.append(reader.name())
     return names
 
 
 def read_sent(payload: bytes) -> tuple[int, int] | None:
-    """Decode partition and base offset of a sent batch; None from a server that does not report them."""
+    """Decode the partition and the base offset of a sent batch; None if the server does not report them."""
     if not payload:
         return None
     reader = _reader(payload)

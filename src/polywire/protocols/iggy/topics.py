@@ -30,7 +30,7 @@ from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
 
-NEVER: Final = 2**64 - 1  # an expiry or a size without a limit, as 64 bits
+NEVER: Final = 2**64 - 1  # an expiry or a size without a limit
 _AGE_US_MAX: Final = TOPIC_RANGES["retention_age_us"].stop - 1
 _BYTES_MAX: Final = TOPIC_RANGES["retention_bytes"].stop - 1
 _STREAM: Final = Struct("<IQIQQ")
@@ -54,7 +54,9 @@ def bytes_of(topic: Topic) -> int:
 
 
 def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
-    """Encode a stream as a list element; yields empty bytes after each topic so that other connections get their turn."""
+    """Encode a stream as an element of a list. Yields empty bytes after each topic, so that other connections are
+    served.
+    """
     topics = session.shared.directory.topics(stream)
     size, messages = 0, 0
     for topic in topics:
@@ -65,7 +67,7 @@ def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iter
 
 
 def stream_bytes(kept: StreamKept, dialect: Dialect, topics: int, size: int, messages: int) -> bytes:
-    """Encode a stream with these totals as a list element."""
+    """Encode a stream with these totals as an element of a list."""
     body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, topics, size, messages)
     return body + name_bytes(kept.name) + NO_OPTIONS * dialect.option_blocks
 
@@ -79,7 +81,7 @@ def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> It
 
 
 def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
-    """Encode a topic as a list element."""
+    """Encode a topic as an element of a list."""
     kept = session.shared.directory.kept(topic)
     body = _TOPIC.pack(kept.number + dialect.base, topic.created_at_us, len(topic.partitions))
     age = topic.settings.retention_age_us
@@ -94,7 +96,7 @@ def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
 
 
 def _settings_bytes(topic: Topic, kept: TopicKept, dialect: Dialect) -> bytes:
-    """Encode a topic's settings as fields; clients since 0.12 read only its options."""
+    """Encode a topic's settings as fields; clients since 0.12 ignore them and read the options."""
     age = topic.settings.retention_age_us
     if dialect.topic_settings < 3:
         body = U32.pack(min((age or 0) // _SECOND_US, 2**32 - 1))
@@ -122,7 +124,7 @@ def _partition_bytes(partition: Partition, dialect: Dialect) -> bytes:
     body = _PARTITION.pack(
         partition.number + dialect.base,
         partition.topic.created_at_us,
-        1,  # segments: partitions share them here
+        1,  # reported as the number of segments, because partitions share segments in this broker
         max(log.readable_offset - 1, 0),
         log.stored_bytes,
         log.readable_offset - log.first_offset,
@@ -140,9 +142,9 @@ def _name(name: str, dialect: Dialect, number: int) -> str:
 
 
 def _given_number(reader: Reader, number: int, end: int) -> int | None:
-    """Read the number below ``end`` that a create request chooses; None if the broker chooses.
+    """Read the number below ``end`` that the client has chosen in a create request; None if the broker shall choose.
 
-    Raises Refused with ``number``.
+    Raises Refused with ``number`` if it is out of range.
     """
     dialect = reader.dialect
     if not dialect.chosen_ids:
@@ -156,13 +158,13 @@ def _given_number(reader: Reader, number: int, end: int) -> int | None:
 
 
 def _missing(reader: Reader, error: Refused) -> bytes:
-    """Return the reply to a request for a missing resource. Raises Refused."""
+    """Return the reply to a request for a missing resource, or raise ``error`` if the dialect replies with an error."""
     if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
         return b""
     try:
         raise error
     finally:
-        del error  # break the reference cycle between the error and this frame
+        del error  # breaks the reference cycle between the error and this frame
 
 
 def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
@@ -193,7 +195,7 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
         parse_options(bytes(reader.take(reader.left)))
     session.authorize(Action.STREAM_CREATE, space_of(name))
     if written != name and session.shared.directory.find_stream(written) is not None:
-        raise Refused(errors.STREAM_NAME_TAKEN)  # a lookup of the name as written would find that stream
+        raise Refused(errors.STREAM_NAME_TAKEN)  # otherwise a lookup of the name as written would find that stream
     stream = session.shared.directory.create_stream(name, number, session.caller, answer.done)
     if dialect.returns_created:
         answer.payload = b"".join(stream_details(session, stream, dialect))
@@ -203,7 +205,7 @@ def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
     """Handle UPDATE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_ALTER)
     name = _name(reader.name(), reader.dialect, errors.BAD_STREAM_NAME)
-    # otherwise a rename could take a name that the user may not create
+    # checked, because a rename could otherwise give a name that the user may not create
     session.authorize(Action.STREAM_CREATE, space_of(name))
     session.shared.directory.rename_stream(stream, name, answer.done)
 
@@ -268,7 +270,8 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     fields = reader.topic_fields(is_patch=True)
     name = _name(fields.name or directory.kept(topic).name, reader.dialect, errors.BAD_TOPIC_NAME)
-    if name != directory.kept(topic).name:  # otherwise a rename could take a name that the user may not create
+    # checked, because a rename could otherwise give a name that the user may not create
+    if name != directory.kept(topic).name:
         session.authorize(Action.TOPIC_CREATE, TopicName(topic.name.stream, name))
     directory.check_topic_name(directory.stream_of(topic), name, but=topic)
     was = msgspec.structs.replace(directory.kept(topic), name=name)
@@ -280,10 +283,10 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 def _settings(
     kept: TopicKept, settings: TopicSettings, fields: TopicFields, partitions: int, *, new: bool, framed: bool
 ) -> tuple[TopicKept, TopicSettings]:
-    """Apply a request's fields to a topic's settings; a size is divided among its partitions."""
+    """Apply the fields of a request to a topic's settings. The size limit is divided among the partitions."""
     expiry_us, size_max, compression = fields.expiry_us, fields.size_max, fields.compression
     options = kept.options
-    if framed:  # a patch: fields that are not set do not change
+    if framed:  # in a patch, fields that are not set do not change
         given = topic_options(fields.options, None if new else kept.options)
         expiry_us, size_max, compression, options = given.expiry_us, given.size_max, given.compression, given.given
     limit = None if size_max in (None, 0, NEVER) else size_max
@@ -331,7 +334,7 @@ def _partition_count(reader: Reader) -> int:
 
 
 def _resized_topic(session: IggySession, reader: Reader) -> Topic:
-    """Return the topic whose partition count is to change. Raises Denied, Refused."""
+    """Return the topic whose number of partitions is to change. Raises Denied, Refused."""
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     if is_fixed(session.shared.directory.kept(topic).options):
         raise Refused(errors.FIXED_PARTITIONS)
@@ -346,14 +349,16 @@ def create_partitions(session: IggySession, answer: Answer, reader: Reader, /) -
 
 
 def delete_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_PARTITIONS: delete the highest ones; a higher count than there are deletes all."""
+    """Handle DELETE_PARTITIONS: delete the partitions with the highest numbers, all if the count is too high."""
     topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.shrink_topic(topic, max(len(topic.partitions) - count, 0), done=answer.done)
 
 
 def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Refuse DELETE_SEGMENTS: a segment has records of several partitions here; retention frees space instead."""
+    """Refuse DELETE_SEGMENTS, because a segment has records of several partitions in this broker; retention frees
+    space.
+    """
     del answer
     topic_of(session, reader, Action.TOPIC_PURGE)
     raise Refused(errors.UNAVAILABLE)
@@ -363,7 +368,7 @@ def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> 
 
 
 def describe_options(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle DESCRIBE_OPTIONS: return the options of topics; streams and users have none."""
+    """Handle DESCRIBE_OPTIONS: return the options of topics. Streams and users have no options."""
     del session, answer
     scope = reader.u8()
     if scope not in (1, 2, 3):

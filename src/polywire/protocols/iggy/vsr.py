@@ -1,6 +1,6 @@
 """The headered framing: a header of 256 bytes before every body (spec: iggy#d3-frames, iggy#d3-operations).
 
-A header is validated before its fields are used. Replies echo the same fields as the reference server.
+A header is validated before its fields are used. Replies repeat the same fields of the request as Iggy's own server.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ REQUEST: Final = 5
 REPLY: Final = 8
 EVICTION: Final = 13
 REGISTER: Final = 1
-PLAIN: Final = 2  # the operation of commands that are identified by their code
+PLAIN: Final = 2  # the operation of all commands that are identified by their code
 LOG_OUT: Final = 3
-UPDATE: Final = 150  # since 0.12; stands for several commands
+UPDATE: Final = 150  # since 0.12; it stands for several commands
 SEND: Final = 160
-COMMITTED: Final = 1  # at 220 of a reply: the reply is final
+COMMITTED: Final = 1  # at position 220 of a reply: the reply is final
 
-# Every command that changes state has an operation of its own.
+# Every command that changes state has its own operation.
 OPERATIONS: Final[dict[int, Code]] = {
     LOG_OUT: Code.LOGOUT,
     128: Code.CREATE_STREAM,
@@ -70,7 +70,8 @@ _EVICTION: Final = Struct("<48xI8xB67x16sII103xB")
 class Head:
     """The fields of a request's header that the broker uses.
 
-    incarnation: of the partition, 0 if not set. has_result: whether the reply begins with a result section.
+    incarnation: the partition history that the request names, 0 if none. has_result: whether the reply begins with a
+    result section.
     """
 
     size: int
@@ -90,7 +91,7 @@ class Head:
 
     @property
     def changes_metadata(self) -> bool:
-        """Whether clients compare the position of its reply with that of routes."""
+        """Whether clients compare the position in the reply with the position of routes."""
         return self.operation != PLAIN and self.operation < SEND
 
 
@@ -102,7 +103,7 @@ def parse_head(data: memoryview) -> Head:
 
 
 def reply_head(head: Head, position: int, size: int, status: int, *, committed: int = 0, incarnation: int = 0) -> bytes:
-    """Encode the header of the reply to ``head`` with a body of ``size`` bytes. ``position``: any increasing number."""
+    """Encode the header of the reply to ``head``, with a body of ``size`` bytes. position: any number that increases."""
     return _REPLY.pack(
         HEADER_BYTES + size,
         REPLY,
@@ -122,7 +123,7 @@ def reply_head(head: Head, position: int, size: int, status: int, *, committed: 
 def eviction(client: bytes, reason: int, protocols: tuple[int, int] = (0, 0)) -> bytes:
     """Encode the frame that ends a login.
 
-    protocols: the lowest and the highest accepted version, if that is the reason.
+    protocols: the lowest and the highest accepted version, if the reason is an unsupported version.
     """
     lowest, highest = protocols
     return _EVICTION.pack(HEADER_BYTES, EVICTION, client, highest, lowest, reason)
