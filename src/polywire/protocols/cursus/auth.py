@@ -1,7 +1,7 @@
 """Authenticate and authorize Cursus requests: AUTH, credentials in a command, access lists (spec: cursus#credentials).
 
-Every request, batches included, is authorized by its own credentials only. Access lists also apply on a broker without
-users.
+Every request, batches included, is authorized by its own credentials, if it has any. Access lists also apply on a
+broker without users.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polywire.protocols.cursus.messages import Refused, Request, decoded, encode
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName
 
-VERDICTS_MAX: Final = 100  # retained before those of closed connections are dropped
+VERDICTS_MAX: Final = 100  # results to keep before those of closed connections are dropped
 WORDS: Final[Mapping[Permission, str]] = {
     Permission.CONSUME: "topic.read",
     Permission.CONSUME | Permission.PRODUCE: "topic.read",
@@ -30,17 +30,17 @@ WORDS: Final[Mapping[Permission, str]] = {
     Permission.GROUP: "group",
     Permission.TRANSACTION: "transaction",
 }
-"""Names of missing permissions in this protocol; all others are ``admin`` (spec: cursus#credentials)."""
+"""The protocol's words for missing permissions; permissions that are not listed are called ``admin``."""
 
 Words = tuple[str, str]
-"""A principal's name and its token: a password or an access token."""
+"""A principal's name, and its password or access token."""
 
 
 class AccessGuard:
     """Implements ``context.Guard`` with the broker's users.
 
     Invariant: ``_acting`` is the principal of the last admitted request, None if no login was needed. ``_verdicts`` has
-    results of credentials that had to be verified, until their request is offered again.
+    the results of verified credentials until their request is handled again.
     """
 
     __slots__ = ("_access", "_acting", "_broker", "_payload", "_verdicts")
@@ -55,7 +55,7 @@ class AccessGuard:
     # Port
 
     def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
-        """Check whether the command may begin, as in ``Guard``."""
+        """Check whether a command may begin; see ``Guard``."""
         self._payload = request.message
         if ANYBODY.issuperset(actions):
             self._acting = None
@@ -67,20 +67,23 @@ class AccessGuard:
         where = self._topic_name(request)
         for action in actions:
             if not self._allows(self._acting, action, where):
-                self._access.refusal(self._acting, action, where)  # audits the refusal
+                self._access.refusal(self._acting, action, where)  # called because it audits the refusal
                 word = WORDS.get(action.permission, "admin")
                 raise Refused("NOT_AUTHORIZED_FOR_OPERATION", f"command={_spoken(request)} permission={word}")
             if action in ADMINISTRATION:
                 self._access.administers(self._acting, action, where)
 
     def prove(self, peer: Peer, request: Request, /) -> None:
-        """Authenticate the sender of a request, as in ``Guard``."""
+        """Authenticate the sender of a request; see ``Guard``."""
         self._acting = self._principal(peer, request)
         if self._acting is not None:
             _identify(peer, self._acting)
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Check whether the connection may write batches: it needs AUTH. ``admit_topic`` checks the topic."""
+        """Check whether the connection may write batches, which requires AUTH.
+
+        ``admit_topic`` then checks the topic.
+        """
         self._acting = None
         if not self._access.is_open:
             self._acting = self._connected(peer)
@@ -89,13 +92,13 @@ class AccessGuard:
             _identify(peer, self._acting)
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
-        """Return whether the acting principal may do this to the topic, by permission and access list."""
+        """Return whether permissions and access list allow the acting principal to perform this action on the topic."""
         return self._access.permits(self._acting, action, topic)
 
     def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
-        """Refuse what the acting principal may not do to the topic."""
+        """Raise Refused if the acting principal may not perform this action on the topic."""
         if not self._access.permits(self._acting, action, topic):
-            self._access.refusal(self._acting, action, topic)  # audits the refusal
+            self._access.refusal(self._acting, action, topic)  # called because it audits the refusal
             operation = "write" if action.listed is Listed.WRITERS else "read"
             name = topic.name.full if isinstance(topic, Topic) else topic.full
             facts = f"operation={operation} topic={topic_word(name)}"
@@ -107,13 +110,13 @@ class AccessGuard:
         return self._acting
 
     def payload(self, request: Request, /) -> bytes | None:
-        """Return the request's message without credentials."""
+        """Return the request's message, from which credentials were removed."""
         return self._payload
 
     # Authentication
 
     def _principal(self, peer: Peer, request: Request) -> Principal | None:
-        """Return the request's principal; raise Refused or NotYet."""
+        """Return the principal for a request; raise Refused or NotYet."""
         words = request.options.get("principal", ""), request.options.get("auth_token", "")
         if any(words):
             found = self.verified(peer, words)
@@ -131,12 +134,14 @@ class AccessGuard:
         return principal
 
     def _connected(self, peer: Peer) -> Principal | None:
-        """Return the connection's principal: from AUTH, else from its certificate."""
+        """Return the principal of the connection: from AUTH, else from its TLS certificate."""
         return peer.output.certified if peer.principal is None else peer.principal
 
     def _trailing(self, peer: Peer, request: Request) -> Principal | None:
-        """Clients append credentials to the whole command, and so after the payload; only valid ones count as
-        credentials.
+        """Return the principal of credentials at the end of the message.
+
+        Clients append credentials to the whole command, so they can follow the message. Words that are not valid
+        credentials belong to the message.
         """
         if request.name != "TXN_PUBLISH" or request.message is None:
             return None
@@ -152,9 +157,9 @@ class AccessGuard:
         return found
 
     def verified(self, peer: Peer, words: Words) -> Principal | None:
-        """Return the principal of these credentials, None if they are wrong, or on a broker without users.
+        """Return the principal of these credentials; None if they are wrong, or the broker has no users.
 
-        Raises NotYet while they are verified, Refused if too many wait.
+        Raises NotYet while they are being verified, and Refused if too many logins wait.
         """
         if self._access.is_open:
             return None
@@ -190,15 +195,19 @@ class AccessGuard:
     # Authorization
 
     def _topic_name(self, request: Request) -> TopicName | None:
-        """Return the topic that a request names; None for a pattern, whose topics are checked one by one."""
+        """Return the topic that a request names; None for a pattern, because its topics are checked one by one."""
         name = request.options.get("topic", "")
         if not name or (request.pattern and request.name == "CONSUME"):
             return None
         found = self._broker.resource(name)
-        return found.name if isinstance(found, Topic) else found  # access lists have their own errors
+        # only the name, because refusals by an access list have their own errors
+        return found.name if isinstance(found, Topic) else found
 
     def _allows(self, acting: Principal, action: Action, where: TopicName | None) -> bool:
-        """Without a topic, the permission anywhere suffices: access to topics is checked again."""
+        """Return whether an action is permitted.
+
+        If no topic is named, it is enough that the action is permitted on some topic; the topics are checked later.
+        """
         if action.resource is Resource.TOPIC and where is not None:
             return self._access.permits(acting, action, where)
         if action.resource is Resource.BROKER:
@@ -207,7 +216,7 @@ class AccessGuard:
 
 
 def _value(word: bytes, key: bytes) -> str:
-    """Return the text after the key; empty if the word is no such argument."""
+    """Return the text after the key; empty if the word does not begin with the key."""
     value = decoded(word.removeprefix(key)) if word.startswith(key) else ""
     return value if value.split() == [value] else ""
 
@@ -220,12 +229,12 @@ def _identify(peer: Peer, principal: Principal) -> None:
 
 
 def _spoken(request: Request) -> str:
-    """Return the command's name; an envelope without one publishes."""
+    """Return the name of the command; an envelope without a command is a PUBLISH."""
     return request.name or "PUBLISH"
 
 
 def authenticate(session: CursusSession, request: Request, /) -> Reply:
-    """Handle AUTH: set the connection's principal; wrong credentials remove it."""
+    """Handle AUTH: set the principal of the connection. Wrong credentials remove it."""
     words = request.options.get("principal", ""), request.options.get("token", "")
     if not all(words):
         raise Refused("invalid_auth", "command=AUTH")

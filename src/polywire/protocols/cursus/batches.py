@@ -1,6 +1,6 @@
 """Batch frames: layouts, content and acknowledgement (spec: cursus#batches, cursus#writing).
 
-Layouts are tried in the order of the specification (spec: cursus#older-batch-layouts).
+Layouts are tried in the order that the specification gives (spec: cursus#older-batch-layouts).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.types import Buffer, Level
 
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
-"""Levels by acks in lower case (concepts: durability#levels)."""
+"""Durability levels by ``acks`` in lower case (concepts: durability#levels)."""
 
-DIGITS_MAX: Final = 10  # of a partition number
+DIGITS_MAX: Final = 10  # digits of a partition number
 
 _OLDER: Final = (decoder.APRIL, decoder.DECEMBER)
 _LAYOUTS: Final = (decoder.MODERN, decoder.POSITIONAL, *_OLDER)
@@ -30,7 +30,7 @@ _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Head of a batch and common properties of its messages, which are in the scratch arrays.
+    """The head of a batch, and properties that all of its messages share. The messages are in the scratch arrays.
 
     producer, epoch: of the first message. last_producer, last_epoch, first_sequence, last_sequence: for the
     acknowledgement.
@@ -68,8 +68,9 @@ def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
 
 
 def _begins_positional(body: Buffer) -> bool:
-    """Return whether the partition is a text of digits: in the modern layout it would be above 65,536, which no topic
-    has.
+    """Return whether the partition is a text of digits.
+
+    In the modern layout, these bytes would be a partition number above 65,536, which no topic has.
     """
     view = memoryview(body)
     at = 4 + int.from_bytes(view[2:4], "big")
@@ -78,7 +79,7 @@ def _begins_positional(body: Buffer) -> bool:
 
 
 def _plausible(body: Buffer, head: memoryview) -> bool:
-    """Return whether acks and the idempotent byte have values that clients write."""
+    """Return whether the acks and the idempotent byte have values that clients send."""
     return head[decoder.IDEMPOTENT] <= 1 and _text(body, head, decoder.ACKS_AT).lower() in LEVELS
 
 
@@ -117,7 +118,7 @@ def _text(body: Buffer, head: memoryview, word: int) -> str:
 
 
 class Status(Enum):
-    """How much of a batch was stored: all, the messages before a refused one, or nothing."""
+    """How much of a batch was stored: all, the messages before a refused message, or nothing."""
 
     OK = "OK"
     PARTIAL = "PARTIAL"
@@ -137,7 +138,7 @@ def acknowledged(
 ) -> bytes:
     """Return the acknowledgement with all eight keys (spec: cursus#acknowledgement).
 
-    last_offset, last_sequence: of the last stored message, if any. error: why not all was stored.
+    last_offset, last_sequence: of the last message that was stored, if any. error: the reason if some were not stored.
     """
     name = encoded(quote(decoded(producer)))
     if status is Status.OK:
@@ -156,10 +157,10 @@ def acknowledged(
 
 
 def opening(topic: str, partition: int, *, positional: bool) -> bytes:
-    """Return the start of a pushed batch, up to its sequences; acks are ``1``, and it is not idempotent (spec:
+    """Return the start of a pushed batch, up to its sequences, with ``acks`` 1 and not idempotent (spec:
     cursus#consume).
 
-    positional: use the layout of the positional page, for requests in that dialect; else the modern one.
+    positional: use the layout of the positional dialect, otherwise the modern layout.
     """
     if positional:
         number = encoded(str(partition))
@@ -171,7 +172,7 @@ def opening(topic: str, partition: int, *, positional: bool) -> bytes:
 
 
 def head_bytes(begin: bytes) -> int:
-    """Return the size of a pushed batch's head with this opening, including the frame's length."""
+    """Return the size of the head of a pushed batch that begins with ``begin``, including the frame's length."""
     return PREFIX_BYTES + len(begin) + _RANGE.size
 
 

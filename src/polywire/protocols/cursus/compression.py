@@ -19,30 +19,31 @@ from polywire.records.inflate import XERIAL_HEAD, XERIAL_MAGIC, Damaged, TooFar,
 from polywire.records.unzstd import ZSTD_MAGIC, unzstd
 
 Expand = Callable[[memoryview, int], bytes | bytearray | memoryview]
-"""Expands a frame to at most a limit; raises TooLarge beyond, PeerError for damaged input.
+"""Function that decompresses a frame to at most ``limit`` bytes.
 
-It may be called in a thread, for a long frame, after a call on the loop with a smaller limit.
+It raises TooLarge if the frame is larger, and PeerError for damaged input. For a long frame, it is first called on the
+event loop with a small limit, then in a thread.
 """
 
 Compress = Callable[[bytes], bytes]
 
-LZ4_ROOM_BYTES: Final = 256 * 1024  # first attempt for a frame that does not declare its size
-LZ4_GROWTH: Final = 8  # minimum growth of a small frame
+LZ4_ROOM_BYTES: Final = 256 * 1024  # size of the first buffer for a frame that does not declare its size
+LZ4_GROWTH: Final = 8  # smallest factor by which a small frame grows
 MAGIC_BYTES_MAX: Final = 16
 ZSTD_LEVEL: Final = 3  # zstd's default
-_GZIP: Final = 31  # zlib's code for a gzip member
+_GZIP: Final = 31  # zlib's code for the gzip format
 
 
 class TooLarge(PeerError):
-    """A frame expands beyond the limit."""
+    """The decompressed frame exceeds the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """A compression algorithm.
 
-    magic: first bytes of a compressed frame; without one, frames count as compressed only if the listener is configured
-    so.
+    magic: first bytes of a compressed frame. If empty, compressed frames cannot be detected; the listener must be
+    configured for this algorithm.
     """
 
     name: str
@@ -52,14 +53,14 @@ class Algorithm:
 
 
 _algorithms: dict[str, Algorithm] = {}
-_openings: set[bytes] = set()  # first bytes of all magics
+_openings: set[bytes] = set()  # the first bytes of all magics
 
 
 def register(algorithm: Algorithm) -> None:
     """Add or replace an algorithm.
 
-    No batch, command or envelope may begin with its magic (spec: cursus#compression): at least two bytes, the first two
-    above 00 F9 and no letters, blanks or BA 7C. Raises Invalid(INVALID_REQUEST).
+    Its magic must not begin a batch, command or envelope (spec: cursus#compression). It needs at least two bytes; the
+    first two must be above 00 F9, and be neither letters, blanks nor BA 7C. Raises Invalid(INVALID_REQUEST).
     """
     magic = algorithm.magic
     opening = magic[:2]
@@ -93,7 +94,7 @@ def begins_compressed(prefix: bytes) -> bool | None:
 
 
 def sniffed(body: memoryview) -> Algorithm | None:
-    """Return the algorithm whose magic a frame begins with, None for a plain frame."""
+    """Return the algorithm whose magic begins the frame, None for an uncompressed frame."""
     head = bytes(body[:MAGIC_BYTES_MAX])
     if head[:1] not in _openings:
         return None
@@ -101,10 +102,10 @@ def sniffed(body: memoryview) -> Algorithm | None:
 
 
 def _expand_lz4(body: memoryview, limit: int) -> memoryview:
-    """Expand a frame that does not declare its size: try a small buffer first, because it costs least."""
+    """Decompress a frame that does not declare its size. A small buffer is tried first, because it costs least."""
     size = max(LZ4_ROOM_BYTES, LZ4_GROWTH * len(body))
     if size >= MAPPED_BYTES_MIN:
-        size = limit  # memory that is not written to costs nothing
+        size = limit  # memory that is never written costs nothing
     while True:
         out = memoryview(allocate(min(size, limit)))
         try:
@@ -127,7 +128,7 @@ def _expand_by(expand: Expand, what: str, body: memoryview, limit: int) -> bytes
 
 
 def _too_large() -> TooLarge:
-    return TooLarge("a compressed frame expands too far", fatal=True)
+    return TooLarge("the decompressed frame exceeds the size limit", fatal=True)
 
 
 def _compress_gzip(body: bytes) -> bytes:

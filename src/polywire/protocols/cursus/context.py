@@ -1,4 +1,4 @@
-"""Settings and state that all Cursus connections share, and the port that authorizes requests."""
+"""Settings and state that all Cursus connections share, and the interface that authorizes requests."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ GroupKey = tuple[str, str]
 
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
-PIECE_ROOM_BYTES: Final = 64 * 1024  # of a stored batch beside its messages: header, producer, alignment
-PIECE_ROOM_SHARE: Final = 8  # with small journal files, at most this fraction of a batch
-IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait longer than some years
-REPEATS_S_MAX: Final = 86_400.0  # longest memory of a payload
+PIECE_ROOM_BYTES: Final = 64 * 1024  # bytes of a stored batch besides its messages: header, producer, alignment
+PIECE_ROOM_SHARE: Final = 8  # if journal files are small, this overhead may be at most this fraction of a batch
+IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait longer than a few years
+REPEATS_S_MAX: Final = 86_400.0  # longest time for which payloads are remembered
 
 
 class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol):
-    """Verbs of the broker that this protocol uses."""
+    """The operations of the broker that this protocol uses."""
 
     @property
     def groups(self) -> Coordinator:
@@ -51,7 +51,7 @@ class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBr
 
     @property
     def transactions(self) -> Transactions:
-        """Transactions by their producers' names."""
+        """Transactions, by transactional id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class CursusSettings:
     frame_bytes_max: longest accepted frame (spec: cursus#frames).
     dialect: the only dialect; None detects it for each frame (spec: cursus#recognising-the-dialect).
     compression: compression of all frames to the broker; empty detects it for each frame (spec: cursus#compression).
-    bare_publish: an envelope whose payload is not a command publishes it to its topic (spec: cursus#envelope). Without this, typing errors
-    are errors.
-    host, port: address in METADATA and FIND_COORDINATOR; by default the one the client connected to.
+    bare_publish: an envelope whose payload is not a command publishes it to its topic (spec: cursus#envelope). If unset, a mistyped command
+        is an error instead.
+    host, port: address in METADATA and FIND_COORDINATOR; by default the address that the client connected to.
     idle_timeout_s: how long a connection without a stream may be idle (spec: cursus#connections).
-    topic_wait_s: how long a write waits for its topic to appear (spec: cursus#publish).
+    topic_wait_s: how long a write waits for its topic to be created (spec: cursus#publish).
     keepalive_s: interval of empty frames on a stream (spec: cursus#stream).
     linger_s: how long a connection may stay idle after its stream ended (spec: cursus#stream).
-    unused_s: how long a connection may stay idle after a CONSUME that only its end terminates
-    (spec: cursus#consume-of-the-legacy-dialect).
-    repeats_s: how long payloads of the legacy dialect are remembered, to drop repeated ones of a topic (spec: cursus#repeated-payloads); 0
-    drops nothing.
+    unused_s: how long a connection may stay idle after a CONSUME of the legacy dialect, whose response ends with the connection (spec:
+        cursus#consume-of-the-legacy-dialect).
+    repeats_s: how long payloads of the legacy dialect are remembered, to drop repeated payloads in a topic (spec: cursus#repeated-payloads);
+        0 drops nothing.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -104,29 +104,29 @@ class CursusSettings:
 
 
 class Peer(Protocol):
-    """Connection of a request, as a guard sees it."""
+    """The connection of a request, as a guard sees it."""
 
     @property
     def output(self) -> Output:
-        """Address and certificate."""
+        """The connection's output, which has the client's address and certificate."""
 
     @property
     def peer_address(self) -> str:
-        """Address of its requests."""
+        """Address of the client that sent its requests."""
 
     @property
     def principal(self) -> Principal | None:
-        """Principal from AUTH."""
+        """The principal from AUTH, if any."""
 
     @property
     def closed(self) -> bool:
         """Whether it is closed."""
 
     def identify(self, principal: Principal | None, /) -> None:
-        """Set the principal; raise Busy."""
+        """Set the principal. Raises Busy."""
 
     def wake(self) -> None:
-        """Offer the waiting request again."""
+        """Handle the waiting request again."""
 
 
 class Guard(Protocol):
@@ -136,60 +136,61 @@ class Guard(Protocol):
         """Check whether a command with these actions may begin.
 
         Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
-        Raises NotYet if it takes time: the guard calls ``peer.wake()`` later, and is asked again about the same
-        request.
+        Raises NotYet if the check takes time; the guard then calls ``peer.wake()`` later, after which ``admit`` must be
+        called again with the same request.
         """
 
     def prove(self, peer: Peer, request: Request, /) -> None:
-        """Authenticate the sender of a request that another process authorizes and executes; raise as ``admit``."""
+        """Authenticate the sender of a request that another process will authorize and execute. Raises as ``admit``."""
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Check whether the connection may write batches; raise Refused or NotYet."""
+        """Check whether the connection may write batches. Raises Refused or NotYet."""
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
-        """Return whether the connection may do this to the topic."""
+        """Return whether the connection may perform this action on the topic."""
 
     def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
-        """Raise Refused ``NOT_AUTHORIZED_FOR_TOPIC`` if the connection may not do this to the topic."""
+        """Raise Refused ``NOT_AUTHORIZED_FOR_TOPIC`` if the connection may not perform this action on the topic."""
 
     def verified(self, peer: Peer, words: tuple[str, str], /) -> Principal | None:
-        """Return the principal of this name and token, None if they are wrong; raise Refused or NotYet."""
+        """Return the principal with this name and token, None if they are wrong. Raises Refused or NotYet."""
 
     @property
     def acting(self) -> Principal | None:
-        """Principal of the last admitted request, None if no login was needed."""
+        """The principal of the last admitted request, None if no login was needed."""
 
     def payload(self, request: Request, /) -> bytes | None:
-        """Return the message of the last admitted request without credentials (spec: cursus#credentials)."""
+        """Return the message of the last admitted request, without credentials (spec: cursus#credentials)."""
 
 
 Where = tuple[str, int]
-"""Host and port."""
+"""A host and a port."""
 
 
 class Places(Protocol):
-    """Addresses of this process for clients, by the address that they used."""
+    """The addresses of this process for clients, which depend on the address that a client has used."""
 
     def lasting(self, at: Where, /) -> Where:
-        """Return an address that stays valid whichever process leads what."""
+        """Return an address that stays valid if another process becomes the leader."""
 
     def alone(self, at: Where, /) -> Where:
-        """Return the address of this process alone, if clients may use it; otherwise ``at``."""
+        """Return the address of this process only, if clients may use it; otherwise ``at``."""
 
 
 class Replaceable(Protocol):
-    """A stream that a new one may replace (spec: cursus#stream)."""
+    """A stream that a newer stream may replace (spec: cursus#stream)."""
 
     def replace(self) -> None:
-        """Notify the client and end."""
+        """Notify the client and end the stream."""
 
 
 class GenerationsUsed:
-    """Last generation used by each member of a group, to recognize a fenced member that rejoins (spec:
+    """The last generation that each member of a group has used, to detect a fenced member that rejoins (spec:
     cursus#joining-again).
 
-    A dropped entry costs at most one extra member, which expires. Invariant: at most as many groups as ``keep`` allows,
-    and of each the members at the last join, or since.
+    If an entry is dropped, at worst a member joins twice, and the old membership expires. Invariant: it has at most as
+    many groups as ``keep`` allows, and of each group only members that existed at the last ``keep`` or were added
+    since.
     """
 
     __slots__ = ("_groups",)
@@ -206,7 +207,7 @@ class GenerationsUsed:
         return self._groups.get(group, {}).get(member) == generation
 
     def keep(self, group: GroupKey, members: Collection[str], groups_max: int) -> None:
-        """Drop former members, and the oldest groups if there are too many."""
+        """Drop former members of a group, and the oldest groups if there are more than ``groups_max``."""
         known = self._groups.get(group, {})
         for member in known.keys() - set(members):
             del known[member]
@@ -219,18 +220,18 @@ class CursusState:
     """State shared by all Cursus connections of a broker.
 
     Attributes:
-        round_robin: next partition of a keyless record, by topic id.
+        round_robin: next partition for a record without a key, by topic id.
         scratch: reusable arrays.
-        reply_buffers: for large replies.
+        reply_buffers: reusable buffers for large replies.
         generations_used: by members of groups.
-        repeats: of payloads in the legacy dialect, None if none are dropped.
-        streams: by topic, partition and group; a new one may replace another.
-        stream_count: open streams.
+        repeats: remembered payloads of the legacy dialect, None if repeated payloads are not dropped.
+        streams: by topic, partition and group; a new stream may replace an old one with the same key.
+        stream_count: number of open streams.
         off_loop: queue of long frames.
-        large_scratch: for the messages of the current long frame.
-        byte_positions: byte offset and offset of the last legacy reader, by partition incarnation.
-        piece_bytes_max: of messages stored as one batch.
-        places: addresses of several processes; None for one.
+        large_scratch: arrays for the messages of the current long frame.
+        byte_positions: byte offset and record offset where the last legacy read ended, by partition incarnation.
+        piece_bytes_max: largest size of messages that are stored as one batch.
+        places: addresses of the brokers of a cluster; None for a single process.
     """
 
     broker: CursusBroker

@@ -1,4 +1,4 @@
-"""Decode a received Cursus batch into the spans of its messages (spec: cursus#batches).
+"""Decode a received Cursus batch: find the positions of its messages and their fields (spec: cursus#batches).
 
 One call handles one batch and creates no Python object per record. Every length is checked before use.
 
@@ -10,9 +10,9 @@ A batch, all integers big-endian; strings are a u16 length and their bytes unles
 
 Older layouts (spec: cursus#older-batch-layouts) differ as follows:
 
-* POSITIONAL: partition and acks are strings, of digits and of text.
-* APRIL: no event fields.
-* DECEMBER: neither event fields nor the idempotent byte.
+* POSITIONAL: partition and acks are strings.
+* APRIL: there are no event fields.
+* DECEMBER: there are neither event fields nor the idempotent byte.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ else:
         store_u32,
     )
 
-RECORDS_MAX: Final = 100_000  # of one batch (spec: cursus#batch-layout)
-MESSAGE_BYTES_MIN: Final = 32  # of the shortest layout
+RECORDS_MAX: Final = 100_000  # messages of one batch (spec: cursus#batch-layout)
+MESSAGE_BYTES_MIN: Final = 32  # size of a message without texts in the shortest layout
 
 MODERN: Final = 0
 POSITIONAL: Final = 1
 APRIL: Final = 2
 DECEMBER: Final = 3
 
-# Numbers of a batch's head, as ``scan`` writes them; positions count from the body's first byte, i64 each.
+# The words (i64) that ``scan`` writes about a batch's head. Positions count from the first byte of the body.
 TOPIC_AT: Final = 0
 TOPIC_SIZE: Final = 1
 PARTITION: Final = 2
@@ -67,11 +67,11 @@ IDEMPOTENT: Final = 5
 SEQ_START: Final = 6
 SEQ_END: Final = 7
 COUNT: Final = 8
-PRODUCER_AT: Final = 9  # of the first message
+PRODUCER_AT: Final = 9  # the producer of the first message
 PRODUCER_SIZE: Final = 10
 EPOCH: Final = 11
 FIRST_SEQUENCE: Final = 12
-LAST_AT: Final = 13  # producer of the last message
+LAST_AT: Final = 13  # the producer of the last message
 LAST_SIZE: Final = 14
 LAST_EPOCH: Final = 15
 LAST_SEQUENCE: Final = 16
@@ -81,11 +81,11 @@ FAULT_MESSAGE: Final = 19
 PAYLOAD_BYTES: Final = 20
 HEAD_WORDS: Final = 21
 
-MIXED: Final = 1  # traits: messages of several producers or epochs
+MIXED: Final = 1  # traits: messages are from several producers or epochs
 GAPS: Final = 2  # sequences are not consecutive
-EVENTS: Final = 4  # some message has event fields
+EVENTS: Final = 4  # a message has event fields
 
-# Numbers of one message beside its spans, i64 each, which ``scan`` writes to ``details``.
+# The words (i64) that ``scan`` writes to ``details`` about one message.
 SEQUENCE: Final = 0
 MESSAGE_EPOCH: Final = 1
 MESSAGE_PRODUCER_AT: Final = 2
@@ -116,7 +116,7 @@ FIELDS: Final = (
     "aggregate version",
     "metadata",
 )
-"""Fields that may be truncated; ``scan`` returns -1 minus the index here."""
+"""Fields that may be truncated; if one is, ``scan`` returns -1 minus its index here."""
 COUNT_FAULT: Final = 5
 
 _WORD = cython.declare(cython.longlong, 4_294_967_296)
@@ -164,7 +164,7 @@ def _i64(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 def _scan_head(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, layout: cython.int, head: cython.p_uchar
 ) -> cython.Py_ssize_t:
-    """Decode everything before the messages; return their start, or a fault."""
+    """Decode everything before the messages; return their position, or a fault."""
     at: cython.Py_ssize_t = 4
     width: cython.Py_ssize_t
     i: cython.Py_ssize_t
@@ -229,7 +229,7 @@ def _scan_message(
     details: cython.p_uchar,
     row: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Decode one message; return its end, or a fault."""
+    """Decode one message; return the position after it, or a fault."""
     length: cython.longlong
     span: cython.Py_ssize_t = 32 * row
     detail: cython.Py_ssize_t = 80 * row
@@ -278,7 +278,7 @@ def _scan_event(
     details: cython.p_uchar,
     detail: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Decode the event fields of a message; return their end, or a fault."""
+    """Decode the event fields of a message; return the position after them, or a fault."""
     length: cython.longlong
     if size - at < 2 or size - at - 2 < _u16(p, at):
         return -13
@@ -306,7 +306,7 @@ def _scan_event(
 @cython.nogil
 @cython.exceptval(check=False)
 def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
-    """Return how a message differs from the one before."""
+    """Return the traits in which a message differs from the message before it."""
     one: cython.Py_ssize_t = 80 * row
     before: cython.Py_ssize_t = one - 80
     found: cython.longlong = 0
@@ -337,9 +337,10 @@ def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.
 def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Lendable) -> int:
     """Decode a whole batch in one of the layouts.
 
-    head: HEAD_WORDS numbers. spans, details: space for len(body) // MESSAGE_BYTES_MIN messages, at most RECORDS_MAX.
-    Returns 0 if the batch fills the body, 1 if bytes follow; otherwise -1 minus the index in ``FIELDS`` of the fault,
-    with the message in FAULT_MESSAGE (-1: the head). Raises ValueError if there is too little space.
+    head: space for HEAD_WORDS words. spans, details: space for len(body) // MESSAGE_BYTES_MIN messages, at most
+    RECORDS_MAX. Returns 0 if the batch fills the body, 1 if more bytes follow. For a truncated field, returns -1 minus
+    its index in ``FIELDS``, and writes the message's index to FAULT_MESSAGE (-1: the head). Raises ValueError if there
+    is too little space.
     """
     source: Lent = lend(body)
     numbers: Lent = lend_writable(head)
@@ -389,8 +390,8 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
 def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: int, traits: int, bytes_max: int) -> int:
     """Return the end of the run of messages that begins at ``start``.
 
-    It ends before a message with one of these traits (MIXED, GAPS) against its predecessor, or at ``bytes_max`` bytes,
-    and has at least one. Raises ValueError for rows out of range.
+    The run ends before a message that differs from the one before it in one of ``traits`` (MIXED, GAPS), or when it
+    would exceed ``bytes_max``. It has at least one message. Raises ValueError for rows out of range.
     """
     source: Lent = lend(body)
     places: Lent = lend(spans)
@@ -416,7 +417,7 @@ def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: i
 @cython.nogil
 @cython.exceptval(check=False)
 def _weight(spans: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
-    """Return the bytes of a message without its producer."""
+    """Return the size of a message without its producer."""
     return (
         48
         + load_i64(spans, 32 * row + 8)
@@ -433,9 +434,9 @@ def _check_rows(details: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t
 
 
 def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> None:
-    """Copy one of the numbers of messages ``start`` to ``stop``: as i64, or as u32 if ``out`` is too small for that.
+    """Copy one word of each message from ``start`` to ``stop``: as i64, or as u32 if ``out`` has half the size.
 
-    Raises ValueError if it does not fit.
+    Raises ValueError if ``out`` is too small.
     """
     source: Lent = lend(details)
     target: Lent = lend_writable(out)
@@ -454,7 +455,7 @@ def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> 
 
 
 def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> tuple[bytearray, bytearray]:
-    """Return one of the texts of messages ``start`` to ``stop``: offsets (i32), and bytes.
+    """Return one text of each message from ``start`` to ``stop``: the offsets (i32), and all bytes.
 
     word: TYPE_AT or METADATA_AT. Raises ValueError for rows or positions out of range.
     """
@@ -491,7 +492,7 @@ def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> 
 
 
 def is_text(offsets: Buffer, joined: bytearray) -> bool:
-    """Return whether each text is UTF-8: all together are, and none begins within a character."""
+    """Return whether each text is UTF-8, which is so if all bytes together are and no text begins within a character."""
     ends: Lent = lend(offsets)
     lent: Lent = lend(joined)
     row: cython.Py_ssize_t
@@ -508,7 +509,7 @@ def is_text(offsets: Buffer, joined: bytearray) -> bool:
 
 
 def mark(details: Lendable, start: int, stop: int, flags: Buffer, bit: int) -> None:
-    """Set ``bit`` in the flags (u8 each) of messages with event fields; raise ValueError if they do not fit."""
+    """Set ``bit`` in the flags (one u8 per message) of messages with event fields; raise ValueError for the wrong size."""
     source: Lent = lend(details)
     target: Lent = lend_writable(flags)
     first: cython.Py_ssize_t = start

@@ -52,23 +52,23 @@ else:
         store_i64,
     )
 
-# Numbers of ``put`` and ``put_values``, i64 each.
+# The words (i64) in the state of ``put`` and ``put_values``.
 START: Final = 0  # first requested offset
 STOP: Final = 1  # end of the requested offsets
-ROOM: Final = 2  # records that may still be written
-PAYLOAD_ROOM: Final = 3  # bytes of keys and values that may still be written; one record always is
-POSITION: Final = 4  # where to continue in the chunk
+ROOM: Final = 2  # number of records that may still be written
+PAYLOAD_ROOM: Final = 3  # bytes of keys and values that may still be written; at least one record is written
+POSITION: Final = 4  # position in the chunk at which to continue
 ROW: Final = 5
-AT: Final = 6  # bytes written so far
-WRITTEN: Final = 7  # records written so far
+AT: Final = 6  # number of bytes written so far
+WRITTEN: Final = 7  # number of records written so far
 FIRST: Final = 8  # sequence of the first record written
-LAST: Final = 9  # sequence of the last
+LAST: Final = 9  # sequence of the last record written
 NEXT: Final = 10  # offset after the last record written or skipped
 PUT_WORDS: Final = 11
 
-DONE: Final = 0  # results of ``put``: the chunk ended
-FULL: Final = 1  # no further record is requested or fits
-COMPRESSED: Final = 2  # the batch at POSITION must be expanded first
+DONE: Final = 0  # results of ``put``: all records of the chunk were written or skipped
+FULL: Final = 1  # no more records are requested, or there is no space for another
+COMPRESSED: Final = 2  # the batch at POSITION must be decompressed first
 
 _KEY_MAX = cython.declare(cython.longlong, 65_535)
 
@@ -125,7 +125,9 @@ def _length(p: cython.p_const_uchar, offsets: cython.longlong, row: cython.Py_ss
 def _fits(
     p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int, row: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether a text lies within its bytes; stored batches are checked again while reading."""
+    """Return whether a text lies within the bytes of its column. Stored batches are checked again here, when they are
+    read.
+    """
     offsets: cython.longlong = places[2 * column]
     return offsets < 0 or (
         load_i32(p, offsets + 4 * row) >= 0
@@ -139,7 +141,7 @@ def _fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _short(length: cython.longlong) -> cython.longlong:
-    """Return the length of a text in the protocol; 0 for one that is too long."""
+    """Return the length of a text, or 0 if it is too long for the protocol."""
     return length if length <= _KEY_MAX else 0
 
 
@@ -172,7 +174,7 @@ def _put_message(
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write one record as a message and return its end; the caller has checked the space."""
+    """Write one record as a message and return the position after it. The caller must have checked the space."""
     epoch: cython.longlong = load_producer_epoch(p, batch)
     length: cython.longlong
     _put_u64(out, at, offset)
@@ -204,7 +206,9 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write records from row ``state[5]``; return DONE, FULL, -1 for invalid data, or the size that the next one needs."""
+    """Write records from row ``state[5]`` on; return DONE, FULL, -1 for invalid data, or the bytes that the next one
+    needs.
+    """
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
@@ -259,7 +263,7 @@ def _put_rows(
 def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
     """Write the records of a chunk of stored batches to ``out`` as messages of the modern layout.
 
-    state: PUT_WORDS numbers as named above; POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and the remaining space are
+    state: PUT_WORDS words, as named above. POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and the two limits are
     updated. Returns DONE, FULL, COMPRESSED, or the bytes that the next record needs. Raises ValueError for invalid
     batches.
     """
@@ -269,13 +273,13 @@ def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
 def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
     """Write the values of a chunk to ``out``, each as a frame (spec: cursus#consume-of-the-legacy-dialect).
 
-    state and result: as for ``put``; ROOM counts bytes of ``out`` that may still be written, one value always is.
+    State and result are as for ``put``, but ROOM counts bytes of ``out``. At least one value is written.
     """
     return _put_chunk(chunk, state, out, alone=True)
 
 
 def _put_chunk(chunk: Buffer, state: Lendable, out: Buffer, *, alone: bool) -> int:
-    """Implement both. alone: each value in a frame of its own."""
+    """Implement ``put``, or ``put_values`` if ``alone``."""
     source: Lent = lend(chunk)
     numbers: Lent = lend_writable(state)
     target: Lent = lend_writable(out)
@@ -283,7 +287,7 @@ def _put_chunk(chunk: Buffer, state: Lendable, out: Buffer, *, alone: bool) -> i
     batch: cython.Py_ssize_t
     length: cython.Py_ssize_t
     if numbers.size < 88 or load_i64(numbers.p, 32) < 0 or load_i64(numbers.p, 40) < 0 or load_i64(numbers.p, 48) < 0:
-        raise ValueError("state does not fit")
+        raise ValueError("state array has the wrong size")
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
     else:
@@ -319,7 +323,7 @@ def _put_value_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write the values of one batch from the state's row on; return as ``_put_rows``."""
+    """Write the values of one batch from row ``state[5]`` on; return as ``_put_rows``."""
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)

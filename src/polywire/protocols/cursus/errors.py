@@ -99,7 +99,7 @@ def class_of(code: str) -> str:
 
 
 def encode_error(error: Refused, dialect: Dialect, *, structured: bool) -> bytes:
-    """Return an error reply. structured: the client has negotiated ``structured_errors_v1``."""
+    """Return the body of an error reply. structured: the client has negotiated ``structured_errors_v1``."""
     if dialect is Dialect.LEGACY and error.legacy is not None:
         return encoded(f"ERROR: {error.legacy}")
     if structured and not error.classed:

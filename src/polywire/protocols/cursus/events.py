@@ -35,8 +35,8 @@ from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level
 
-READ_BYTES_MAX: Final = 64 * 1024  # read from the log at a time: events of other aggregates are in between
-TEXT_BYTES_MAX: Final = 65_535  # of an event's type and metadata, as in batches
+READ_BYTES_MAX: Final = 64 * 1024  # bytes read from the log at a time; most may belong to other aggregates
+TEXT_BYTES_MAX: Final = 65_535  # largest type or metadata of an event, as in batches
 _SCHEMA_MAX: Final = 2**32 - 1
 
 
@@ -57,7 +57,7 @@ def _partition_of(session: CursusSession, topic: Topic, key: bytes) -> Partition
 
 
 def _number(request: Request, key: str, *, low: int, high: int = 2**63 - 1, usual: str = "") -> int:
-    """Return a number; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
+    """Return a number of the request; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
     text = request.options.get(key) or usual or request.need(key)
     value = integer(text)
     if value is None or not low <= value <= high:
@@ -82,7 +82,7 @@ def _text(request: Request, key: str) -> bytes:
 
 
 def append(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle APPEND_STREAM: one event, if the aggregate is at the preceding version."""
+    """Handle APPEND_STREAM: append one event, if its version is the aggregate's version plus one."""
     for name in ("topic", "key", "version"):
         request.need(name)
     value = _message(request)
@@ -109,7 +109,7 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle SAVE_SNAPSHOT: the last one saved counts, even with an older version."""
+    """Handle SAVE_SNAPSHOT. It replaces the previous snapshot, even one of a later version."""
     for name in ("topic", "key", "version"):
         request.need(name)
     payload = _message(request)
@@ -134,7 +134,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def version_of(session: CursusSession, request: Request, /) -> Reply:
-    """Handle STREAM_VERSION: 0 for a key without events."""
+    """Handle STREAM_VERSION; the version of a key without events is 0."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     return encoded(f"OK version={session.state.broker.events.version(_partition_of(session, topic, key), key)}")
@@ -157,7 +157,7 @@ def _json(value: object) -> bytes:
 
 
 def read_stream(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle READ_STREAM: a summary as JSON, then the events as a batch; an error is one frame of JSON."""
+    """Handle READ_STREAM: reply with a summary as JSON, then the events as a batch. An error is one frame of JSON."""
     try:
         for name in ("topic", "key"):
             request.need(name)
@@ -178,7 +178,7 @@ def _failed(error: Refused) -> bytes:
 
 
 class StreamRead:
-    """A READ_STREAM in progress; answered once. ``_next`` is the index of the next event to read."""
+    """A READ_STREAM in progress, which is answered once. ``_next`` is the index of the next event to read."""
 
     __slots__ = (
         "_answer",
@@ -206,7 +206,7 @@ class StreamRead:
         self._reply_batch: ReplyBatch | None = None
 
     def begin(self, result: int | BrokerError) -> None:
-        """All earlier appends are readable now."""
+        """Begin to read once all earlier appends are readable."""
         if self._session.closed:
             return
         if isinstance(result, BrokerError):
@@ -219,14 +219,15 @@ class StreamRead:
             self._first_version = snapshot.version + 1
         _, self._offsets = events.offsets(self._partition, self._key, self._first_version)
         self._reply_batch = ReplyBatch(self._session.state.reply_buffers, self._opening, decoder.RECORDS_MAX)
-        self._session.broker.sliced.put(self._take_events)  # many may begin after the same write batch
+        # in slices, because many reads may wait for the same write batch
+        self._session.broker.sliced.put(self._take_events)
 
     @property
     def _opening(self) -> bytes:
         return opening(topic_word(self._partition.topic.name.full), self._partition.number, positional=False)
 
     def _take_events(self, end: float) -> bool:
-        """Read until all events are there or bytes must be fetched; return whether time ran out."""
+        """Read until all events are found or the log must fetch bytes. Return True if the time slice is over."""
         if self._session.closed:
             self._drop()
             return False
@@ -247,14 +248,14 @@ class StreamRead:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes have been fetched; many reads may have waited for them."""
+        """Continue, in a slice, after the log has fetched bytes; many reads may have waited for the same bytes."""
         if isinstance(read, BrokerError):
             self._fail(read.message)
         else:
             self._session.broker.sliced.put(partial(self._take_fetched, read))
 
     def _take_fetched(self, read: Read, end: float) -> bool:
-        """Take the fetched bytes once, and continue."""
+        """Process the fetched bytes and continue."""
         if self._session.closed:
             read.pin.release()
             self._drop()
@@ -263,7 +264,7 @@ class StreamRead:
         return False
 
     def _take(self, read: Read) -> bool:
-        """Take every event of the stream from the read; False on an error."""
+        """Process every event of the stream in the bytes that were read; return False after an error."""
         reply_batch, offsets = self._reply_batch, self._offsets
         assert reply_batch is not None, "a batch is being filled"
         try:

@@ -51,8 +51,8 @@ class CursusFactory:
     """Implements ``protocols.runtime.session.SessionFactory``.
 
     Args:
-        off_loop: queue for large requests, shared by the process.
-        places: where clients of a broker of several processes connect to.
+        off_loop: the process's queue for large requests.
+        places: the addresses of the brokers of a cluster; None for a single process.
     """
 
     __slots__ = ("state",)
@@ -65,7 +65,6 @@ class CursusFactory:
         off_loop: OffLoopQueue | None = None,
         places: Places | None = None,
     ) -> None:
-        """off_loop: the process's, where it has one. places: of several processes."""
         self.state: Final = CursusState(
             broker, settings or CursusSettings(), AccessGuard(broker), off_loop or OffLoopQueue(broker.loop), places
         )
@@ -76,7 +75,11 @@ class CursusFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether a frame of at most 64 MiB begins with a batch, a known command, or an envelope with one."""
+        """Return whether the bytes begin a frame of at most 64 MiB with a batch, a known command, or an envelope with
+        one.
+
+        Returns None if they are too few to decide.
+        """
         if len(prefix) < 4:
             return None if prefix[:1] in (b"", b"\0", b"\1", b"\2", b"\3", b"\4") else False
         size = int.from_bytes(prefix[:4], "big")
@@ -105,7 +108,7 @@ class CursusFactory:
 
 
 class CarryingCursusFactory(CarryingFactory[CursusFactory]):
-    """Sessions that forward requests to other shards."""
+    """Opens sessions that forward requests to other shards."""
 
     __slots__ = ()
 
@@ -115,14 +118,14 @@ class CarryingCursusFactory(CarryingFactory[CursusFactory]):
 
 
 class CursusLinkFactory(LinkFactory[CursusFactory]):
-    """Sessions of links from other processes."""
+    """Opens sessions for connections from other processes of this broker."""
 
     __slots__ = ()
 
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        """Return a session for a link."""
+        """Return a session for a connection from another process."""
         return LinkedSession(self._key, self._inside.state, COMMANDS, produce.take_batch, output, resume)
 
 

@@ -1,4 +1,4 @@
-"""CONSUME: one batch per request, with an optional wait (spec: cursus#consume)."""
+"""CONSUME: one batch per request, optionally after waiting for records (spec: cursus#consume)."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 
 WAIT_MS_MAX: Final = 30_000  # half of the time after which a silent connection is closed
-TOPICS_MAX: Final = 1_000  # matched by one pattern
-READ_BYTES_MAX: Final = 256 * 1024  # read from the log at a time, and encoded before others get a turn
+TOPICS_MAX: Final = 1_000  # largest number of topics that one pattern may match
+READ_BYTES_MAX: Final = 256 * 1024  # bytes that are read and encoded before other connections are served
 
 
 @dataclass(slots=True)
 class ReadCursor:
-    """A partition to read, and the offset."""
+    """A partition to read, and the next offset."""
 
     partition: Partition
     offset: int
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is readable now."""
+        """Whether no record at or after the offset can be read now."""
         return self.offset >= self.partition.log.readable_offset
 
 
@@ -82,7 +82,7 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _cursor(session: CursusSession, request: Request, topic: Topic, number: int, offset: int | None) -> ReadCursor:
-    """Return a partition of one topic, and where reading begins; raise Refused."""
+    """Return the partition of a request and the offset at which reading begins; raise Refused."""
     partition = readable_partition(topic, number)
     cursor = ReadCursor(partition, start_offset(session, request, partition, offset))
     if cursor.offset < partition.log.first_offset:
@@ -99,9 +99,9 @@ def _matching(
     number: int,
     offset: int | None,
 ) -> Iterator[ReadCursor | Refused | None]:
-    """Yield the partition of every topic that matches a pattern, in slices; a refusal ends it.
+    """Yield, in slices, the partition of every topic that matches a pattern. A refusal ends the iteration.
 
-    acting: principal of the request; other requests may have been admitted when this runs.
+    acting: principal of the request; other requests may have been admitted by the time this runs.
     """
     access = session.broker.access
     found = 0
@@ -123,9 +123,9 @@ def _matching(
 
 
 class ConsumeReply:
-    """A CONSUME in progress; answered once: with records, an error, or an empty batch after the timeout.
+    """A CONSUME in progress. It is answered once: with records, an error, or an empty batch after the waiting time.
 
-    wait_ms: a long wait delays neither later batches nor the broker's stop.
+    wait_ms: longest wait for records. A request that may wait does not delay later batches.
     """
 
     __slots__ = (
@@ -143,7 +143,6 @@ class ConsumeReply:
     )
 
     def __init__(self, session: CursusSession, request: Request, number: int, wait_ms: int) -> None:
-        """wait_ms: what may take long holds up neither batches behind it nor the end of the broker."""
         self._session = session
         self._request = request
         self._number = number
@@ -198,7 +197,7 @@ class ConsumeReply:
         self._read()
 
     def _stop(self) -> None:
-        """Stop waiting."""
+        """Stop waiting for records."""
         for wait in self._waits:
             wait.cancel()
         self._waits = []
@@ -207,7 +206,7 @@ class ConsumeReply:
             self._timer = None
 
     def _read(self) -> None:
-        """Fill a batch from each cursor in turn."""
+        """Fill a batch with records from each cursor in turn."""
         if self._session.closed:
             return
         request = self._request
@@ -218,13 +217,14 @@ class ConsumeReply:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Continue now, and in slices if it takes long."""
+        """Continue to read, in slices if that takes long."""
         if self._take_cursors(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_cursors)
 
     def _take_cursors(self, end: float) -> bool:
-        """Read from the remaining cursors until the batch is full or bytes must be fetched; return whether time ran
-        out.
+        """Read from the remaining cursors until the batch is full or the log must fetch bytes.
+
+        Returns True if the time slice is over.
         """
         broker = self._session.broker
         while self._open:
@@ -251,7 +251,7 @@ class ConsumeReply:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes have been fetched."""
+        """Continue after the log has fetched bytes."""
         if isinstance(read, BrokerError):
             self._fail(read)
             return
@@ -290,7 +290,7 @@ class ConsumeReply:
         reply_batch = self._reply_batch
         if (
             isinstance(error, Corrupt) and reply_batch is not None and reply_batch.written
-        ):  # records before the damage are intact
+        ):  # the records before the damaged batch are intact
             self._reply_batch = None
             reply_batch.answer(self._answer)
             return

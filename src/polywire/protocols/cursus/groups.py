@@ -1,7 +1,7 @@
 """Commands of consumer groups (spec: cursus#groups, cursus#group-requests, cursus#subscribe).
 
-The coordinator has the membership rules of all protocols. This module translates names and responses, and adds one rule
-of Cursus: a member that rejoins stays the same member.
+The coordinator has the membership rules that all protocols share. This module translates names and responses, and adds
+one rule of Cursus: a member that rejoins stays the same member.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEVER: Final = "0001-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Group, topic, member and generation of a request; generation None if absent."""
+    """Group, topic, member and generation of a request; the generation is None if absent."""
 
     session: CursusSession
     topic: str
@@ -53,16 +53,17 @@ class GroupRequest:
 
     @property
     def key(self) -> GroupKey:
-        """Identity of the group in all protocols."""
+        """The topic and name that identify the group in all protocols."""
         return self.topic, self.group
 
     def view(self) -> GroupView | None:
-        """Current state of the group."""
+        """The current state of the group."""
         return self.session.state.broker.groups.view(self.group, self.topic)
 
     def refused(self, error: BrokerError, partition: int | None = None) -> Refused:
-        """Return the coordinator's refusal in this protocol's words and order: unknown member first (spec:
-        cursus#group-model).
+        """Return the protocol's error for an error of the coordinator.
+
+        Cursus reports an unknown member before a stale generation (spec: cursus#group-model).
         """
         view = self.view()
         match error.code:
@@ -81,7 +82,10 @@ class GroupRequest:
 
     @property
     def _hint(self) -> str:
-        """The positional dialect has one word for "rejoin"; a leaving member does not rejoin, and sends no generation."""
+        """Return the word by which clients of the positional dialect detect that they must rejoin.
+
+        A member that leaves sends no generation and gets no hint, because it will not rejoin.
+        """
         rejoins = self.session.spoken is Dialect.POSITIONAL and self.generation is not None
         return f" {REJOIN}" if rejoins else ""
 
@@ -91,7 +95,9 @@ class GroupRequest:
         return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
-        """Return the fencing error; clients of every dialect look for the hint (spec: cursus#fencing)."""
+        """Return the error for a fenced member, with the hint that clients of every dialect look for (spec:
+        cursus#fencing).
+        """
         facts = f"current={current} requested={self.generation} group={self.group} member={self.member}"
         return Refused("GEN_MISMATCH", f"{facts} {REJOIN}")
 
@@ -100,7 +106,7 @@ class GroupRequest:
 
 
 def number(request: Request, key: str) -> int:
-    """Return a required, non-negative number; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
+    """Return a required number that must not be negative; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
     value = integer(request.need(key))
     if value is None or value < 0:
         raise Refused(f"invalid_{key}", f"command={request.name}" if key == "generation" else "")
@@ -108,7 +114,7 @@ def number(request: Request, key: str) -> int:
 
 
 def admit(session: CursusSession, topic: str, action: Action) -> None:
-    """Raise Refused for a topic that the client may not read: it may not change its readers either."""
+    """Raise Refused if the client may not read the topic, because then it may not change the topic's groups either."""
     found = session.state.broker.find_topic(topic)
     if found is not None:
         session.state.guard.admit_topic(session, found, action)
@@ -120,7 +126,10 @@ def _may_see(session: CursusSession, topic: str) -> bool:
 
 
 def check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
-    """Check that a group has one topic in the modern dialect, except the default group of clients; raise Refused."""
+    """Raise Refused if the group reads another topic, except for the default group of clients.
+
+    In the modern dialect a group has only one topic.
+    """
     if request.dialect is not Dialect.MODERN:
         return
     expected = session.state.broker.groups.topic_of(WIRE, group)
@@ -138,7 +147,9 @@ def member_request(session: CursusSession, request: Request, *, generation: bool
 
 
 def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
-    """Return the member; the positional dialect may also use the name it joined with (spec: cursus#answers-by-dialect)."""
+    """Return the member's id. In the positional dialect it may also be named as it joined (spec:
+    cursus#answers-by-dialect).
+    """
     view = session.state.broker.groups.view(group, topic)
     if view is None or request.dialect is Dialect.MODERN:
         return member
@@ -151,7 +162,7 @@ def _known(session: CursusSession, request: Request, topic: str, group: str, mem
 
 
 def base_of(member: str) -> str:
-    """Return the name with which a member joined."""
+    """Return the name with which a member joined: its id without the suffix."""
     base, dash, digits = member.rpartition("-")
     return base if dash and len(digits) == 4 and digits.isascii() and digits.isdigit() else member
 
@@ -160,7 +171,7 @@ def base_of(member: str) -> str:
 
 
 def join(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle JOIN_GROUP: a new member, one that resumes, or a fenced one that returns."""
+    """Handle JOIN_GROUP from a new member, one that resumes, or a fenced one that returns."""
     topic, group, given = (request.need(key) for key in ("topic", "group", "member"))
     wanted = number(request, "generation") if request.options.get("generation") else None
     broker = session.state.broker
@@ -194,7 +205,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     used = session.state.generations_used
     if (
         returning is None or returning == given
-    ):  # a member that returned by its base name may do so again until it has used the generation
+    ):  # a member that returned under its base name may do so again until it has used the generation
         used.mark(asked.key, member, membership.generation)
     used.keep(asked.key, [known.id for known in view.members], broker.settings.groups_max)
     answer.body = _spelled_membership(member, membership)
@@ -202,15 +213,16 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _returning(asked: GroupRequest) -> str | None:
-    """Return the member that this request continues (spec: cursus#joining-again).
+    """Return the member that this request continues, if any (spec: cursus#joining-again).
 
-    By its base name also one without partitions: Java's client rejoins every second while it has none.
+    A request with a base name also continues a member without partitions, because Java's client rejoins every second
+    while it has none.
     """
     view = asked.view()
     if view is None:
         return None
     if asked.session.state.broker.groups.has_member(asked.group, asked.topic, asked.member):
-        return asked.member  # also one that has not been missed yet
+        return asked.member  # also a member that has expired but was not removed yet
     used = asked.session.state.generations_used
     for member in view.members:
         known = used.has(asked.key, member.id, view.generation)
@@ -220,7 +232,7 @@ def _returning(asked: GroupRequest) -> str | None:
 
 
 def _new_id(asked: GroupRequest) -> str:
-    """Return an unused id; for a group with several topics, the id that this member has in its first topic."""
+    """Return an unused member id. In a group with several topics, it is the id that the member has in its first topic."""
     view, groups = asked.view(), asked.session.state.broker.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
     bound = groups.topic_of(WIRE, asked.group)
@@ -237,7 +249,7 @@ def _new_id(asked: GroupRequest) -> str:
 
 
 def _resume(asked: GroupRequest, request: Request) -> Reply:
-    """Let the member continue, if nothing has changed."""
+    """Let the member continue if its assignment has not changed."""
     view = asked.view()
     if view is None or all(member.id != asked.member for member in view.members):
         raise Refused("member_not_found", f"member={asked.member} group={asked.group}")
@@ -246,7 +258,7 @@ def _resume(asked: GroupRequest, request: Request) -> Reply:
 
 def _heard(asked: GroupRequest) -> bytes:
     """Record a heartbeat and return the member's partitions; raise Refused."""
-    assert asked.generation is not None, "a sign of life names its generation"
+    assert asked.generation is not None, "a heartbeat has a generation"
     groups = asked.session.state.broker.groups
     try:
         membership = groups.heartbeat(
@@ -276,7 +288,9 @@ def heartbeat(session: CursusSession, request: Request, /) -> Reply:
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LEAVE_GROUP; most clients send no generation, which is then not compared (spec: cursus#group-answers)."""
+    """Handle LEAVE_GROUP. The generation is compared only if the client sends one; most do not (spec:
+    cursus#group-answers).
+    """
     asked = member_request(session, request, generation=False)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK group={asked.group} member={asked.member} left=true")
@@ -313,7 +327,7 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
     groups = session.state.broker.groups
     expected = groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
-        if request.dialect is not Dialect.MODERN:  # the group reads one more topic
+        if request.dialect is not Dialect.MODERN:  # the group then reads one more topic
             return reply
         expected_word = topic_word(expected) if _may_see(session, expected) else ""
         reason = f"topic mismatch (existing: {expected_word}, requested: {topic_word(topic)})"
@@ -330,7 +344,7 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
 
 
 def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle SUBSCRIBE: register the group; it starts no delivery (spec: cursus#subscribe)."""
+    """Handle SUBSCRIBE: register the group. No records are pushed (spec: cursus#subscribe)."""
     legacy = request.dialect is Dialect.LEGACY
     topic, group = request.options.get("topic", ""), request.options.get("group", "")
     if not topic:
@@ -351,7 +365,7 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
-    """Handle FIND_COORDINATOR: always this broker."""
+    """Handle FIND_COORDINATOR: the coordinator is always this broker."""
     if request.options.get("group"):
         kind = "group"
     elif any(request.options.get(key) for key in TRANSACTION_KEYS):
@@ -363,7 +377,7 @@ def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LIST_GROUPS: groups of all protocols whose topics are readable, by name."""
+    """Handle LIST_GROUPS: list the names of groups of all protocols whose topics the client may read."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
     session.later(request.dialect, blocking=True).make(_list(session.broker, session.state.guard.acting))
@@ -371,7 +385,10 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
-    """acting: principal of the request; other requests may have been admitted when this runs."""
+    """Yield the names in slices.
+
+    acting: principal of the request; other requests may have been admitted by the time this runs.
+    """
     bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
     found: set[str] = set()
     for full_name, name in chain(broker.groups.pairs(), bound):
@@ -387,7 +404,7 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     name = request.need("group")
     groups = session.state.broker.groups
     topic = groups.topic_of(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
-    if topic is None or not _may_see(session, topic):  # a group that must not be disclosed looks like a missing one
+    if topic is None or not _may_see(session, topic):  # a group that must not be disclosed is reported as missing
         reason = f"group '{name}' not found"
         raise Refused("group_status_failed", f"reason={quote(reason)}")
     view = groups.view(name, topic) or GroupView(topic, name, 0, Assignor.RANGE, ())

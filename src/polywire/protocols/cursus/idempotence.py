@@ -1,7 +1,7 @@
 """Check idempotent producers by the rules of Cursus (spec: cursus#idempotent-producers).
 
 These rules are stricter than the broker's, so the broker accepts every batch that passes them. Every refusal contains a
-word that makes clients stop.
+word that makes clients stop producing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-STORED_BYTES_MAX: Final = 255  # limit of a stored batch (decision 0101)
+STORED_BYTES_MAX: Final = 255  # longest producer id in a stored batch (decision 0101)
 DIGEST_BYTES: Final = 32
 
 
 def stored_id(producer: bytes) -> bytes:
-    """Return a producer's stored id: its id, or the start of a longer one, ``~`` and a digest of all of it."""
+    """Return the id under which a producer is stored.
+
+    A long id is replaced by its beginning, ``~`` and a digest of the whole id.
+    """
     if len(producer) <= STORED_BYTES_MAX:
         return producer
     digest = blake2b(producer, digest_size=DIGEST_BYTES).hexdigest().encode()
@@ -22,13 +25,13 @@ def stored_id(producer: bytes) -> bytes:
 
 
 class Rejected(Exception):
-    """A sequence that may not be stored; the text goes into the acknowledgement."""
+    """A sequence that must not be stored; the text is sent in the acknowledgement."""
 
 
 def already_stored(known: tuple[int, int] | None, *, producer: str, epoch: int, first: int, last: int) -> int:
-    """Return how many of messages ``first`` to ``last`` are stored already.
+    """Return how many of the messages ``first`` to ``last`` are stored already.
 
-    known: the producer's latest epoch and sequence in this partition. Raises Rejected.
+    known: the producer's latest epoch and sequence in this partition, None for a new producer. Raises Rejected.
     """
     if known is None:
         if first != 1:

@@ -1,7 +1,7 @@
-"""HELP, PROTOCOL_INFO, NEGOTIATE, EXIT and SETGROUP, and refusals of cluster commands.
+"""HELP, PROTOCOL_INFO, NEGOTIATE, EXIT and SETGROUP, and the refusal of cluster commands.
 
-See (spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands). A refused negotiation changes
-nothing.
+A negotiation that is refused changes nothing. See (spec: cursus#conversation, cursus#setgroup-and-exit,
+cursus#cluster-commands).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _stand_alone(request: Request) -> None:
 
 
 def negotiate(session: CursusSession, request: Request, /) -> Reply:
-    """Handle NEGOTIATE: replace the features of this connection. Its errors always have their class."""
+    """Handle NEGOTIATE: replace the features of this connection. Its errors always contain the error class."""
     given = request.options.get("version", "")
     if not given:
         raise _negotiation("missing_protocol_version", "command=NEGOTIATE")
@@ -120,12 +120,12 @@ def set_group(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """Handle LIST_CLUSTER: there is none."""
+    """Handle LIST_CLUSTER: refuse it, because the broker is not distributed."""
     raise Refused("distribution_not_enabled")
 
 
 def no_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """Handle CLUSTER_STATUS and ELECT_LEADER: there is no cluster."""
+    """Handle CLUSTER_STATUS and ELECT_LEADER: refuse them, because there is no cluster."""
     raise Refused("distribution_required", f"command={request.name}")
 
 

@@ -1,7 +1,7 @@
 """CONSUME of the legacy dialect: each value in its own frame (spec: cursus#consume-of-the-legacy-dialect).
 
-Reading starts at a byte offset. A byte offset is the size of the frames of all earlier values of the partition: four
-bytes and the value each. It is computed from the log's Kafka 0.7 addresses, which count ten bytes and the value. An
+Reading starts at a byte offset: the total size of the frames of all earlier values of the partition, four bytes and the
+value each. It is found with the log's Kafka 0.7 addresses, which count ten bytes and the value for each record. An
 offset that is not the beginning of a record is refused.
 """
 
@@ -24,14 +24,14 @@ from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.session import CursusSession, Reply
 from polywire.types import Buffer
 
-READ_BYTES_MAX: Final = 64 * 1024  # read from the log at a time
-HEAD_BYTES: Final = 6  # bytes of a message in the log's addresses beyond its frame
-LOOKUPS_MAX: Final = 64  # for one byte offset: each reduces the distance by four tenths or more
-BYTE_POSITIONS_MAX: Final = 1_024  # partitions with a remembered end of the last read
+READ_BYTES_MAX: Final = 64 * 1024  # bytes read from the log at a time
+HEAD_BYTES: Final = 6  # bytes by which a record's address grows more than its byte offset
+LOOKUPS_MAX: Final = 64  # for one byte offset; each lookup reduces the distance by four tenths or more
+BYTE_POSITIONS_MAX: Final = 1_024  # partitions for which the end of the last read is remembered
 
 
 def consume_values(session: CursusSession, request: Request) -> Reply | None:
-    """Handle CONSUME: an answer of several frames; the connection closes if no further request follows."""
+    """Handle CONSUME with an answer of several frames. The connection is closed unless another request follows soon."""
     if len(request.words) != 3:
         raise Refused(
             "invalid_consume_syntax",
@@ -39,24 +39,24 @@ def consume_values(session: CursusSession, request: Request) -> Reply | None:
         )
     number = partition_number(request.options["partition"])
     start = given_offset(request)
-    assert start is not None, "there are three words"
+    assert start is not None, "a positional CONSUME has three words"
     topic = readable_topic(session, request.options["topic"])
     ValueRead(session, readable_partition(topic, number), start).begin()
     return None
 
 
 class ValueRead:
-    """A CONSUME in progress; answered once.
+    """A CONSUME in progress, which is answered once.
 
-    Invariant: ``_offset`` is a record's once reading has begun, and at or before the requested one's until then.
+    Invariant: until reading begins, ``_offset`` is a record at or before the requested byte offset. Then it is the next
+    record to read.
 
-    start: requested byte offset; 0 means the first retained record.
+    start: the requested byte offset; 0 is the first retained record.
     """
 
     __slots__ = ("_answer", "_lookups", "_offset", "_partition", "_reply_batch", "_session", "_start")
 
     def __init__(self, session: CursusSession, partition: Partition, start: int) -> None:
-        """start: the byte offset to begin at; 0 means the first record that is kept."""
         self._session = session
         self._partition = partition
         self._start = start
@@ -66,7 +66,7 @@ class ValueRead:
         self._answer = session.later(Dialect.LEGACY, blocking=True)
 
     def begin(self) -> None:
-        """Find the record at the byte offset, and read."""
+        """Find the record at the byte offset, then read."""
         log = self._partition.log
         if self._start >= log.next_address - HEAD_BYTES * log.next_offset:
             self._offset = log.next_offset
@@ -79,10 +79,11 @@ class ValueRead:
         self._read()
 
     def _look_up(self) -> None:
-        """Reduce the distance.
+        """Look up an address that reduces the distance to the requested record.
 
-        The requested record has the address ``start + HEAD_BYTES * offset``. With a lower offset, that is an address
-        before its own, but not before that offset's, so the record there is no further away.
+        The address of the record with offset n is its byte offset plus ``HEAD_BYTES * n``. With a lower offset in place
+        of n, the sum is an address before the requested record, but not before the record with that lower offset. So
+        the record at this address is at least as near.
         """
         while self._lookups < LOOKUPS_MAX:
             self._lookups += 1
@@ -95,14 +96,14 @@ class ValueRead:
         self._refuse()
 
     def _found(self, found: int | BrokerError) -> None:
-        """The record has been fetched."""
+        """Continue after the log has found the record at an address."""
         if isinstance(found, BrokerError):
             self._fail(found)
         elif self._is_nearer(found):
             self._look_up()
 
     def _is_nearer(self, found: int) -> bool:
-        """Continue from the record found; False if the search is over."""
+        """Continue from the record found; return False if the search is over."""
         if found > self._offset:
             self._offset = found
             return True
@@ -119,7 +120,7 @@ class ValueRead:
         return False
 
     def _reached(self, address: int | BrokerError) -> None:
-        """The record with this address begins here."""
+        """Begin to read if the record's address is that of the requested byte offset."""
         if isinstance(address, BrokerError):
             self._fail(address)
         elif address == self._start + HEAD_BYTES * self._offset:
@@ -129,7 +130,7 @@ class ValueRead:
             self._look_up()
 
     def _read(self) -> None:
-        """Fill an answer."""
+        """Read values until the answer is full."""
         if self._session.closed:
             return
         self._reply_batch = ReplyBatch(self._session.state.reply_buffers, None, 0)
@@ -152,7 +153,7 @@ class ValueRead:
         self._finish()
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes have been fetched."""
+        """Continue after the log has fetched bytes."""
         if isinstance(read, BrokerError):
             self._fail(read)
             return
@@ -167,7 +168,7 @@ class ValueRead:
             self._finish()
 
     def _take(self, read: Read, end: int) -> bool:
-        """Add the read; False if the answer is full."""
+        """Add values from the bytes that were read; return False if the answer is full."""
         reply_batch = self._reply_batch
         assert reply_batch is not None, "an answer is being filled"
         try:
@@ -178,7 +179,7 @@ class ValueRead:
         return wanted
 
     def _finish(self) -> None:
-        """Answer; the client learns the end only from the connection's end, or from the next answer."""
+        """Answer. The client learns that no more values follow when the connection closes or the next answer begins."""
         reply_batch, self._reply_batch = self._reply_batch, None
         assert reply_batch is not None, "an answer is filled once"
         parts, released = reply_batch.finish()
@@ -192,11 +193,11 @@ class ValueRead:
             released()
 
     def _remember(self) -> None:
-        """Remember the end of this read, where the next one usually begins."""
+        """Remember where this read ended, because the next one usually begins there."""
         try:
             address = self._partition.log.address_of_offset(self._offset, self._remembered)
         except BrokerError:
-            return  # the records there were removed meanwhile
+            return  # the records there were removed in the meantime
         if isinstance(address, int):
             self._remembered(address)
 
@@ -213,7 +214,7 @@ class ValueRead:
         self._answer.refuse(failed("no message begins there", legacy="invalid offset: no message begins there"))
 
     def _fail(self, error: BrokerError) -> None:
-        """The log cannot continue; earlier records are intact."""
+        """Answer with the values that were read before the log failed."""
         if self._reply_batch is not None and self._reply_batch.written:
             self._finish()
             return
@@ -224,7 +225,7 @@ class ValueRead:
 
 
 def _bodies(frames: Buffer) -> list[bytes]:
-    """Return the bodies of adjacent frames."""
+    """Return the bodies of frames that follow each other."""
     view, at, found = memoryview(frames), 0, []
     while at < len(view):
         end = at + PREFIX_BYTES + int.from_bytes(view[at : at + PREFIX_BYTES], "big")

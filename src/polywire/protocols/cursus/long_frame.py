@@ -1,8 +1,8 @@
 """Long frames: decompressed in a thread, then stored in slices.
 
 * The result is the same as for a short frame.
-* The event loop is never blocked for the whole frame.
-* A frame that waits for its preconditions delays no other client, and holds only its received bytes.
+* A long frame never blocks the event loop for its whole length.
+* A frame that must wait delays no other client, and holds only its received bytes in memory.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from polywire.protocols.cursus.context import CursusState
 from polywire.protocols.runtime.off_loop import OffLoopWork
 from polywire.protocols.runtime.session import Output
 
-STEP_S: Final = 0.002  # of one frame, before others get a turn
+STEP_S: Final = 0.002  # of work for one frame, before other connections are served
 
 
 class NotYet(Exception):
-    """The request cannot begin now; it is offered again when the session wakes."""
+    """The request cannot begin now. It is handled again when the session wakes."""
 
 
 class Stored(Protocol):
-    """A batch being stored."""
+    """A batch that is being stored."""
 
     def store(self, end: float | None = None) -> float | None:
-        """Continue until ``end``, or to the end; None at the end, else the seconds until the next attempt."""
+        """Continue until ``end``, or until all is stored. Return None at the end, otherwise the seconds until the next
+        attempt.
+        """
 
     def store_at_once(self) -> bool:
-        """Store all of it; False, without effect, if the log accepts nothing now."""
+        """Store all of it; return False, without effect, if the log accepts nothing now."""
 
 
 class Host(Protocol):
-    """Session of a long frame."""
+    """The session of a long frame."""
 
     @property
     def state(self) -> CursusState:
@@ -43,23 +45,23 @@ class Host(Protocol):
 
     @property
     def output(self) -> Output:
-        """Output that pins the received bytes."""
+        """The output of the connection, which pins the received bytes."""
 
     def take_long(self, body: memoryview, packed: Algorithm | None, /) -> Stored | None:
-        """Begin the frame's request; a returned batch is to be stored. Raises NotYet."""
+        """Begin the request in the frame; the caller must store the returned batch, if any. Raises NotYet."""
 
     def carried(self) -> None:
-        """The frame is complete."""
+        """Continue after the frame was handled."""
 
     def failed(self, error: PeerError, /) -> None:
-        """The frame is invalid."""
+        """Handle an invalid frame."""
 
 
 class LongFrame:
-    """A long frame of one session, which handles no other request meanwhile.
+    """A long frame of one session. The session handles no other request until it is done.
 
-    Invariant: the received bytes are pinned until ``_over``; ``_work`` is queued unless the frame waits for a
-    precondition.
+    Invariant: the received bytes are pinned until ``_over``. ``_work`` is queued unless the frame waits for the session
+    to wake.
     """
 
     __slots__ = ("_body", "_over", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
@@ -75,7 +77,7 @@ class LongFrame:
         self.begin()
 
     def begin(self) -> None:
-        """Queue for a turn off the loop, first or again."""
+        """Queue the frame, for the first time or again."""
         if self._work is not None:
             return
         limit = self._session.state.settings.frame_bytes_max
@@ -111,15 +113,15 @@ class LongFrame:
             loop.call_soon(self._step)
 
     def _park(self) -> None:
-        """A precondition is missing: give way, and restart when the session wakes."""
-        assert self._work is not None, "its turn has come"
+        """Wait until the session wakes, and then begin again."""
+        assert self._work is not None, "only a queued frame is processed"
         self._body = memoryview(b"")
         self._unpin = self._session.output.pin()
         work, self._work = self._work, None
         work.leave()
 
     def close(self) -> None:
-        """It is complete or cancelled; a partly stored batch is stored completely."""
+        """Release the frame, which is complete or cancelled. A batch that is partly stored is stored completely."""
         self._over = True
         if self._storing is not None:
             self._storing.store()

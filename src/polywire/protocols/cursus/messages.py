@@ -17,28 +17,30 @@ from polywire import names
 from polywire.errors import Invalid
 from polywire.matching import ANY, LOWER, ONE, UPPER, is_pattern, signed_64
 
-FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; the limit of older brokers and all clients (spec: cursus#frames)
-REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the smallest limit of any client
+# limit of received frames, the same as in older brokers and all clients (spec: cursus#frames)
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # limit of sent frames, the smallest limit of any client
 PREFIX_BYTES: Final = 4
-TOPIC_BYTES_MAX: Final = 249  # of a name created over this protocol; others permit longer ones (spec: cursus#topics)
-TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit a stored batch
+# of a topic's name created over this protocol; other protocols allow longer names (spec: cursus#topics)
+TOPIC_BYTES_MAX: Final = 249
+TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit into a stored batch
 TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # of a command in its envelope
 ARGUMENT_BYTES_MAX: Final = 256 * 1024  # of the text before the message; a commit of 10,000 partitions has some 200 KB
-SHOWN_BYTES_MAX: Final = 512  # of a command that an error repeats
+SHOWN_BYTES_MAX: Final = 512  # of a command that is repeated in an error
 KEEPALIVE: Final = bytes(PREFIX_BYTES)
 
-_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode  # shared, because every acknowledgement quotes
+_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode  # created once, because every acknowledgement needs it
 _LENGTH: Final = Struct(">I")
 _TOPIC_LENGTH: Final = Struct(">H")
 _BLANK: Final = " \t\r\n"
 _TO_BLANK: Final = str.maketrans(_BLANK, " " * len(_BLANK))
 _PADDING: Final = "\0" + _BLANK
-PADDING: Final = _PADDING.encode()  # stripped from commands
+PADDING: Final = _PADDING.encode()  # characters that are stripped from the ends of commands
 _MESSAGE: Final = b"message="
-_NO_TOPIC: Final = b"\0\0"  # begins an envelope with an empty topic; not to be stripped as padding
+_NO_TOPIC: Final = b"\0\0"  # the start of an envelope with an empty topic, which must not be stripped like padding
 _RESERVED: Final = (
     names.WHITE | names.CONTROLS | frozenset((ANY, ONE, ",", '"'))
-)  # they end words, lists, patterns or values
+)  # these end words, lists, patterns or values, so they are escaped
 
 
 def words(text: str) -> frozenset[str]:
@@ -47,14 +49,14 @@ def words(text: str) -> frozenset[str]:
 
 
 class Dialect(Enum):
-    """Shape of a request, which determines that of its reply (spec: cursus#dialects)."""
+    """The form of a request, which determines the form of its reply (spec: cursus#dialects)."""
 
     MODERN = "modern"
     POSITIONAL = "positional"
     LEGACY = "legacy"
 
 
-# Commands of the current broker, of other dialects only, and between brokers (spec: cursus#bodies, cursus#subscribe,
+# Commands of the current broker; below, commands between brokers and of other dialects (spec: cursus#bodies).
 MODERN_NAMES: Final = words(
     "AUTH CREATE DELETE LIST LIST_CLUSTER CLUSTER_STATUS ELECT_LEADER PUBLISH CONSUME STREAM HELP HEARTBEAT JOIN_GROUP"
     " LEAVE_GROUP COMMIT_OFFSET BATCH_COMMIT REGISTER_GROUP GROUP_STATUS FETCH_OFFSET LIST_GROUPS LIST_OFFSETS SYNC_GROUP"
@@ -66,8 +68,7 @@ INTERNAL_NAMES: Final = words(
 )
 KNOWN_NAMES: Final = MODERN_NAMES | INTERNAL_NAMES | {"SUBSCRIBE", "COMMIT", "SETGROUP", "EXIT"}
 
-# Arguments of the positional dialects, in order; all other commands are modern only
-# (spec: cursus#recognising-the-dialect).
+# Arguments of the positional dialects, in their order. All other commands exist in the modern dialect only
 POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "CREATE": ("topic", "partitions"),
     "DELETE": ("topic",),
@@ -89,7 +90,7 @@ POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
 _LEGACY_ONLY: Final = words("PUBLISH HELP SETGROUP EXIT")
 _SHARED: Final = words(
     "CREATE DELETE LIST SUBSCRIBE CONSUME"
-)  # by the positional dialects, which have different answers
+)  # sent by the positional dialects, which expect different answers
 
 # First arguments ``<key>=`` that make a request modern (spec: cursus#recognising-the-dialect).
 KNOWN_KEYS: Final = words(
@@ -101,9 +102,9 @@ KNOWN_KEYS: Final = words(
 
 
 class Refused(Exception):
-    """A request answered with an error: code, facts (``k=v``), and the legacy dialect's sentence.
+    """A request that is answered with an error: code, facts (``k=v``), and the sentence of the legacy dialect.
 
-    classed: ``facts`` already contain the error's class.
+    classed: ``facts`` already contain the error class.
     """
 
     def __init__(self, code: str, facts: str = "", *, legacy: str | None = None, classed: bool = False) -> None:
@@ -120,14 +121,14 @@ class Request:
 
     Attributes:
         name: in upper case.
-        text: the stripped command, as far as errors repeat it.
+        text: the stripped command, cut to the length that errors repeat.
         arguments: text after the name, stripped, without the message.
-        words: its words.
-        options: by key; positional arguments have the names of ``POSITIONS``.
+        words: the words of ``arguments``.
+        options: values by key; positional arguments have the names in ``POSITIONS``.
         message: everything after ``message=``, stripped; None if absent or empty. For a positional PUBLISH, the
-            unchanged text after the blank after the topic.
-        telling: no other dialect has this shape, so it is the client's.
-        pattern: the topic has wildcards, as CONSUME permits; its escapes were not decoded.
+            unchanged text after the blank that follows the topic.
+        telling: only one dialect has this form, so it shows the client's dialect.
+        pattern: the topic has wildcards, which CONSUME allows; its escapes were not decoded.
     """
 
     name: str
@@ -141,7 +142,7 @@ class Request:
     pattern: bool = False
 
     def need(self, key: str) -> str:
-        """Return a required, non-empty argument; raise Refused ``missing_<key> command=<name>``."""
+        """Return a required argument that must not be empty; raise Refused ``missing_<key> command=<name>``."""
         value = self.options.get(key, "")
         if not value:
             raise Refused(f"missing_{snake(key)}", f"command={self.name}")
@@ -154,8 +155,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BarePublish:
-    """An envelope with a topic whose payload is no command: the legacy dialect publishes it unless empty (spec:
-    cursus#envelope).
+    """An envelope with a topic whose payload is not a command. The legacy dialect publishes the payload unless it is
+    empty (spec: cursus#envelope).
     """
 
     topic: str
@@ -165,9 +166,10 @@ class BarePublish:
 def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None) -> Request | BarePublish:
     """Parse a body that is not a batch.
 
-    spoken: dialect of the connection's latest unambiguous request, for ambiguous ones; None before the first. forced:
-    the listener's only dialect. Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open. The
-    first ``TEXT_FRAME_BYTES_MAX`` + 1 bytes of a longer body suffice, because it is refused.
+    spoken: dialect of the connection's latest unambiguous request, used for ambiguous requests; None before the first.
+    forced: the listener's only dialect. Raises Refused ``decode_failed`` or ``malformed_input``, after which the
+    connection stays open. If the body is longer than ``TEXT_FRAME_BYTES_MAX``, one more byte than that is enough,
+    because the request is refused.
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
@@ -199,7 +201,7 @@ def _command(body: bytes) -> str | None:
 
 
 def no_command(text: bytes) -> str:
-    """Return the legacy dialect's sentence for an unknown command."""
+    """Return the legacy dialect's error text for an unknown command."""
     word = decoded(text.lstrip(PADDING)[:64]).split(maxsplit=1)
     return f"unknown command: {word[0]}" if word else "empty command"
 
@@ -208,7 +210,7 @@ def _read(body: bytes, name: str, envelope: str | None, spoken: Dialect | None, 
     trimmed = body.strip(PADDING)
     if len(trimmed) > TEXT_BYTES_MAX:
         raise _too_long(name)
-    # A message may be long, and each copy takes some milliseconds: copy once, and only when it is needed.
+    # A message may be long, and each copy takes some milliseconds, so it is copied once and only if needed.
     found = trimmed.find(_MESSAGE, len(name))
     marker = b"" if found < 0 else _MESSAGE
     end = len(trimmed) if found < 0 else found
@@ -222,7 +224,7 @@ def _read(body: bytes, name: str, envelope: str | None, spoken: Dialect | None, 
             raise _too_long(name)
         message = trimmed[behind:].strip() if marker else b""
         return _modern(name, shown, decoded(before + marker), message, telling)
-    # Padding around the message of a PUBLISH belongs to it.
+    # Padding at the ends of a PUBLISH belongs to its message.
     after = body.lstrip(PADDING)[len(name) :] if name == "PUBLISH" else trimmed[len(name) :].strip()
     return _positional(name, dialect, shown, after, telling)
 
@@ -232,10 +234,10 @@ def _too_long(name: str) -> Refused:
 
 
 def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | None) -> tuple[Dialect, bool]:
-    """Return the dialect of a request, and whether its shape is unambiguous (spec: cursus#recognising-the-dialect).
+    """Return the dialect of a request, and whether its form is unambiguous (spec: cursus#recognising-the-dialect).
 
-    Requests of both positional dialects are answered as in the older one, except an ambiguous CONSUME, and a SUBSCRIBE
-    with a group.
+    Requests of both positional dialects are answered as in the older one, except for an ambiguous CONSUME and a
+    SUBSCRIBE with a group.
     """
     words = arguments.split()
     key, equals, _ = words[0].partition("=") if words else ("", "", "")
@@ -248,7 +250,7 @@ def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | 
     if not words:
         return spoken or Dialect.LEGACY, False
     if name == "LIST":
-        return Dialect.MODERN, False  # it takes no positional arguments, so this is a mistake
+        return Dialect.MODERN, False  # the command takes no positional arguments, so this is a mistake of the client
     if envelope is not None or (name in ("CREATE", "SUBSCRIBE") and len(words) == 1):
         return Dialect.LEGACY, True
     newer = len(words) == len(POSITIONS[name]) and name in ("CONSUME", "SUBSCRIBE")
@@ -265,9 +267,9 @@ def _modern(name: str, text: str, arguments: str, message: bytes, telling: bool)
 
 
 def _read_options(options: dict[str, str]) -> bool:
-    """Decode the topic; return whether it may be a pattern, which stays. Raises Refused.
+    """Decode the topic, except for a pattern; return whether it may be a pattern. Raises Refused.
 
-    Names must be text, because other protocols must encode them; keys may be any bytes.
+    Names must be valid text, because other protocols must encode them. Keys may have any bytes.
     """
     for key, value in options.items():
         if key != "key" and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
@@ -294,7 +296,7 @@ def _positional(name: str, dialect: Dialect, text: str, after: bytes, telling: b
 
 
 def _topic_and_message(after: bytes) -> tuple[bytes, bytes | None]:
-    """Return the first word, and the text after the one blank that follows; None for nothing."""
+    """Return the first word, and the text after the one blank that follows it; None if there is no such text."""
     after = after.lstrip(PADDING)
     topic = (after.split(None, 1) or [b""])[0]
     return topic, after[len(topic) + 1 :] or None
@@ -325,12 +327,12 @@ def encoded(text: str) -> bytes:
 
 
 def quote(text: str) -> str:
-    """Quote a value with backslash escapes."""
+    """Quote a text, with backslash escapes."""
     return _quoted(text)
 
 
 def bracketed(items: Iterable[object]) -> str:
-    """Format a list: ``[0 1 2]``; Java's client accepts only digits and blanks."""
+    """Format a list as ``[0 1 2]``, because Java's client accepts only digits and blanks."""
     return f"[{' '.join(map(str, items))}]"
 
 
@@ -340,7 +342,7 @@ def truth(value: bool) -> str:
 
 
 def snake(key: str) -> str:
-    """Convert ``producerId`` to ``producer_id``, as in errors."""
+    """Convert ``producerId`` to ``producer_id``, as keys are spelled in errors."""
     pairs = zip(key[:1] + key, key, strict=False)
     return "".join("_" + char.lower() if before in LOWER and char in UPPER else char for before, char in pairs)
 
@@ -353,20 +355,20 @@ def integer(text: str) -> int | None:
 def topic_word(name: str) -> str:
     """Encode a topic's name as one word, with ``%XX`` where necessary (decision 0116)."""
     word = names.escape(name, _RESERVED)
-    return word.replace("message=", "message%3D")  # otherwise the rest of the word would be a message
+    return word.replace("message=", "message%3D")  # otherwise the text after it would be taken for a message
 
 
 def topic_name(word: str) -> str:
-    """Decode a name from ``topic_word``; raise Refused."""
+    """Decode a word from ``topic_word`` to a topic's name; raise Refused."""
     try:
         return names.unescape(word)
     except Invalid:
-        reason = "topic name has escapes that spell no text"
+        reason = "the topic name has invalid escapes (use %XX)"
         raise Refused("invalid_topic_name", f"topic={quote(word)} reason={quote(reason)}", legacy=reason) from None
 
 
 def topic_fault(name: str) -> str | None:
-    """Return why no topic with this name can be created over this protocol, or None (spec: cursus#topics)."""
+    """Return why this protocol cannot create a topic with this name, or None if it can (spec: cursus#topics)."""
     if names.is_simple(name) and 0 < len(name) <= TOPIC_BYTES_MAX and name not in (".", ".."):
         return None
     if not name or len(encoded(name)) > TOPIC_BYTES_MAX:

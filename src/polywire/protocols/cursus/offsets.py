@@ -1,7 +1,7 @@
 """Offsets of consumer groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET.
 
-A committed offset never decreases over this protocol. A list is committed completely or not at all
-(spec: cursus#group-requests, cursus#group-answers).
+Over this protocol, a committed offset never decreases. A list is committed completely or not at all (spec:
+cursus#group-requests, cursus#group-answers).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import PARTITION_COUNT_MAX, PositionKind
 
 Pairs = Mapping[int, int]
-"""Offsets by partition."""
+"""Next offsets by partition."""
 
 
 def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle COMMIT_OFFSET: fenced, and never backwards."""
+    """Handle COMMIT_OFFSET: commit one offset, unless the member is fenced or the offset would decrease."""
     topic, partition = request.need("topic"), number(request, "partition")
     group, offset = request.need("group"), number(request, "offset")
     check_topic(session, request, topic, group)
@@ -37,21 +37,21 @@ def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle BATCH_COMMIT: all or nothing."""
+    """Handle BATCH_COMMIT: commit several offsets, all or none."""
     asked = member_request(session, request)
     pairs = read_pairs(request, asked.group, asked.topic)
     return _commit(request, asked, pairs, _batch_regression, encoded(f"OK batched={len(pairs)}"))
 
 
 def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
-    """Parse the list ``P0:1,P1:2`` anywhere among the arguments; the letter is optional (spec: cursus#group-answers).
+    """Parse a list such as ``P0:1,P1:2`` among the arguments; the letter is optional (spec: cursus#group-answers).
 
     Raises Refused.
     """
     words = [word for word in request.words if "=" not in word]
     if request.dialect is not Dialect.MODERN:
         words = list(request.words[len(POSITIONS[request.name]) - 1 :]) or [""]
-    if len(words) > 1:  # a client that separates the list by blanks must not believe that all of it was stored
+    if len(words) > 1:  # a client that separates the list by blanks must not believe that all offsets were committed
         raise Refused("invalid_batch_commit_entry", f"entry={quote(' '.join(words))}")
     entries = (words or request.words or ("",))[-1].split(",")
     if len(entries) > PARTITION_COUNT_MAX:
@@ -73,7 +73,7 @@ def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
 
 
 Regression = Callable[[GroupRequest, int, int, int], str]
-"""Formats a step backwards: request, partition, current offset, given offset."""
+"""Function that formats the reason why an offset may not decrease: request, partition, current offset, given offset."""
 
 
 def _single_regression(asked: GroupRequest, partition: int, current: int, got: int) -> str:
@@ -88,8 +88,8 @@ def _batch_regression(asked: GroupRequest, partition: int, current: int, got: in
 
 
 def check_offsets(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
-    """Check whether the member may commit these; counts as a heartbeat. Raises Refused."""
-    assert asked.generation is not None, "a commit names its generation"
+    """Check whether the member may commit these offsets; this counts as a heartbeat. Raises Refused."""
+    assert asked.generation is not None, "a fenced commit has a generation"
     groups, by = asked.session.state.broker.groups, asked.session.caller
     who = asked.group, asked.topic, asked.member, asked.generation
     try:
@@ -134,7 +134,9 @@ def _store(asked: GroupRequest, pairs: Pairs, answer: Answer) -> None:
 
 
 def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle COMMIT of the positional dialect: without membership, but never backwards (spec: cursus#group-answers)."""
+    """Handle COMMIT of the positional dialect, which needs no membership; offsets must not decrease (spec:
+    cursus#group-answers).
+    """
     topic, group = request.need("topic"), request.need("group")
     pairs = {number(request, "partition"): number(request, "offset")}
     admit(session, topic, Action.OFFSET_COMMIT)
@@ -148,7 +150,7 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
 
 
 def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
-    """Check that the partitions of an unfenced commit exist; raise Refused."""
+    """Raise Refused if a partition of an unfenced commit does not exist."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}")
@@ -158,7 +160,7 @@ def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
 
 
 def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
-    """Handle FETCH_OFFSET: 0 without a commit."""
+    """Handle FETCH_OFFSET; the offset of a group that has not committed any is 0."""
     topic = request.need("topic")
     partition = number(request, "partition")
     group = request.need("group")

@@ -1,6 +1,6 @@
-"""Topic policies: the arguments of CREATE, and how they are shown (spec: cursus#create).
+"""Topic policies: the arguments of CREATE, and how replies show them (spec: cursus#create).
 
-A policy is stored with its topic. Settings made over other protocols are shown under Cursus's names.
+A policy is stored with its topic. Settings made over other protocols are shown under their names in Cursus.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polywire.protocols.cursus.messages import Refused, Request, integer, quote,
 POLICY_KEYS: Final = words("cleanup_policy retention_hours retention_bytes partitioner auth_policy read_acl write_acl")
 LIST_CHARS_MAX: Final = (
     16 * 1024
-)  # of a topic's list of principals, which stays in memory and is checked by every request
+)  # length of a topic's list of principals, which stays in memory and is checked for every request
 UNLIMITED: Final = -1  # the protocol's value for unlimited retention
 REPLICATION_FACTOR: Final = 3
 
@@ -37,7 +37,7 @@ _AUTH_POLICIES: Final = frozenset({"open", "deny_write", "deny_read", "acl"})
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A topic's policy. ``retention_hours`` and ``retention_bytes``: 0 is the broker's default, UNLIMITED retains
-    forever.
+    records forever.
     """
 
     cleanup_policy: str = "delete"
@@ -49,7 +49,7 @@ class Policy:
     retention_bytes: int = 0
 
     def encoded(self) -> str:
-        """Format for CREATE and METADATA."""
+        """Format the policy for replies to CREATE and METADATA."""
         return (
             f"cleanup_policy={self.cleanup_policy} partitioner={self.partitioner} auth_policy={self.auth_policy}"
             f" read_acl={self.read_acl} write_acl={self.write_acl}"
@@ -57,7 +57,7 @@ class Policy:
         )
 
     def described(self) -> dict[str, object]:
-        """Format for DESCRIBE: the first three always, others if they were set."""
+        """Format the policy for DESCRIBE: always the first three fields, and others if they were set."""
         shown: dict[str, object] = {
             "cleanup_policy": self.cleanup_policy,
             "partitioner": self.partitioner,
@@ -71,7 +71,7 @@ class Policy:
 
 
 class _Kept(msgspec.Struct, omit_defaults=True):
-    """Parts that other protocols lack, as stored with the topic."""
+    """The parts of a policy that other protocols do not have, as stored with the topic."""
 
     cleanup_policy: str = "delete"
     partitioner: str = "hash_key"
@@ -125,7 +125,7 @@ def _limit(options: Mapping[str, str], key: str, most: int) -> int:
 
 
 def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
-    """Return a topic's settings with this policy; settings without a counterpart stay."""
+    """Return a topic's settings with this policy. Settings that a policy does not have are unchanged."""
     kept = _Kept(policy.cleanup_policy, policy.partitioner, policy.auth_policy, policy.read_acl, policy.write_acl)
     age = _ours(policy.retention_hours)
     return replace(
@@ -139,7 +139,7 @@ def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
 
 
 def policy_of(topic: Topic) -> Policy:
-    """Return the policy of a topic from any protocol."""
+    """Return the policy of a topic, whichever protocol created the topic."""
     settings = topic.settings
     stored = settings.wire_options.get(WIRE)
     kept = msgspec.json.decode(stored, type=_Kept) if stored else _Kept()
@@ -159,7 +159,7 @@ def policy_of(topic: Topic) -> Policy:
 
 
 def is_governed(topic: Topic) -> bool:
-    """Return whether a Cursus client ever set the topic's policy."""
+    """Return whether a Cursus client has ever set the topic's policy."""
     return WIRE in topic.settings.wire_options
 
 

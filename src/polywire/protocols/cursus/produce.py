@@ -1,7 +1,7 @@
 """Write batches into the log (spec: cursus#batches, cursus#writing).
 
-Offsets follow the order of requests, whatever their acks. A batch is stored in the partition that it names. Failed
-appends are reported.
+Offsets follow the order of requests, whatever their acks. A batch is stored in the partition that it names. An append
+that fails is reported, even for acks 0.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from polywire.records.batch import from_spans
 from polywire.records.columns import Column, RecordFlags
 from polywire.records.memory import Lendable
 
-# of a batch that must be stored in pieces: others wait for one piece at a time
+# size of the pieces in which a large batch is stored; other connections wait for one piece at a time
 LONG_PIECE_BYTES: Final = 4 * 1024 * 1024
-BUSY_LOOK_S: Final = 0.05  # between two attempts while the log is full: a journal slot is sealed in about that time
-BUSY_WAIT_S: Final = 10.0  # how long a long batch waits while the log accepts nothing
-PIECES_MAX: Final = 256  # stored batches of one request: runs of one producer, or parts of a very large one
+BUSY_LOOK_S: Final = 0.05  # between two attempts while the log is full; a journal slot is sealed in about this time
+BUSY_WAIT_S: Final = 10.0  # how long a long batch waits if the log accepts nothing
+PIECES_MAX: Final = 256  # stored batches that one request may need: one per producer, or parts of a very large batch
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSpan:
     """Consecutive messages of one producer.
 
-    producer: its id; ``stored_as``: its id in the log. checked: its sequences are checked and remembered.
+    producer: its id. checked: whether its sequences are checked and remembered.
     """
 
     start: int
@@ -62,9 +62,9 @@ class ProducerSpan:
 
 
 def writable_topic(session: CursusSession, name: str) -> Topic:
-    """Return the topic of a write, waiting for one that is about to be created (spec: cursus#publish).
+    """Return the topic of a write. If it is missing, wait a while, because it may be about to be created.
 
-    Raises Refused, or NotYet if the request is to be offered again.
+    Raises Refused, or NotYet if the request must be handled again (spec: cursus#publish).
     """
     if name.startswith("__"):
         raise Refused(
@@ -75,7 +75,7 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
     found = session.state.broker.resource(name)
     session.state.guard.admit_topic(
         session, found, Action.PRODUCE
-    )  # first, so that existence is not disclosed to clients that may not write
+    )  # checked first, so that a client that may not write cannot find out whether the topic exists
     if isinstance(found, Topic):
         return found
     session.wait_for_topic(name)
@@ -83,7 +83,7 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
 
 
 def find_partition(topic: Topic, number: int) -> Partition:
-    """Return an existing partition; raise Refused ``partition_not_found``."""
+    """Return the partition with this number; raise Refused ``partition_not_found``."""
     if not 0 <= number < len(topic.partitions):
         raise Refused("partition_not_found", f"partition={number}")
     return topic.partitions[number]
@@ -93,7 +93,7 @@ def find_partition(topic: Topic, number: int) -> Partition:
 
 
 def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
-    """Return a batch to be stored; None if it is invalid, which is answered in its slot. Raises NotYet."""
+    """Return a batch to be stored. If the batch is invalid, answer it in its slot and return None. Raises NotYet."""
     try:
         session.state.guard.admit_batch(session)
         batch = read_batch(body, scratch)
@@ -125,7 +125,7 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
 def _runs(
     body: memoryview, scratch: ScratchArrays, batch: Batch, *, idempotent: bool, piece_bytes_max: int
 ) -> list[ProducerSpan]:
-    """Return the stored batches for a received one, nearly always one; raise Refused."""
+    """Split a received batch into batches to store, nearly always a single one; raise Refused."""
     details = scratch.details
     if (
         not batch.traits & decoder.MIXED
@@ -149,7 +149,7 @@ def _runs(
 
 
 def _nameless(body: memoryview, scratch: ScratchArrays, count: int, piece_bytes_max: int) -> list[ProducerSpan]:
-    """With too many producers to separate, their ids are not stored."""
+    """Return spans without producer ids, for a batch whose messages have too many different producers."""
     runs: list[ProducerSpan] = []
     start = 0
     while start < count:
@@ -174,10 +174,10 @@ def _run(
 
 
 class BatchAppend:
-    """A batch being stored, and its acknowledgement.
+    """A batch that is being stored, and its acknowledgement.
 
-    Invariant: answered once, when all of its runs were passed on and completed. The first error is reported; all
-    messages before ``_refused_at``, the first one not stored, are stored. ``_stored_to``: sequence of the message
+    Invariant: it is answered once, when all runs that were passed on have completed. The first error is reported. All
+    messages before ``_refused_at``, the first that was not stored, are stored. ``_stored_to``: sequence of the message
     before it.
     """
 
@@ -225,10 +225,10 @@ class BatchAppend:
         self._waiting = 1
 
     def store(self, end: float | None = None) -> float | None:
-        """Pass runs to the broker in order, until ``end`` if given; None at the end, else the seconds until the next
-        attempt.
+        """Pass runs to the broker in order, until ``end`` if given.
 
-        Nothing after a refused run is stored. With ``end``, a busy broker is retried.
+        Returns None when all were passed on, otherwise the seconds until the next attempt. Nothing after a refused run
+        is stored. If ``end`` is given, a run is retried while the broker is busy.
         """
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:
@@ -256,7 +256,7 @@ class BatchAppend:
         return None
 
     def store_at_once(self) -> bool:
-        """Pass everything to the broker now; False, without effect, if the log accepts nothing now."""
+        """Pass everything to the broker now; return False, without effect, if the log accepts nothing now."""
         if self.store(inf) is None:
             return True
         if self._waiting == 1 and self._last_offset < 0:
@@ -266,13 +266,13 @@ class BatchAppend:
         return True
 
     def _may_wait(self, error: Busy, now: float) -> bool:
-        """Return whether to retry: part of a large batch may have to wait until earlier parts are sealed."""
+        """Return whether to retry, because parts of a large batch may have to wait until earlier parts are sealed."""
         if self._busy_until is None:
             self._busy_until = now + BUSY_WAIT_S
         return error.code is ErrorCode.BUSY and now < self._busy_until
 
     def _sequence_before(self, run: ProducerSpan) -> int:
-        """Return the sequence of the message before a run, 0 for the first."""
+        """Return the sequence of the message before a run, 0 for the first run."""
         at = decoder.DETAIL_WORDS * (run.start - 1) + decoder.SEQUENCE
         return self._scratch.details[at] & ((1 << 64) - 1) if run.start else 0
 
@@ -313,8 +313,9 @@ class BatchAppend:
         self._finish()
 
     def _repeated(self, run: ProducerSpan, before: int, result: int | BrokerError) -> None:
-        """The whole run was stored before: success (spec: cursus#idempotent-producers), with the original offset if it
-        is known.
+        """Report success for a run that was stored before, with the original offset if it is known.
+
+        (spec: cursus#idempotent-producers)
         """
         if isinstance(result, BrokerError):
             self._failed(run, before, append_failure(result))
@@ -338,11 +339,11 @@ class BatchAppend:
         if self._error:
             status, last_sequence = Status.ERROR, batch.last_sequence
             known = self._session.state.broker.producer_last(self._partition, stored_id(batch.last_producer))
-            epoch = known[0] if known is not None else epoch  # a producer that is behind needs it
+            epoch = known[0] if known is not None else epoch  # a producer with an old epoch needs the current one
             if self._refused_at:
                 status, last_sequence = Status.PARTIAL, self._stored_to
         last_offset = self._last_offset
-        if last_offset < 0:  # nothing new was stored; clients accept only digits
+        if last_offset < 0:  # nothing new was stored; a number is sent anyway, because clients accept only digits
             last_offset = 0 if status is Status.ERROR else self._partition.log.next_offset - 1
         self._answer.ok(
             acknowledged(
@@ -361,10 +362,11 @@ class BatchAppend:
 def _columns(
     body: memoryview, details: memoryview, run: ProducerSpan, start: int, *, events: bool
 ) -> dict[int, Lendable]:
-    """Return a run's columns other than keys and values.
+    """Return the columns of a run, except keys and values.
 
-    Sequences are stored if they have gaps, and also to retain the epoch of an unchecked producer: a stored batch with
-    an epoch and consecutive sequences takes part in idempotence (decision 0101, ``broker.producers``).
+    Sequences are stored if they have gaps. They are also stored for a producer that is not checked, to retain its
+    epoch: a batch with an epoch and consecutive sequences would be checked for duplicates (decision 0101,
+    ``broker.producers``).
     """
     columns: dict[int, Lendable] = {}
     count = run.stop - start
@@ -380,7 +382,9 @@ def _columns(
 
 
 def _event_columns(body: memoryview, details: memoryview, start: int, stop: int) -> dict[int, Lendable]:
-    """Return the columns of event fields; none if no message has any. Raises Rejected for a type that is not UTF-8."""
+    """Return the columns of event fields, none if no message has any. Raises Rejected for an event type that is not
+    UTF-8.
+    """
     count = stop - start
     flags = bytearray(count)
     decoder.mark(details, start, stop, flags, RecordFlags.EVENT_SOURCED)
@@ -407,7 +411,9 @@ def _event_columns(body: memoryview, details: memoryview, start: int, stop: int)
 
 
 def append_failure(error: BrokerError) -> str:
-    """Return the text of a failed append, with the words by which clients detect errors that end a producer."""
+    """Return the error text for a failed append. It contains the words by which clients detect that the producer must
+    end.
+    """
     if error.code is ErrorCode.PRODUCER_FENCED:
         return f"stale_producer_epoch {error.message}"
     if error.code is ErrorCode.SEQUENCE_GAP:

@@ -1,6 +1,6 @@
-"""Write one record: PUBLISH, and the bare envelope (spec: cursus#publish, cursus#envelope).
+"""Write one record: PUBLISH, and the envelope without a command (spec: cursus#publish, cursus#envelope).
 
-Offsets follow the order of requests, whatever their acks. Failed appends are reported.
+Offsets follow the order of requests, whatever their acks. With acks 0, the answer is OK even if the append fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SENT: Final = "\U0001f4e4"
 
 
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle PUBLISH of one record, in both dialects."""
+    """Handle PUBLISH of one record, in the modern and the positional dialects."""
     if request.dialect is not Dialect.MODERN:
         return _publish_legacy(session, request)
     name = request.need("topic")
@@ -95,7 +95,7 @@ def _truth(request: Request) -> bool:
 
 
 def _number(request: Request, key: str, function: str, *, low: int, high: int, usual: int = 0) -> int:
-    """Return a number, or raise the error of the original broker's parser."""
+    """Return a number, or raise the error text of the original broker's parser."""
     given = request.options.get(key)
     if given is None:
         return usual
@@ -109,7 +109,7 @@ def _number(request: Request, key: str, function: str, *, low: int, high: int, u
 
 
 class PublishAppend:
-    """One record being stored; answered once."""
+    """One record that is being stored, and its answer."""
 
     __slots__ = ("_acks", "_answer", "_partition", "_run", "_session")
 
@@ -174,7 +174,7 @@ class PublishAppend:
 
     def _failed(self, text: str) -> None:
         if self._acks == "0":
-            self._answer.ok(b"OK")  # the original broker does so even then (spec: cursus#publish)
+            self._answer.ok(b"OK")  # the original broker replies OK even after a failure (spec: cursus#publish)
             return
         reason = f"acks={self._acks} publish failed: sync publish failed: {text}"
         self._answer.refuse(Refused("broker_error", f"reason={quote(reason)}"))
@@ -190,7 +190,7 @@ def append(
     level: Level,
     done: Completion[int],
 ) -> None:
-    """Pass a record to the broker; while the log is full, have the request offered again, as long as a batch would
+    """Pass a record to the broker. While the log is full, the request is handled again, for as long as a batch would
     wait.
 
     Raises NotYet, and the broker's errors.
@@ -235,8 +235,9 @@ def _publish_legacy(session: CursusSession, request: Request) -> Reply | None:
 
 
 def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle an envelope without a command (spec: cursus#envelope); the topic must exist, so that typing errors are not
-    published.
+    """Handle an envelope without a command (spec: cursus#envelope).
+
+    The topic must exist, because a mistyped command must not be published.
     """
     name = request.options["topic"]
     assert request.message is not None, "a bare envelope has a payload"
@@ -248,7 +249,7 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
-    """Publish one record without a key; a repeat, if those are dropped, is answered as the original."""
+    """Publish one record without a key. A repeated payload, if these are dropped, gets the answer of the original."""
     topic = writable_topic(session, name)
     broker, repeats = session.state.broker, session.state.repeats
     answer = session.later(Dialect.LEGACY)

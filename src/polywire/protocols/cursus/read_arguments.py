@@ -1,6 +1,6 @@
 """Start positions of CONSUME and STREAM: topic, partition and offset (spec: cursus#reading).
 
-An offset in the request takes precedence over the group's committed offset, which takes precedence over the default.
+Reading begins at the offset in the request, else at the group's committed offset, else at the default.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from polywire.protocols.cursus.messages import Refused, Request, integer, quote,
 from polywire.protocols.cursus.session import CursusSession
 from polywire.types import PositionKind
 
-DEFAULT_GROUP: Final = "default-group"  # of a reader without a group
-RECORDS_MAX: Final = 8192  # of one batch by default
+DEFAULT_GROUP: Final = "default-group"  # the group of a reader that names none
+RECORDS_MAX: Final = 8192  # of one batch, by default
 _ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 
 
 def failed(reason: str, *, legacy: str | None = None) -> Refused:
-    """Return the original broker's answer to most invalid reads."""
+    """Return the error with which the original broker answers most invalid reads."""
     return Refused("command_failed", f"reason={quote(reason)}", legacy=legacy or reason)
 
 
 def readable_topic(session: CursusSession, name: str) -> Topic:
-    """Return an existing, readable topic; raise Refused."""
+    """Return a topic that exists and that the client may read; raise Refused."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise failed(f"topic '{topic_word(name)}' does not exist")
@@ -42,7 +42,7 @@ def partition_number(text: str) -> int:
 
 
 def readable_partition(topic: Topic, number: int) -> Partition:
-    """Return an existing partition; raise Refused."""
+    """Return the partition with this number; raise Refused."""
     count = len(topic.partitions)
     if not 0 <= number < count:
         name = topic.name.full
@@ -54,7 +54,7 @@ def readable_partition(topic: Topic, number: int) -> Partition:
 
 
 def given_offset(request: Request) -> int | None:
-    """Return the request's offset, or None; raise Refused."""
+    """Return the offset in the request, None if it has none; raise Refused."""
     text = request.options.get("offset")
     if text is None:
         return None
@@ -65,7 +65,7 @@ def given_offset(request: Request) -> int | None:
 
 
 def start_offset(session: CursusSession, request: Request, partition: Partition, given: int | None) -> int:
-    """Return where reading begins."""
+    """Return the offset at which reading begins."""
     if given is not None:
         return given
     group = request.options.get("group") or session.group or DEFAULT_GROUP
@@ -78,10 +78,10 @@ def start_offset(session: CursusSession, request: Request, partition: Partition,
 
 
 def check_isolation(request: Request) -> None:
-    """Check the isolation level: both read the same, because uncommitted data is never visible (concepts:
-    storage#staged-records).
+    """Raise Refused for an unknown isolation level.
 
-    Raises Refused for another level.
+    Both known levels read the same records, because uncommitted data is never visible (concepts:
+    storage#staged-records).
     """
     for key in ("isolation", "isolation_level"):
         given = request.options.get(key)
@@ -90,7 +90,7 @@ def check_isolation(request: Request) -> None:
 
 
 def batch_size(request: Request) -> int:
-    """Return the most records of one batch; raise Refused."""
+    """Return the largest number of records for one batch; raise Refused."""
     text = request.options.get("batch")
     if text is None:
         return RECORDS_MAX
@@ -101,5 +101,5 @@ def batch_size(request: Request) -> int:
 
 
 def out_of_range(partition: Partition, requested: int) -> str:
-    """Format the bounds and the offset below them, for errors and control frames."""
+    """Format the partition's bounds and the requested offset, for errors and control frames."""
     return f"requested={requested} earliest={partition.log.first_offset} latest={partition.log.readable_offset}"

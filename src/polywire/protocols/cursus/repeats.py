@@ -1,7 +1,7 @@
 """Drop payloads that were published within the last 30 minutes (spec: cursus#repeated-payloads).
 
-A payload is a repetition only of a stored one in the same topic. Memory is bounded; the oldest payload is dropped
-first. Times are monotonic.
+A payload counts as repeated only if the same payload was stored in the same topic. The number of remembered payloads is
+limited; the oldest is forgotten first. Times are monotonic.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from polywire.errors import BrokerError
 from polywire.log.base import Completion
 from polywire.types import Buffer
 
-REPEATS_MAX: Final = 100_000  # payloads of all topics together, some 200 bytes each whatever their length
-ENDED_MAX: Final = 64  # expired payloads dropped at a time
+REPEATS_MAX: Final = 100_000  # payloads of all topics together; only digests are stored, some 200 bytes each
+ENDED_MAX: Final = 64  # expired payloads to drop at a time
 _DIGEST_BYTES: Final = 16
 
 
 class Repeats:
-    """Payloads of the last ``lasting_s`` seconds. ``_until`` has digests in order of expiry."""
+    """Digests of the payloads of the last ``lasting_s`` seconds. ``_until`` has them in the order of their expiry."""
 
     __slots__ = ("_lasting_s", "_monotonic", "_until")
 
@@ -38,21 +38,21 @@ class Repeats:
         return blake2b(payload, digest_size=_DIGEST_BYTES, key=topic_id).digest()
 
     def has(self, digest: bytes) -> bool:
-        """Return whether it was published recently."""
+        """Return whether the payload with this digest was published recently."""
         now = self._monotonic()
         for old in [old for old, until in islice(self._until.items(), ENDED_MAX) if until <= now]:
             del self._until[old]
         return self._until.get(digest, now) > now
 
     def add(self, digest: bytes) -> None:
-        """Add a digest that ``has`` does not know."""
-        self._until.pop(digest, None)  # moves it to the end
+        """Add a digest for which ``has`` returned False."""
+        self._until.pop(digest, None)  # so that the new entry is at the end
         if len(self._until) >= REPEATS_MAX:
             del self._until[next(iter(self._until))]
         self._until[digest] = self._monotonic() + self._lasting_s
 
     def stored(self, digest: bytes, done: Completion[int], offset: int | BrokerError) -> None:
-        """Callback of the broker: pass the result on, and drop a payload that was not stored."""
+        """Pass the broker's result to ``done``, and forget the payload if it was not stored."""
         if isinstance(offset, BrokerError):
             self._until.pop(digest, None)
         done(offset)

@@ -1,4 +1,4 @@
-"""One outgoing frame, or run of frames, in a reusable buffer. Each stored chunk is encoded with one call."""
+"""One outgoing frame, or several in a row, in a reusable buffer. Each stored chunk is encoded with one call."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.types import Buffer
 
-PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # of one frame (spec: cursus#consume); one record always fits
+PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # of one frame (spec: cursus#consume); at least one record is sent
 VALUES_BYTES_MAX: Final = (
-    8_192  # values framed one by one in one answer, as the legacy dialect's page says; one value always fits
+    8_192  # of values in one answer of the legacy dialect, as its page says; at least one value is sent
 )
-SMALL_BYTES: Final = 64 * 1024  # a copy costs less than holding a buffer
+SMALL_BYTES: Final = 64 * 1024  # copying this much costs less than keeping a buffer until it was sent
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 _length: Final = header_fields("length")
 
 Parts = tuple[list[Buffer], Callable[[], None] | None]
-"""Bytes to send, and a function to call once they were sent."""
+"""Bytes to send, and a function to call after they were sent."""
 
 
 class ReplyBatch:
-    """Records being encoded; ``_buffer`` is filled up to the state's AT.
+    """Records that are being encoded; ``_buffer`` is filled up to AT in the state.
 
-    begin: opening of the batch; None frames every value by itself.
+    begin: the beginning of the batch; None puts every value into its own frame.
     """
 
     __slots__ = ("_begin", "_buffer", "_put", "_reply_buffers", "_state")
 
     def __init__(self, reply_buffers: ReplyBuffers, begin: bytes | None, records_max: int) -> None:
-        """begin: opening of the batch that is made; None frames every value by itself."""
         self._reply_buffers = reply_buffers
         self._begin = begin
         self._buffer = reply_buffers.take()
@@ -55,7 +54,7 @@ class ReplyBatch:
 
     @property
     def written(self) -> int:
-        """Number of records so far."""
+        """Number of records written so far."""
         return self._state[encoder.WRITTEN]
 
     @property
@@ -64,7 +63,7 @@ class ReplyBatch:
         return self._state[encoder.NEXT]
 
     def take(self, read: Read, start: int, end: int) -> bool:
-        """Add records ``start <= offset < end``; False if no further one fits. Raises Invalid for a damaged batch."""
+        """Add records with ``start <= offset < end``; return False if no more fit. Raises Invalid for a damaged batch."""
         state = self._state
         state[encoder.START], state[encoder.STOP] = start, end
         for chunk in read.chunks:
@@ -95,7 +94,7 @@ class ReplyBatch:
         self._buffer = grown
 
     def finish(self) -> Parts:
-        """Return the bytes to send; empty without records."""
+        """Return the bytes to send; empty if there are no records."""
         state, reply_buffers = self._state, self._reply_buffers
         size = state[encoder.AT]
         if not self.written:
@@ -117,10 +116,10 @@ class ReplyBatch:
         return [memoryview(self._buffer)[:size]], partial(reply_buffers.give, self._buffer)
 
     def answer(self, answer: Answer) -> None:
-        """Answer with the batch, possibly empty."""
+        """Answer with the batch, which may be empty."""
         parts, released = self.finish()
         answer.fill(parts or [frame(empty_batch(self._begin or b""))], released)
 
     def drop(self) -> None:
-        """Drop the batch."""
+        """Return the buffer without sending the batch."""
         self._reply_buffers.give(self._buffer)

@@ -1,4 +1,4 @@
-"""Reply slots: they keep the responses of one Cursus connection in order.
+"""Reply slots, which keep the responses of one Cursus connection in order.
 
 A slot is filled once: immediately, by a callback of the broker, or by a timer.
 """
@@ -20,19 +20,20 @@ from polywire.protocols.runtime.slices import Slices
 if TYPE_CHECKING:
     from polywire.protocols.cursus.context import CursusBroker
 
-PACKED_HERE_BYTES_MAX: Final = 64 * 1024  # longer answers are compressed off the loop: gzip takes 2 ms for this much
+# a longer answer is compressed in a thread, because gzip takes 2 ms for this much
+PACKED_HERE_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """Methods of the session that an answer uses."""
+    """The operations of a session that an answer uses."""
 
     @property
     def broker(self) -> CursusBroker:
-        """Broker whose loop and clock long answers use."""
+        """The broker; its event loop and clock are used for long answers."""
 
     @property
     def off_loop(self) -> OffLoopQueue:
-        """Queue for compressing long answers."""
+        """The queue in which long answers are compressed."""
 
     @property
     def structured(self) -> bool: ...
@@ -42,13 +43,13 @@ class ReplyOwner(Protocol):
         """Whether the connection is closed."""
 
     def answered(self) -> None:
-        """An answer became known."""
+        """Send the answers that are ready, after one became ready."""
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """A slot in the order of answers; ``parts`` are whole frames, and ``body`` is what ``done`` sends.
+    """One answer at its position in the order of answers. ``parts`` are whole frames; ``done`` sends ``body``.
 
-    packing: compression of its bodies, each by itself.
+    packing: compression of its bodies, each of which is compressed separately.
     """
 
     __slots__ = ("_work", "body", "dialect", "packing")
@@ -67,7 +68,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, *bodies: bytes) -> None:
-        """Answer with a frame for each body, usually one."""
+        """Answer with a frame for each body; there is usually one."""
         packing = self.packing
         if packing is None or self.session.closed:
             self.fill([frame(body) for body in bodies])
@@ -78,8 +79,8 @@ class Answer(ReplySlot[ReplyOwner]):
             self.cancel = self._work.cancel
 
     def _ready(self, frames: Any) -> None:
-        """The bodies were compressed."""
-        assert self._work is not None, "they were put there"
+        """Fill the slot after the bodies were compressed."""
+        assert self._work is not None, "compressed answers have frames"
         self._work.leave()
         if isinstance(frames, PeerError):
             self.packing = None
@@ -88,7 +89,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(frames)
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Answer with one frame whose long body the iterator yields in pieces."""
+        """Answer with one frame; the iterator yields its body in pieces."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: list[bytes] | BrokerError) -> None:
@@ -106,7 +107,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.refuse(refused(error))
 
     def done(self, result: int | BrokerError) -> None:
-        """Callback of the broker: answer with ``body``, or with the error."""
+        """Answer with ``body``, or with the error; passed as a callback to the broker."""
         if isinstance(result, BrokerError):
             self.fail(result)
         else:
@@ -118,4 +119,4 @@ def _packed(packing: Algorithm, bodies: Sequence[bytes]) -> list[bytes]:
 
 
 def _nothing() -> None:
-    """Do nothing: no received bytes are viewed."""
+    """Do nothing, because no received bytes are in use."""

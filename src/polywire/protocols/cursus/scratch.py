@@ -1,4 +1,4 @@
-"""Arrays that all Cursus connections share. They grow up to a limit, and are used within one frame only."""
+"""Arrays that all Cursus connections share. They grow up to a limit, and hold data only while one frame is handled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScratchArrays:
         self.reserve(_MESSAGES_MIN * decoder.MESSAGE_BYTES_MIN)
 
     def reserve(self, size: int) -> None:
-        """Grow for the messages of a batch of this size."""
+        """Make space for the messages of a batch of ``size`` bytes."""
         wanted = min(size // decoder.MESSAGE_BYTES_MIN + 1, decoder.RECORDS_MAX)
         if wanted > self._capacity:
             self._capacity = min(max(wanted, 2 * self._capacity), decoder.RECORDS_MAX)

@@ -1,7 +1,7 @@
-"""One Cursus connection: frames and responses in order (spec: cursus#frames, cursus#connections).
+"""One Cursus connection: frames, and responses in order (spec: cursus#frames, cursus#connections).
 
 Batches and PUBLISH are pipelined. Any other command starts only when all earlier requests of the connection are
-answered. A request needs no task and no future.
+answered. A request needs no asyncio task and no future.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.types import spell_address
 
-ANSWERS_MAX: Final = 256  # unanswered requests of a connection before the next one waits
-TOPIC_LOOK_S: Final = 0.05  # between two checks for a topic that a write waits for
+ANSWERS_MAX: Final = 256  # unanswered requests of a connection; then the next one waits
+TOPIC_LOOK_S: Final = 0.05  # between two checks for a topic for which a write waits
 
 Reply = bytes | Sequence[bytes]
-"""Bodies of the frames of one answer."""
+"""The bodies of the frames of one answer."""
 
 
 class Handler(Protocol):
-    """Executes one request: returns the bodies of its reply, or None if it took a slot by ``session.later``.
+    """Function that executes one request. It returns the bodies of the reply, or None if it called ``session.later``.
 
     Raises Refused, BrokerError.
     """
@@ -58,26 +58,28 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[str, Handler]):
-    """A command of the protocol; all its actions are checked (spec: cursus#credentials).
+    """A command of the protocol. The client needs permission for all of its actions (spec: cursus#credentials).
 
-    alone: it may have no arguments.
+    alone: the command must not have arguments.
     """
 
     alone: bool = field(default=False, kw_only=True)
 
 
 class Pushing(Protocol):
-    """Owner of the connection while it streams."""
+    """The owner of a connection on which records are pushed."""
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue after the client has read."""
 
     def drop(self) -> None:
-        """The connection is closed."""
+        """End, because the connection is closed."""
 
 
 class TakeBatch(Protocol):
-    """Handles a batch frame; it answers once the returned batch was stored. Raises NotYet."""
+    """Function that handles a batch frame. It returns the batch to store, which answers once it is stored. Raises
+    NotYet.
+    """
 
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None: ...
 
@@ -86,15 +88,15 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     """One client.
 
     Attributes:
-        spoken: dialect of the latest unambiguous request, None before.
-        principal: from AUTH, None before.
-        group: from SETGROUP.
-        structured: errors contain their class.
+        spoken: dialect of the latest unambiguous request, None before the first.
+        principal: set by AUTH.
+        group: set by SETGROUP.
+        structured: whether errors contain their class.
         features: enabled by NEGOTIATE.
     """
 
     answer_type: ClassVar[type[Answer]] = Answer
-    """Class of its reply slots."""
+    """Class of the reply slots."""
 
     __slots__ = (
         "_acting",
@@ -147,7 +149,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._pushing: Pushing | None = None
         self._topic_wait = "", 0.0
         self.busy_until: float | None = None
-        """When to give up on a record that the log does not accept."""
+        """Time at which to refuse a record that the log still does not accept."""
         self._unused: Any = None
         self._heard_at = state.broker.clock.monotonic()
         self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
@@ -161,11 +163,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame, with its length."""
+        """Longest frame, including its length."""
         return self._body_bytes_max() + PREFIX_BYTES
 
     def _body_bytes_max(self) -> int:
-        """Longest body; small before authentication."""
+        """Longest body, which is small before authentication."""
         frame_bytes_max = self.state.settings.frame_bytes_max
         return min(frame_bytes_max, LOGIN_FRAME_BYTES_MAX) if self._is_unauthenticated() else frame_bytes_max
 
@@ -173,7 +175,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._acting is None and self.output.certified is None and not self.broker.access.is_open
 
     def identify(self, principal: Principal | None) -> None:
-        """Set the acting principal: from AUTH, or from credentials in the latest request. Raises Busy."""
+        """Set the principal: from AUTH, or from credentials in the latest request. Raises Busy."""
         if principal is not self._acting:
             self.output.identified(principal)
             self._acting = principal
@@ -188,10 +190,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         )
 
     def receive(self, data: memoryview) -> int:
-        """Handle complete frames."""
+        """Handle complete frames; return the number of bytes consumed."""
         self._heard_at = self.state.broker.clock.monotonic()
         taken = super().receive(data) if self._pushing is None else 0
-        return taken if self._pushing is None else len(data)  # bytes after a STREAM are not read (spec: cursus#stream)
+        return taken if self._pushing is None else len(data)  # bytes after a STREAM are ignored (spec: cursus#stream)
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if len(data) - at < PREFIX_BYTES:
@@ -204,20 +206,20 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return PREFIX_BYTES + size
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue after the client has read."""
         if self._pushing is not None:
             self._pushing.drained()
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
-        """The client has finished: drop an incomplete frame; waiting whole ones are still answered."""
+        """Process the end of the client's data: drop an incomplete frame, and still answer complete ones."""
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
         super().finish(data)
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Process the end of the connection."""
         self._enter(CLOSED)
         self._slot = None
         self._timer.cancel()
@@ -248,13 +250,13 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._take_plain(body, data[at + PREFIX_BYTES : end], packed)
 
     def _take_plain(self, body: memoryview, received: memoryview, packed: Algorithm | None) -> bool:
-        """Execute a frame; False if it must wait and be offered again. received: the frame as it arrived."""
+        """Execute a frame; return False if it must wait and be handled again. received: the frame as it arrived."""
         self._packed = packed
         try:
             if self._is_batch(body):
                 storing = self._take_batch(self, body, self.state.scratch)
                 if storing is not None and not storing.store_at_once():
-                    return self._begin_long(received, packed)  # it waits like those
+                    return self._begin_long(received, packed)  # it must wait for earlier answers like other long frames
                 return True
             return self._take_text(body)
         except NotYet:
@@ -262,7 +264,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             return False
 
     def _expanded(self, packed: Algorithm, body: memoryview) -> memoryview | None:
-        """Return a compressed frame's bytes; None if they are too many to expand here."""
+        """Return the bytes of a compressed frame; None if they are too many to decompress on the event loop."""
         limit = self._body_bytes_max()
         if len(body) > LARGE_BYTES:
             return None
@@ -274,14 +276,14 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             return None
 
     def _begin_long(self, body: memoryview, packed: Algorithm | None) -> bool:
-        """Execute a long frame; False if it must wait for earlier answers and be offered again."""
+        """Begin a long frame; return False if it must wait for earlier answers and be handled again."""
         if not self._settled():
             return False
         self._long = LongFrame(self, body, packed)
         return True
 
     def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
-        """Begin a long frame's request; a returned batch is to be stored. Raises NotYet."""
+        """Begin the request in a long frame; the caller must store the returned batch, if any. Raises NotYet."""
         self._packed = packed
         if self._is_batch(body):
             return self._take_batch(self, body, self.state.large_scratch)
@@ -289,21 +291,22 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return None
 
     def carried(self) -> None:
-        """The long frame is complete."""
+        """Continue after the long frame was handled."""
         self._long = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._go_on()
 
     def failed(self, error: PeerError) -> None:
-        """The long frame is invalid."""
+        """Close the connection, because the long frame is invalid."""
         self._long = None
         self._stop_taking()
         self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
-        """Execute one text frame; False if earlier requests must be answered first, or a stream has begun.
+        """Execute one text frame.
 
-        Raises NotYet if the command itself must wait.
+        Returns False if earlier requests must be answered first, or a stream has begun. Raises NotYet if the command
+        itself must wait.
         """
         try:
             read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.spoken, self.state.settings.dialect)
@@ -321,15 +324,15 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._pushing is None
 
     def _is_batch(self, body: memoryview) -> bool:
-        """Return whether a topic follows the magic (spec: cursus#bodies)."""
+        """Return whether the body begins with the magic of a batch and a topic follows (spec: cursus#bodies)."""
         return len(body) >= 6 and body[0] == 0xBA and body[1] == 0x7C and 0 < (body[2] << 8 | body[3]) <= len(body) - 4
 
     def _bare(self, bare: BarePublish) -> Request:
-        """Convert an envelope without a command to the PUBLISH it means."""
+        """Convert an envelope without a command to the PUBLISH that it stands for."""
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, telling=True)
 
     def _handle(self, command: Command, request: Request) -> None:
-        """Execute one command; raise NotYet."""
+        """Execute one command and answer it. Raises NotYet."""
         self._slot = None
         refusal: Refused | None = None
         try:
@@ -346,15 +349,15 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
                 self.later(request.dialect).ok(*bodies)
         if refusal is not None:
             self._slot_for(request).refuse(refusal)
-        del refusal  # break the reference cycle: its traceback references this frame
+        del refusal  # breaks the reference cycle between the exception's traceback and this frame
 
     def _begin(self, command: Command, request: Request) -> Reply | None:
-        """Authorize and begin one command; raise Refused, BrokerError or NotYet."""
+        """Authorize one command and begin it. Raises Refused, BrokerError, NotYet."""
         self.state.guard.admit(self, request, command.actions)
         return command.handler(self, request)
 
     def _slot_for(self, request: Request) -> Answer:
-        """Return the slot that the command took before it failed, or a new one."""
+        """Return the slot that a failed command had taken, or a new one."""
         return self._slot or self.later(request.dialect)
 
     # Methods for commands
@@ -366,8 +369,9 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of this broker for clients, now and after failover: as configured, else those that this client
-        used.
+        """Host and port of this broker for clients, which stay valid after a failover.
+
+        They are the configured ones, or those that this client has used.
         """
         settings, places, at = self.state.settings, self.state.places, self.output.local
         host, port = at if places is None else places.lasting(at)
@@ -380,14 +384,14 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def leader(self) -> str:
-        """Address in acknowledgements and METADATA."""
+        """Address of the leader, for acknowledgements and METADATA."""
         if not self._leader:
             self._leader = spell_address(*self.address)
         return self._leader
 
     @property
     def epoch_min(self) -> int:
-        """Minimum of a new epoch of a transactional id."""
+        """Smallest value for a new epoch of a transactional id."""
         return 0
 
     @property
@@ -397,18 +401,17 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def caller(self) -> Caller:
-        """Caller of the current request, as owner of state; valid while it is executed."""
+        """The caller of the current request, as owner of state; valid while the request is executed."""
         acting = self.state.guard.acting
         if self._caller is None or self._caller.principal != acting:
             self._caller = caller_of(acting, self.peer_address)
         return self._caller
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
-        """Return the reply slot of a later answer; a blocking one delays later requests. A command that raises
-        afterwards is answered there.
+        """Return a reply slot for an answer that is sent later.
 
-        The legacy dialect compresses whole messages both ways; other clients send compressed batches, and read plain
-        answers.
+        blocking: later requests wait for this answer. If the command raises an error afterwards, the error is sent in
+        this slot. Only in the legacy dialect are answers compressed, with the algorithm of the request.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
         answer = self.answer_type(self, dialect, packing, blocking=blocking)
@@ -418,22 +421,22 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return answer
 
     def withdraw(self, answer: Answer) -> None:
-        """Remove the last slot: its request is offered again."""
+        """Remove the last slot, because its request will be handled again."""
         withdrawn = self._answers.pop()
-        assert withdrawn is answer, "nothing was asked behind it"
+        assert withdrawn is answer, "only the last slot can be withdrawn"
         self._slot = None
 
     def wake(self) -> None:
-        """The request's precondition is met: offer it again."""
+        """Handle the waiting request again, because it no longer needs to wait."""
         self._reasons &= ~Wait.ASLEEP
         if self._long is not None:
             self._long.begin()
         self._go_on()
 
     def wait_for_topic(self, name: str) -> None:
-        """Offer the request again for a while, because the topic may be about to be created (spec: cursus#publish).
+        """Wait for a topic, which may be about to be created; the request is handled again (spec: cursus#publish).
 
-        Raises NotYet until the time is over.
+        Raises NotYet until the waiting time has passed.
         """
         now = self.state.broker.clock.monotonic()
         waited, until = self._topic_wait
@@ -447,12 +450,12 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         raise NotYet
 
     def end(self) -> None:
-        """Accept no further request; close after all outstanding answers."""
+        """Accept no more requests; close the connection after all outstanding answers."""
         self._stop_taking()
         self._end_when_done()
 
     def close_unused(self) -> None:
-        """Close the connection unless another request follows soon, or has arrived."""
+        """Close the connection unless another request has arrived or arrives soon."""
         self._is_used()
         state = self.state
         self._unused = state.broker.loop.call_later(state.settings.unused_s, self.output.close)
@@ -463,11 +466,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._unused = None
 
     def push(self, pushing: Pushing) -> None:
-        """Give the connection to a stream: received bytes are not read any more."""
+        """Give the connection to a stream; received bytes are ignored from now on."""
         self._pushing = pushing
 
     def pull(self) -> None:
-        """The stream has ended: accept requests again, for a while (spec: cursus#stream)."""
+        """Accept requests again for a while, because the stream has ended (spec: cursus#stream)."""
         self._pushing = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._timer.cancel()
@@ -492,7 +495,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._timer = self.state.broker.loop.call_later(left, self._look_idle)
 
     def _look_unused(self, since: float) -> None:
-        """Close a connection whose stream ended unless it was used again."""
+        """Close the connection unless it was used since its stream ended."""
         if self._heard_at == since and self._pushing is None:
             self.output.close()
             return
@@ -503,5 +506,5 @@ def _unknown(session: CursusSession, request: Request, /) -> Reply | None:
     raise Refused("unknown_command", f"command={quote(request.text)}", legacy=f"unknown command: {request.text}")
 
 
-BARE: Final = ""  # name of the command that an envelope without one means
+BARE: Final = ""  # the name of the command in an envelope without a command
 _UNKNOWN: Final = Command("", _unknown, (Action.SELF_DESCRIBE,), alone=True)

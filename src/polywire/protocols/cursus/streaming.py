@@ -1,7 +1,7 @@
 """STREAM: push records as they become readable (spec: cursus#stream).
 
-While the client does not read, nothing is read from the log for it. A stream that ends reports why, and at which offset
-to continue. Streaming commits no offsets.
+If the client stops reading, the broker stops reading the log for it. When a stream ends, the broker reports why, and at
+which offset to continue. Streaming commits no offsets.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from polywire.protocols.cursus.read_arguments import (
 from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 
-STREAMS_MAX: Final = 1_000  # of one broker (spec: cursus#limits)
-READ_BYTES_MAX: Final = 2 * 1024 * 1024  # read from the log at a time
-FRAMES_PER_PASS: Final = 2  # pushed before other connections get a turn
+STREAMS_MAX: Final = 1_000  # streams of one broker (spec: cursus#limits)
+READ_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes read from the log at a time
+FRAMES_PER_PASS: Final = 2  # pushed before other connections are served
 
 
 class Stream:
     """A connection that receives batches of one partition.
 
-    The positional dialect has only batches and errors on a stream: no keepalives (TCP keepalive detects dead clients),
-    and the stream ends with an error. A stream for a group replaces the group's other one of the same partition.
+    In the positional dialect, a stream has only batches and errors: there are no keepalive frames (TCP keepalive
+    detects dead clients), and the stream ends with an error. A new stream for a group replaces the group's old stream
+    of the same partition.
 
-    Invariant: at most one read or wait is in flight; after ``drop`` nothing is sent. Registered under its key, if any,
-    and counted while it runs.
+    Invariant: at most one read or wait is in flight. After ``drop`` nothing is sent. While a stream runs it is counted
+    and, if it is for a group, registered under its key.
     """
 
     __slots__ = (
@@ -61,7 +62,6 @@ class Stream:
     )
 
     def __init__(self, session: CursusSession, request: Request, partition: Partition, offset: int) -> None:
-        """A stream for a group replaces the group's other one of the same partition."""
         self._session = session
         self._partition = partition
         self._offset = offset
@@ -92,7 +92,7 @@ class Stream:
         self._pump()
 
     def _keep_alive(self) -> None:
-        """Send an empty frame, whether or not data flowed, unless the client does not read."""
+        """Send an empty frame, even if data was sent, unless the client has stopped reading."""
         state = self._session.state
         self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
         output = self._session.output
@@ -100,11 +100,11 @@ class Stream:
             output.write(KEEPALIVE)
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue after the client has read."""
         self._schedule()
 
     def drop(self) -> None:
-        """The connection is closed, or the stream has ended."""
+        """End, because the connection was closed or the stream has ended."""
         if self._dropped:
             return
         self._dropped = True
@@ -119,11 +119,14 @@ class Stream:
             del state.streams[self._key]
 
     def replace(self) -> None:
-        """Another connection reads this partition for this group."""
+        """End, because another connection now reads this partition for this group."""
         self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
 
     def _schedule(self) -> None:
-        """Continue on the loop, taking turns with other connections; never inside a callback of the log."""
+        """Schedule the next frames on the loop, so that other connections are served in between.
+
+        Nothing is pushed from inside a callback of the log.
+        """
         if not self._pumping and not self._dropped:
             self._pumping = True
             self._session.state.broker.loop.call_soon(self._pump)
@@ -143,7 +146,7 @@ class Stream:
         self._schedule()
 
     def _step(self) -> bool:
-        """Push one frame; False if there is nothing to push now. Raises BrokerError."""
+        """Push one frame; return False if there is nothing to push now. Raises BrokerError."""
         broker = self._session.state.broker
         topic = broker.find_topic(self._topic)
         if topic is not None and not broker.access.permits(self._reader, Action.FETCH, topic):
@@ -154,7 +157,7 @@ class Stream:
         if self._partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, "the partition was deleted")
         end = log.readable_offset
-        if self._offset >= end:  # everything was pushed for now
+        if self._offset >= end:  # all readable records were pushed
             self._waits_for = broker.wait(self._partition, self._offset, self._woken)
             return False
         if self._offset < log.first_offset:
@@ -169,7 +172,7 @@ class Stream:
         return True
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes have been fetched."""
+        """Continue after the log has fetched bytes."""
         self._waits_for = None
         if isinstance(read, BrokerError):
             self._failed(read)
@@ -211,7 +214,8 @@ class Stream:
     def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
         """End the stream and report why; the client may open another one (spec: cursus#stream).
 
-        reason, facts: for a control frame, which also says where to continue. error: for the positional dialect.
+        reason, facts: for the control frame, which also contains the offset at which to continue. error: for the
+        positional dialect.
         """
         self.drop()
         if self._dialect is Dialect.POSITIONAL:
@@ -223,11 +227,11 @@ class Stream:
 
 
 def _nothing() -> None:
-    """Do nothing: a read cannot be cancelled; its result is dropped."""
+    """Do nothing, because a read cannot be cancelled; its result is dropped."""
 
 
 def stream(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle STREAM: without a reply, the connection becomes a stream."""
+    """Handle STREAM. There is no reply; the connection becomes a stream."""
     options = request.options
     modern = request.dialect is Dialect.MODERN
     if not all(

@@ -36,13 +36,13 @@ from polywire.protocols.cursus.policies import (
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName, spell_address
 
-CREATE_PARTITIONS: Final = 4  # default of CREATE (spec: cursus#create)
+CREATE_PARTITIONS: Final = 4  # default number of partitions (spec: cursus#create)
 DONE: Final = "\u2705"
 REMOVED: Final = "\U0001f5d1\ufe0f"
 
 
 def find_topic(session: CursusSession, name: str) -> Topic:
-    """Return an existing topic; raise Refused ``topic_not_found``."""
+    """Return the topic with this name; raise Refused ``topic_not_found``."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}", legacy=f"topic '{topic_word(name)}' not found")
@@ -52,7 +52,8 @@ def find_topic(session: CursusSession, name: str) -> Topic:
 def create(session: CursusSession, request: Request, /) -> Reply | None:
     """Handle CREATE: create a topic, or change an existing one."""
     name = _name(request, "CREATE topic=<name> [partitions=<N>]")
-    if session.state.broker.find_topic(name) is None:  # other protocols create topics with other names, which may grow
+    # only new topics, because other protocols create topics with other names, which may grow
+    if session.state.broker.find_topic(name) is None:
         _check_name(name)
     count = _positive(request, "partitions", CREATE_PARTITIONS)
     factor = _positive(request, "replication_factor", REPLICATION_FACTOR)
@@ -94,10 +95,10 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
 def _change(
     session: CursusSession, topic: Topic, request: Request, count: int, on_created: Then, done: Completion[int]
 ) -> None:
-    """CREATE of an existing topic: it may grow, and its policy is replaced.
+    """Handle CREATE of an existing topic: add partitions, and replace its policy.
 
-    A topic from another protocol keeps its settings until a CREATE contains a policy: clients send a bare CREATE
-    whenever they start.
+    A topic from another protocol keeps its settings until a CREATE contains a policy, because clients send a CREATE
+    without a policy whenever they start.
     """
     broker, name, partitions = session.state.broker, topic.name.full, len(topic.partitions)
     if count < partitions:
@@ -111,7 +112,7 @@ def _change(
     settings = replace(settings, idempotent=settings.idempotent or request.is_set("idempotent"))
     if request.is_set("event_sourcing") and not settings.event_sourcing:
         if any(partition.log.next_offset for partition in topic.partitions):
-            reason = "the topic has records that are no events"
+            reason = "the topic has records that are not events"
             raise Refused("create_topic_failed", f"topic={topic_word(name)} reason={quote(reason)}")
         settings = replace(settings, event_sourcing=True)
     if settings.event_sourcing and settings.compaction:
@@ -140,7 +141,7 @@ def _name(request: Request, expected: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    """Refuse an invalid topic name."""
+    """Raise Refused for an invalid topic name."""
     fault = topic_fault(name)
     if fault is not None:
         raise Refused("invalid_topic_name", f"topic={quote(name)} reason={quote(fault)}", legacy=fault)
@@ -159,7 +160,7 @@ def _positive(request: Request, key: str, usual: int) -> int:
 
 
 def delete(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle DELETE: the topic with its data."""
+    """Handle DELETE: delete a topic with its data."""
     name = _name(request, "DELETE topic=<name>")
     if session.state.broker.find_topic(name) is None:
         _check_name(name)
@@ -179,7 +180,9 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LIST; with a topic, the same line as METADATA, which Java's producer looks for (spec: cursus#list)."""
+    """Handle LIST. With a topic, reply with the same line as METADATA, which Java's producer expects (spec:
+    cursus#list).
+    """
     name = request.options.get("topic")
     if name:
         session.state.guard.admit_topic(session, session.broker.resource(name), Action.TOPIC_DESCRIBE)
@@ -192,7 +195,10 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
-    """acting: principal of the request; other requests may have been admitted when this runs."""
+    """Yield the names in slices.
+
+    acting: principal of the request; other requests may have been admitted by the time this runs.
+    """
     names: list[str] = []
     for topic in broker.topics():
         if broker.access.permits(acting, Action.FETCH, topic):
@@ -205,14 +211,14 @@ def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> It
 
 
 def describe(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle DESCRIBE: indented JSON."""
+    """Handle DESCRIBE: reply with indented JSON."""
     topic = find_topic(session, _name(request, "DESCRIBE topic=<name>"))
     session.later(request.dialect, blocking=True).make(_description(topic))
     return None
 
 
 def _description(topic: Topic) -> Iterator[bytes]:
-    """Yield the output of ``json.dumps`` with an indent, partition by partition."""
+    """Yield the JSON that ``json.dumps`` with an indent would return, partition by partition."""
     policy = json.dumps({"policy": policy_of(topic).described()}, indent=2, ensure_ascii=False)
     yield encoded(f'{{\n  "status": "OK",\n  "topic": {quote(topic_word(topic.name.full))},\n  "partitions": [')
     for partition in list(topic.partitions):
@@ -227,8 +233,9 @@ def _description(topic: Topic) -> Iterator[bytes]:
 
 
 def metadata(session: CursusSession, request: Request, /) -> Reply:
-    """Handle METADATA: this process leads every partition, at an address that stays valid, because producers never ask
-    again.
+    """Handle METADATA: report this process as the leader of every partition.
+
+    The address stays valid after a failover, because producers never ask again.
     """
     topic = find_topic(session, request.need("topic"))
     count, places, at = len(topic.partitions), session.state.places, session.address
@@ -240,7 +247,7 @@ def metadata(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_offsets(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LIST_OFFSETS, for one partition or all."""
+    """Handle LIST_OFFSETS, for one partition or all of a topic."""
     topic = find_topic(session, request.need("topic"))
     chosen = topic.partitions
     given = request.options.get("partition")

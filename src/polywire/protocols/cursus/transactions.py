@@ -47,7 +47,7 @@ def _name(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TransactionRequest:
-    """Request to change a transaction: transactional id, producer id and epoch."""
+    """A request that changes a transaction: transactional id, producer id and epoch."""
 
     session: CursusSession
     request: Request
@@ -56,7 +56,7 @@ class TransactionRequest:
 
     @classmethod
     def read(cls, session: CursusSession, request: Request) -> TransactionRequest:
-        """Parse the common start of all commands except INIT and STATUS; raise Refused."""
+        """Parse the arguments that all commands except INIT_PRODUCER_ID and TXN_STATUS share; raise Refused."""
         name = _name(request)
         request.need("producerId")
         epoch = integer(request.need("epoch"))
@@ -65,14 +65,14 @@ class TransactionRequest:
         return cls(session, request, name, epoch)
 
     def transaction(self, failure: str) -> Transaction:
-        """Return the transaction, if it is still current.
+        """Return the transaction, whose producer and epoch must be current.
 
-        Raises Refused ``transaction_not_found``, or ``failure`` for a fenced one, with the word by which clients detect
-        it.
+        Raises Refused ``transaction_not_found``, or ``failure`` for a fenced producer, with the word by which clients
+        detect it.
         """
         found = _find(self.session, self.name)
         producer = self.request.options["producerId"]
-        # a holder with a producer id came over another protocol
+        # a holder with a producer id has used another protocol
         if self.epoch != found.epoch or found.producer is not None:
             facts = f"transactional_id={self.name} current_epoch={found.epoch} requested_epoch={self.epoch}"
             if failure == FENCED:
@@ -84,7 +84,7 @@ class TransactionRequest:
         return found
 
     def opened(self, failure: str) -> Transaction:
-        """Return the open transaction."""
+        """Return the transaction, which must be open."""
         found = self.transaction(failure)
         if not found.is_open:
             raise Refused(failure, f"reason={quote(f'transaction {self.name} is {found.state.value}')}")
@@ -113,7 +113,7 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def begin(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle BEGIN_TXN: also after a transaction of the same epoch, and again while nothing was staged."""
+    """Handle BEGIN_TXN. It succeeds after an earlier transaction of the same epoch, and again while nothing was staged."""
     asked = TransactionRequest.read(session, request)
     transaction = asked.transaction("transaction_begin_failed")
     if transaction.is_open and (transaction.messages or transaction.positions):
@@ -130,7 +130,7 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle TXN_PUBLISH: stage the record; a sequence that its partition has is a repeat."""
+    """Handle TXN_PUBLISH: stage a record. A sequence that its partition already has is a repeat."""
     name = _name(request)
     request.need("topic")
     asked = TransactionRequest.read(session, request)
@@ -170,7 +170,10 @@ def _writable(session: CursusSession, name: str) -> Topic:
 
 
 def _partition(session: CursusSession, request: Request, topic: Topic, key: bytes, sequence: int) -> Partition:
-    """Return the partition: as named, by key, or by sequence in turn, so that a repeat meets the original."""
+    """Return the partition: the one that is named, or else chosen by key or sequence.
+
+    By sequence the partitions take turns, and a repeat gets the same partition as the original.
+    """
     given = request.options.get("partition", "-1")
     number = integer(given)
     if number is None or number < -1:
@@ -183,7 +186,7 @@ def _partition(session: CursusSession, request: Request, topic: Topic, key: byte
 
 
 def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle SEND_OFFSETS_TO_TXN for a group's member; fenced now and again at the end."""
+    """Handle SEND_OFFSETS_TO_TXN for a group's member, whose generation is checked now and again at the commit."""
     asked = TransactionRequest.read(session, request)
     within = _group_request(session, request)
     pairs = _pairs(request, within)
@@ -249,7 +252,7 @@ def _failed_offsets(reason: str) -> Refused:
 
 
 def end(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle END_TXN: all or nothing; repeated requests get the same answer."""
+    """Handle END_TXN: commit or abort. A repeated request gets the same answer."""
     asked = TransactionRequest.read(session, request)
     result = request.options.get("result", "commit").lower()
     if result not in ("commit", "abort"):
@@ -310,7 +313,7 @@ def _commit(asked: TransactionRequest, transaction: Transaction) -> Reply | None
 
 
 def _check_rights(asked: TransactionRequest, transaction: Transaction) -> None:
-    """Check that staged operations are still permitted; raise Refused."""
+    """Check that the staged operations are still permitted; raise Refused."""
     state = asked.session.state
     for topic in state.broker.transactions.topics(transaction):
         state.guard.admit_topic(asked.session, topic, Action.PRODUCE)
@@ -319,7 +322,7 @@ def _check_rights(asked: TransactionRequest, transaction: Transaction) -> None:
 
 
 def _check_member(asked: TransactionRequest, transaction: Transaction) -> None:
-    """Check that the offsets still belong to the member; raise Refused."""
+    """Check that the member still owns the partitions of the staged offsets; raise Refused."""
     for scope, held in transaction.positions.items():
         _check(GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation), held.offsets)
 
