@@ -1,8 +1,8 @@
-"""A FLUX connection that forwards lines to the shards that own the topics they name (decision 0126).
+"""A FLUX connection that forwards lines to the shards that own the named topics (decision 0126).
 
-* Responses have the order of the lines, and lines about one topic stay in order.
-* While the client does not read responses, nothing is read from the shards for it.
-* If a process ends before it has sent a response, the client's connection is closed.
+* Responses are sent in the order of the lines, and lines about one topic stay in order.
+* If the client stops reading responses, the connection stops reading from the shards.
+* If a process exits before it has sent a response, the client's connection is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
 
-PARTS_MAX: Final = 64  # runs of lines whose answers are owed, before more is taken
+PARTS_MAX: Final = 64  # runs of lines without a complete response; then the connection stops reading lines
 METADATA: Final = "ADMIN_GET_METADATA"
 CREATE: Final = "ADMIN_CREATE_TOPIC"
 MADE_BY_USE: Final = frozenset({"PRODUCE", "CONSUME", "SET_PARTITION_ROLE"})
@@ -43,15 +43,16 @@ ABOUT_BROKERS: Final = frozenset(
         "ADMIN_RECONCILE_BROKER_HEALTH",
     }
 )
-NO_BROKERS: Final = "brokers cannot be registered while several processes have the topics between them"
+NO_BROKERS: Final = "brokers cannot be registered if several processes share the topics"
 _TOPICS_AT: Final = 7 * decoder.RUN_RECORDS_MAX
 
 
 class CarryingFluxSession:
-    """Implements ``Session`` before a session of our own shard. Guards: ``_order`` are the parts whose answers are owed, in the order of
-    their lines.
+    """Implements ``Session`` in front of a session of this shard.
 
-    ``_settles``: the next line waits for what the last one makes, or looks at. ``_rest``: what the peer left when it finished.
+    ``_order``: the runs of lines whose responses are outstanding, in order. ``_settles``: the next line waits until all
+    earlier ones are answered, because it may depend on them. ``_rest``: unread bytes of a client that will send no
+    more.
     """
 
     __slots__ = (
@@ -80,7 +81,7 @@ class CarryingFluxSession:
         resume: Callable[[], None],
         inner: Callable[[Output, Callable[[], None]], FluxSession],
     ) -> None:
-        """inner: opens a session of our own shard."""
+        """inner: opens a session of this shard."""
         self._shards: Final = shards
         self._commands: Final = commands
         self._output: Final = output
@@ -100,24 +101,24 @@ class CarryingFluxSession:
 
     @property
     def spoken_dialect(self) -> str:
-        """There is one only."""
+        """Empty: FLUX has no dialects."""
         return ""
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest line."""
+        """Longest line in bytes."""
         return self._inner.frame_bytes_max
 
     def wanted(self) -> int:
-        """A line does not tell its length."""
+        """Return 0, because the length of a line is unknown until it is complete."""
         return 0
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Return whether a request is unanswered."""
         return bool(self._order)
 
     def paused(self) -> bool:
-        """Whether something must come, or go, before the next line is taken."""
+        """Return whether the next line must wait: for earlier responses, or until the client or a shard has read."""
         self._held = self._waits()
         return self._held
 
@@ -131,7 +132,7 @@ class CarryingFluxSession:
         )
 
     def receive(self, data: memoryview) -> int:
-        """Hand on every whole line; returns how many bytes they had. Raises PeerError."""
+        """Forward every complete line; return the number of bytes consumed. Raises PeerError."""
         self._receiving = True
         try:
             at = 0
@@ -146,7 +147,7 @@ class CarryingFluxSession:
             self._pump()
 
     def _take(self, data: memoryview, start: int) -> int:
-        """Hand on a run of lines; returns how many bytes were taken. Raises PeerError."""
+        """Forward a run of lines, or one line; return the number of bytes consumed. Raises PeerError."""
         work, line_max = self._inner.scratch.work, self._inner.frame_bytes_max
         reason, after, end, count, topics = decoder.scan(data, start, len(data), work, line_max)
         if count:
@@ -173,11 +174,11 @@ class CarryingFluxSession:
             request = parse(bytes(line[:-1]), pipes=self._inner.state.settings.pipes_in_arguments)
             shard = self._shard_of(request, bytes(line))
         except Refused:
-            shard = self._shards.own  # which says what is wrong
+            shard = self._shards.own  # this shard reports the error
         return len(line) if shard is None else self._hand(shard, line, 1)
 
     def _shard_of(self, request: Request, line: bytes) -> int | None:
-        """Where a line goes; None when it was taken here. Raises Refused."""
+        """Return the shard that handles a line; None if the response is already queued. Raises Refused."""
         command = self._commands.get(request.command)
         if command is None:
             return self._shards.own
@@ -189,7 +190,7 @@ class CarryingFluxSession:
             for link in links:
                 link.write(line)
             self._order.append(Merged(links))
-            self._settles = True  # it tells of nothing that is asked behind it
+            self._settles = True  # the response must not include the effects of later lines
             return None
         topic_at = 0 if request.command in TOPIC_FIRST else command.topic_at
         if topic_at is None or topic_at >= len(request.args):
@@ -202,7 +203,10 @@ class CarryingFluxSession:
         return self._place(named(request.args[topic_at]), begins)
 
     def _place(self, name: str, begins: Callable[[str], int] | None) -> int:
-        """The shard of a topic; ``begins`` says it of one that is made."""
+        """Return the shard of a topic.
+
+        begins: returns the shard for a topic that the line creates; None if the line does not create topics.
+        """
         if self._inner.broker.find_topic(name) is not None:
             return self._shards.own
         shard = self._shards.shard_of(name)
@@ -212,7 +216,7 @@ class CarryingFluxSession:
         return self._shards.own if shard is None else shard
 
     def _hand(self, shard: int, lines: memoryview, count: int) -> int:
-        """Give lines to a shard; returns how many bytes it took. Raises PeerError."""
+        """Send lines to a shard; return the number of bytes consumed. Raises PeerError."""
         if shard != self._shards.own:
             link = self._links.to(shard)
             link.write(bytes(lines))
@@ -234,21 +238,23 @@ class CarryingFluxSession:
             self._pump()
 
     def came(self) -> None:
-        """A shard has answered something."""
+        """Continue after a shard has sent responses."""
         self._pump()
 
     def relieved(self) -> None:
-        """A shard takes more again."""
+        """Continue after a shard has read what it was sent."""
         self._go_on()
 
     def link_lost(self, shard: int) -> None:
-        """A shard's process has ended: the outcome of its pending requests is unknown."""
+        """Close the connection if a response of this shard is outstanding, because the outcome of its requests is
+        unknown.
+        """
         link = self._links.forget(shard)
         if link is not None and not self._is_closed and any(part.rests_on(link) for part in self._order):
             self._output.fail(PeerError("the process that owns a topic has exited", fatal=True))
 
     def _pump(self) -> None:
-        """Write answers that are next in order, and go on with what had to wait."""
+        """Write the responses that are next in order, and continue with lines that had to wait."""
         if self._is_closed:
             return
         written: list[bytes] = []
@@ -262,14 +268,14 @@ class CarryingFluxSession:
         self._go_on()
 
     def _regulate(self) -> None:
-        """Let shards answer as far as the peer takes it."""
+        """Read from the shards only while the client reads."""
         is_full = self._output.backlog > self._output.backlog_max
         for link in self._links:
             link.regulate(is_full=is_full)
         self._own.regulate()
 
     def _go_on(self) -> None:
-        """Take up what had to wait, unless it still must; never from inside ``receive``."""
+        """Continue with lines that had to wait, if they no longer must; never from inside ``receive``."""
         if self._receiving or self._is_closed or self._waits():
             return
         if self._rest:
@@ -283,12 +289,12 @@ class CarryingFluxSession:
     # The peer's side
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """Continue after the client has read."""
         self._inner.drained()
         self._pump()
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done; what it left without a line ending is its last request (spec: flux#framing)."""
+        """Process the end of the client's data; bytes without a line ending are its last request (spec: flux#framing)."""
         rest = bytes(data)
         self._is_finished = True
         self._rest = rest if rest.endswith(b"\n") or not rest else rest + b"\n"
@@ -303,7 +309,7 @@ class CarryingFluxSession:
         self._rest = rest[taken:] if self._waits() else b""
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Process the end of the connection."""
         self._is_closed = True
         self._inner.close()
         self._order.clear()

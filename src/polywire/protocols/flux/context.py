@@ -20,7 +20,7 @@ WIRE: Final = "flux"
 
 
 class FluxBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol):
-    """Verbs of the broker that this protocol uses."""
+    """The operations of the broker that this protocol uses."""
 
     @property
     def groups(self) -> Coordinator:
@@ -35,14 +35,15 @@ class FluxSettings:
     host, port: address of this broker in metadata.
     replication_factor, replication_factor_max: default and maximum number of replicas of a topic.
     min_isr: in-sync replicas that ``acks=all`` needs.
-    lag_max, lag_timeout_ms: records and time that an in-sync follower may lag.
+    lag_max, lag_timeout_ms: records and time by which an in-sync follower may be behind.
     ack_all_timeout_ms: how long ``acks=all`` waits; clients time out after 5 s.
     strict_leaders: create topics without leaders, as the original broker does (spec: flux#our-choices).
     admin: enable ADMIN_* and SET_PARTITION_ROLE (spec: flux#our-choices).
     line_bytes_max: maximum length of a request, including the line ending (spec: flux#framing).
-    pipes_in_arguments: accept further pipes after the third, as the original broker does; the page has four sections.
-    reply_bytes_max: maximum size of a response to BROKER_FETCH, and to CONSUME with ``max=`` (spec: flux#values-in-replies). One record is
-        always sent.
+    pipes_in_arguments: accept pipes in the arguments, as the original broker does; the specification allows only the three pipes between the
+        four sections.
+    reply_bytes_max: maximum size of a response to BROKER_FETCH, and to CONSUME with ``max=`` (spec: flux#values-in-replies). At least one
+        record is sent.
     """
 
     broker_id: int = 0

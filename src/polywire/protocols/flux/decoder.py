@@ -3,7 +3,7 @@
 """Decode runs of PRODUCE lines from a receive buffer.
 
 One call handles one received buffer and creates no Python object per record. It decodes a line only if the full parser
-in ``messages`` would read it the same way. All other lines go to that parser.
+in ``messages`` would read it in the same way. All other lines are left to that parser.
 
 Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX)::
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview
     Numbers = array[int] | memoryview
 
-RUN_RECORDS_MAX: Final = 2048  # records of one run; bounds the work array to 115 KB
-RUN_TOPICS_MAX: Final = 16  # topics are searched linearly
+RUN_RECORDS_MAX: Final = 2048  # records of one run; limits the work array to 115 KB
+RUN_TOPICS_MAX: Final = 16  # topics of one run, which are searched linearly
 WORK_WORDS: Final = 7 * RUN_RECORDS_MAX + 2 * RUN_TOPICS_MAX
-LINE_BYTES_MAX: Final = 65_536  # spec: flux#framing; the line ending included
+LINE_BYTES_MAX: Final = 65_536  # length of a line with its ending (spec: flux#framing)
 
-MORE: Final = 0  # the data ends inside a line
-LINE: Final = 1  # a complete line for the precise parser
-FULL: Final = 2  # the run is full, continue with the next one
+MORE: Final = 0  # the data ends within a line
+LINE: Final = 1  # a complete line that the full parser must read
+FULL: Final = 2  # the run is full; the caller continues with the next run
 LONG: Final = 3  # a line exceeds the limit
 
 _R = cython.declare(cython.Py_ssize_t, 2048)
@@ -84,7 +84,7 @@ def _topic_byte(c: int) -> bool:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_id(data: Buffer, i: int, stop: int) -> int:
-    """Position of ``PRODUCE``'s pipe after a plain correlation id that begins at ``i``; -1 for anything else."""
+    """Return the position of the pipe after ``PRODUCE`` if a plain correlation id begins at ``i``; otherwise -1."""
     start = cython.declare(cython.Py_ssize_t, i)
     while i < stop and data[i] != 0x7C:
         if data[i] == 0x0A:
@@ -108,7 +108,7 @@ def _after_id(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_topic(data: Buffer, i: int, stop: int) -> int:
-    """Position of the space after a well-formed topic that begins at ``i``; -1 for anything else."""
+    """Return the position of the space after a well-formed topic that begins at ``i``; -1 for anything else."""
     start = cython.declare(cython.Py_ssize_t, i)
     while i < stop and _topic_byte(data[i]):
         i += 1
@@ -149,8 +149,11 @@ def _after_key(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_value(data: Buffer, i: int, stop: int) -> int:
-    """Position of the ASCII white space after a value that begins at ``i``; -1 when the end or other white space comes first, or
-    when the value holds a pipe or a control byte, which the precise path marks as having come as a line."""
+    """Return the position of the ASCII white space after the value that begins at ``i``.
+
+    Returns -1 if the data ends or other white space comes first. Also returns -1 for a value with a pipe or a control
+    byte, which only the full parser can mark as a value that came in a line.
+    """
     c = cython.declare(cython.uchar)
     while i < stop:
         c = data[i]
@@ -206,7 +209,9 @@ def after_character(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_line(data: Buffer, i: int, stop: int) -> int:
-    """Return the position after the line ending if only an ack mode of 0 or 1 precedes it; -1 for anything else."""
+    """Return the position after the line ending, before which only an ack mode of 0 or 1 is allowed; -1 for anything
+    else.
+    """
     if data[i] == 0x20:
         if stop - i < 8 or data[i + 1] != 0x61 or data[i + 2] != 0x63 or data[i + 3] != 0x6B or data[i + 4] != 0x73:
             return -1
@@ -234,7 +239,7 @@ def _after_line(data: Buffer, i: int, stop: int) -> int:
     topics=cython.Py_ssize_t,
 )
 def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) -> int:
-    """Return the number of this topic within the run, entering a new one; -1 if there is no space."""
+    """Return the number of a topic within the run, added if it is new; -1 if there is no space."""
     t = cython.declare(cython.Py_ssize_t, topics - 1)
     k = cython.declare(cython.Py_ssize_t)
     other = cython.declare(cython.Py_ssize_t)
@@ -269,8 +274,9 @@ def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) 
     line_max=cython.Py_ssize_t,
 )
 def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int, line_max: int) -> int:
-    """Enter the plain PRODUCE line at ``at`` as record ``k``; return its end, or -1 if it is incomplete or another
-    line.
+    """Add the plain PRODUCE line at ``at`` to the arrays as record ``k``.
+
+    Returns the position after the line, or -1 if it is incomplete or of another kind.
     """
     id_end = cython.declare(cython.Py_ssize_t)
     topic_end = cython.declare(cython.Py_ssize_t)
@@ -337,13 +343,14 @@ def _line_end(data: Buffer, i: int, stop: int) -> int:
 def scan(
     data: Buffer, start: int, stop: int, work: Numbers, line_max: int = LINE_BYTES_MAX
 ) -> tuple[int, int, int, int, int]:
-    """Take the run of plain PRODUCE lines at ``start``, each of at most ``line_max`` bytes with its ending.
+    """Decode the run of plain PRODUCE lines at ``start``; each has at most ``line_max`` bytes, including its ending.
 
-    Returns (reason, position after the run, end of the next line, records, topics). For LINE the end is the position
-    after the line's LF; otherwise it equals the position. Raises ValueError if the arguments do not fit the buffers.
+    Returns (reason, position after the run, end of the next line, records, topics). If the reason is LINE, the end is
+    the position after the LF of the line; otherwise it equals the position. Raises ValueError if the arguments do not
+    fit the buffers.
     """
     if not 0 <= start <= stop <= len(data) or len(work) < 7 * 2048 + 2 * 16:
-        raise ValueError(f"scan outside its buffers start={start} stop={stop}")
+        raise ValueError(f"scan range is outside the buffers start={start} stop={stop}")
     at = start
     end = start
     count = 0
@@ -369,13 +376,13 @@ def scan(
 
 @cython.locals(data="const unsigned char[::1]", work="const long long[::1]", at=cython.Py_ssize_t, i=cython.int)
 def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
-    """Return correlation id, topic and key of a run's first record."""
+    """Return correlation id, topic and key of the first record of a run."""
     if len(work) < 7 * 2048 + 2:
         raise ValueError(f"work array is too small words={len(work)}")
     for i in (4 * 2048, 7 * 2048, 0):
         at = work[i]
         if at < 0 or work[i + 1] < 0 or at + work[i + 1] > len(data):
-            raise ValueError(f"part outside its buffer position={at} bytes={work[i + 1]}")
+            raise ValueError(f"work array points outside the receive buffer position={at} bytes={work[i + 1]}")
     return (
         _bytes_at(data, work[4 * _R], work[4 * _R + 1]),
         _bytes_at(data, work[7 * _R], work[7 * _R + 1]).decode("ascii"),
@@ -405,18 +412,18 @@ def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
     size=cython.Py_ssize_t,
 )
 def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
-    """Copy the run's correlation ids, each with an LF, to ``out``; return the bytes written, -1 if they do not fit.
+    """Copy the correlation ids of a run, each with an LF, to ``out``; return the bytes written, -1 if they do not fit.
 
     Replies are written after the commit, when the receive buffer may have other content.
     """
     if not 0 <= count <= 2048 or len(work) < 6 * 2048:
-        raise ValueError(f"run outside its buffers count={count}")
+        raise ValueError(f"number of records is outside the buffers count={count}")
     n = 0
     for k in range(count):
         at = work[4 * _R + 2 * k]
         size = work[4 * _R + 2 * k + 1]
         if at < 0 or size < 0 or at + size > len(data):
-            raise ValueError(f"correlation id outside its buffer position={at} bytes={size}")
+            raise ValueError(f"correlation id is outside the receive buffer position={at} bytes={size}")
         if n + size + 1 > len(out):
             return -1
         for j in range(size):
@@ -438,9 +445,11 @@ def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
     j=cython.Py_ssize_t,
 )
 def select(work: Numbers, count: int, topic: int, spans: Numbers, records: Numbers) -> int:
-    """Copy the spans of one topic's records, and their numbers within the run; return their count."""
+    """Copy the spans of one topic's records, and the numbers of these records within the run; return how many there
+    are.
+    """
     if not 0 <= count <= 2048 or len(work) < 7 * 2048 or len(spans) < 4 * count or len(records) < count:
-        raise ValueError(f"run outside its buffers count={count}")
+        raise ValueError(f"number of records is outside the buffers count={count}")
     n = 0
     for k in range(count):
         if work[6 * _R + k] == topic:
@@ -476,22 +485,22 @@ def divide(
     rows: Numbers,
     bounds: Numbers,
 ) -> int:
-    """Group a topic's records by partition, in order of first appearance; return the number of groups.
+    """Group the records of a topic by partition, in the order of their first appearance; return the number of groups.
 
-    partitions: partition of each record. records: their numbers within the run (None: all records of the run). base:
-    number of the first group. slots: zeros, one per partition of the topic, zeros again afterwards. groups: receives
-    the group of each record of the run. rows:
-    receives the records' indexes, group after group. bounds: receives per group its end in ``rows`` and its partition.
+    partitions: partition of each record. records: the records' numbers within the run (None: all records of the run).
+    base: number of the first group. slots: one zero per partition of the topic; all are zero again afterwards. groups:
+    receives the group of each record of the run. rows: receives the indexes of the records, group after group. bounds:
+    receives, for each group, its end in ``rows`` and its partition.
     """
     if count > len(partitions) or count > len(rows) or 2 * count > len(bounds) or count > len(groups):
-        raise ValueError(f"records do not fit the buffers count={count}")
+        raise ValueError(f"records do not fit into the buffers count={count}")
     if records is not None and count > len(records):
-        raise ValueError(f"records do not fit the buffers count={count}")
+        raise ValueError(f"records do not fit into the buffers count={count}")
     total = 0
     for k in range(count):
         p = partitions[k]
         if p < 0 or p >= len(slots):
-            raise ValueError(f"partition outside its topic partition={p}")
+            raise ValueError(f"the topic has no such partition partition={p}")
         g = slots[p] - 1
         if g < 0:
             g = total
@@ -507,7 +516,7 @@ def divide(
     n = 0
     for g in range(total):
         p = bounds[2 * g]
-        bounds[2 * g] = n  # start of the group, moved to its end below
+        bounds[2 * g] = n  # the start of the group, which the loop below moves to its end
         n += p
     for k in range(count):
         g = slots[partitions[k]] - 1

@@ -2,8 +2,8 @@
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 """Encode FLUX replies in bulk: replies to runs of PRODUCE lines, and records of CONSUME replies.
 
-One call handles a run, or a chunk of stored batches, and creates no Python object per record. Values that a line cannot
-contain are escaped.
+One call handles a run, or a chunk of stored batches, and creates no Python object per record. Values that cannot be
+part of a line are escaped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 REPLY_BYTES: Final = 96  # "V1||OK|partition= offset= hw=" and three numbers of at most 20 digits, with the line ending
 
-START: Final = 0  # indexes in the state of ``put_chunk``
+START: Final = 0  # indexes of the words in the state of ``put_chunk``
 END: Final = 1
 CAP: Final = 2
 POSITION: Final = 3
@@ -44,7 +44,7 @@ AT: Final = 5
 ESCAPED: Final = 6
 STATE_WORDS: Final = 7
 
-DONE: Final = 0  # results
+DONE: Final = 0  # results of ``put_chunk``
 STOPPED: Final = 1
 COMPRESSED: Final = 2
 
@@ -67,7 +67,7 @@ _STOPPED = cython.declare(cython.Py_ssize_t, 1)
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, value=cython.longlong)
 def _put_number(out: bytearray, at: int, value: int) -> int:
-    """Write a decimal number of at most 20 characters; return its end."""
+    """Write a decimal number of at most 20 characters; return the position after it."""
     digits = cython.declare(cython.Py_ssize_t, 1)
     rest = cython.declare(cython.longlong)
     end = cython.declare(cython.Py_ssize_t)
@@ -96,7 +96,7 @@ def _put_number(out: bytearray, at: int, value: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, text="const unsigned char[::1]")
 def _put_text(out: bytearray, at: int, text: Buffer) -> int:
-    """Write a constant; return its end."""
+    """Write a constant; return the position after it."""
     k = cython.declare(cython.Py_ssize_t)
     n = cython.declare(cython.Py_ssize_t, len(text))
     for k in range(n):
@@ -122,9 +122,9 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
 def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) -> int:
     """Write the replies of a run to ``out``; return the bytes written.
 
-    ids: from ``pack_ids``. groups: group of each record. numbers: per group (partition, offset of its next record,
-    lowest hw to report); the offset is incremented. A reply's hw is the record's own offset, or the lowest hw if that
-    is higher.
+    ids: from ``pack_ids``. groups: the group of each record. numbers: for each group, its partition, the offset of its
+    next record, and the lowest high watermark (hw) to report. Each reply increments the offset. It reports the record's
+    own offset as the hw, or the lowest hw if that is higher.
     """
     if len(out) < len(ids) + len(groups) * 96:
         raise ValueError(f"replies do not fit bytes={len(out)} records={len(groups)}")
@@ -164,7 +164,7 @@ def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) ->
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _clean(data: Buffer, i: int, stop: int) -> bool:
-    """Return whether a value can be in a reply unescaped (spec: flux#values-in-replies)."""
+    """Return whether a value can be in a reply without escapes (spec: flux#values-in-replies)."""
     c = cython.declare(cython.uchar)
     while i < stop:
         c = data[i]
@@ -188,7 +188,9 @@ def _clean(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _one_word(data: Buffer, i: int, stop: int) -> bool:
-    """Return whether a value has no ASCII white space, so that it can come from a line; a flag alone is not trusted."""
+    """Return whether a value has no ASCII white space, so that it can have come in a line. The stored flag is not
+    enough.
+    """
     while i < stop:
         if data[i] == 0x20 or 0x09 <= data[i] <= 0x0D:
             return False
@@ -203,7 +205,7 @@ def _one_word(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, offset=cython.longlong)
 def _put_offset(out: bytearray, at: int, offset: int) -> int:
-    """Write the text before a value, with a comma unless it is the first; return its end."""
+    """Write the text before a value, with a comma unless it is the first value; return the position after it."""
     if at > 0:
         out[at] = 0x2C
         at += 1
@@ -225,7 +227,7 @@ def _put_offset(out: bytearray, at: int, offset: int) -> int:
     at=cython.Py_ssize_t,
 )
 def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
-    """Write a value unchanged; return its end."""
+    """Write a value unchanged; return the position after it."""
     while i < stop:
         out[at] = data[i]
         at += 1
@@ -245,7 +247,7 @@ def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
     at=cython.Py_ssize_t,
 )
 def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
-    """Write a value with %XX for bytes that a line cannot carry, and %25 for %; return its end."""
+    """Write a value with %XX for bytes that cannot be in a line, and %25 for %; return the position after it."""
     c = cython.declare(cython.uchar)
     after = cython.declare(cython.Py_ssize_t)
     odd = cython.declare(cython.bint)
@@ -287,7 +289,9 @@ def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> in
     out="unsigned char[::1]",
 )
 def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state: Numbers, out: bytearray) -> int:
-    """Write a batch's records from ``state``'s row on; 0 at its end, -1 if it is corrupt, else as ``put_chunk``."""
+    """Write the records of a batch, beginning at the row in ``state``; 0 at its end, -1 if it is corrupt, else as
+    ``put_chunk``.
+    """
     count = cython.declare(cython.Py_ssize_t, load_record_count(p, batch))
     base = cython.declare(cython.longlong, load_base_offset(p, batch))
     offset = cython.declare(cython.longlong)
@@ -344,16 +348,16 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
 def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
     """Write ``offset:value`` of the records in a chunk of stored batches to ``out``, joined by commas.
 
-    state: START and END (requested offsets, the end exclusive), CAP (bytes at which to stop; one record is always
-    written), POSITION and ROW (where to continue), AT (bytes written so far), ESCAPED (values escaped so far). All but
-    END and CAP are updated: START moves behind the written records, to END once no further record is requested. Returns
-    DONE at the end of the chunk; STOPPED if no further record is requested or fits; COMPRESSED if the batch at POSITION
-    must be expanded first; otherwise the free bytes that the next record needs in ``out``. Raises ValueError for
-    invalid batches.
+    The words of ``state``: START and END (requested offsets, END is exclusive), CAP (bytes at which to stop, but at
+    least one record is written), POSITION and ROW (where to continue), AT (bytes written so far), ESCAPED (values
+    escaped so far). All but END and CAP are updated. START becomes the offset after the written records, and END when
+    no more are requested. Returns DONE at the end of the chunk; STOPPED if no more records are requested or fit;
+    COMPRESSED if the batch at POSITION must be decompressed first; otherwise the free bytes that the next record needs
+    in ``out``. Raises ValueError for invalid batches.
     """
     lent = lend(data)
     if len(state) < STATE_WORDS or state[_POSITION] < 0 or state[_ROW] < 0 or state[_AT] < 0:
-        raise ValueError("state does not fit")
+        raise ValueError("state array has the wrong size")
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
     else:
@@ -383,10 +387,10 @@ def new_state(start: int, end: int, limit: int) -> array[int]:
 def put_chunks(
     chunks: Sequence[memoryview], start: int, end: int, limit: int, out: bytearray
 ) -> tuple[bytearray, int, int]:
-    """Write records ``start <= offset < end`` as ``offset:value``; return the buffer, the bytes used, and the escaped
-    values.
+    """Write records ``start <= offset < end`` as ``offset:value``.
 
-    The buffer is a new one if ``out`` was too small. Raises Corrupt.
+    Returns the buffer, the number of bytes written, and the number of escaped values. The buffer is a new one if
+    ``out`` was too small. Raises Corrupt.
     """
     state = new_state(start, end, limit)
     out, _ = put_more(chunks, state, out)
@@ -394,7 +398,7 @@ def put_chunks(
 
 
 def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
-    """Append records as ``offset:value``; return the buffer, and whether no further record is requested.
+    """Append records as ``offset:value``; return the buffer, and whether no more records are requested.
 
     The buffer is a new one if ``out`` was too small. Raises Corrupt.
     """
@@ -407,7 +411,7 @@ def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) ->
 
 
 def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:
-    """Write one chunk, enlarging ``out`` and expanding compressed batches as needed."""
+    """Write one chunk; enlarge ``out`` and decompress batches as needed."""
     while (code := put_chunk(chunk, state, out)) not in (DONE, STOPPED):
         if code == COMPRESSED:
             position = state[POSITION]

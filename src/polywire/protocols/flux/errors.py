@@ -56,7 +56,8 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.DISK_FULL: (_BAD, None),
     ErrorCode.STOPPING: (_LEADER, None),
     ErrorCode.UNREACHABLE: (_LEADER, None),
-    ErrorCode.REPLICATION_TIMEOUT: (WireCode.REPLICATION_TIMEOUT, None),  # of any acks: a bucket takes nothing
+    # whatever the acks: the bucket does not accept data
+    ErrorCode.REPLICATION_TIMEOUT: (WireCode.REPLICATION_TIMEOUT, None),
     ErrorCode.STORAGE_FAILED: (_BAD, None),
     ErrorCode.CORRUPT: (_BAD, None),
     ErrorCode.NEWER_FORMAT: (_BAD, None),
@@ -70,10 +71,10 @@ def refused(error: BrokerError) -> Refused:
 
 
 def not_leader() -> Refused:
-    """Return the error of a broker that does not lead the partition."""
+    """Return the error of a broker that is not the partition's leader."""
     return Refused(_LEADER, b"partition leader unavailable on this broker")
 
 
 def replication_timeout() -> Refused:
-    """Return the error of a record that did not reach ``acks=all`` in time; the record stays."""
+    """Return the error for a record that was not replicated for ``acks=all`` in time. The record stays stored."""
     return Refused(WireCode.REPLICATION_TIMEOUT, b"acks=all timeout")

@@ -1,9 +1,9 @@
 """Write ``groups.json`` and ``offsets.json`` into the data directory, for other programs (spec: flux#files).
 
-The files contain the groups that were joined over this protocol: each with its topic, all its members of any protocol,
-and its offsets.
+The files contain the groups that were joined over this protocol. For each group they have its topic, all its members of
+any protocol, and its offsets.
 
-* A reader always sees a complete file, at most a second old.
+* A reader always sees a complete file, which is at most a second old.
 * A file is rewritten only if its content has changed.
 * A failed write does not affect the broker, and the broker never reads the files.
 """
@@ -29,12 +29,13 @@ from polywire.types import PositionKind
 GROUPS: Final = "groups.json"
 OFFSETS: Final = "offsets.json"
 FILES: Final = (GROUPS, OFFSETS)
-INTERVAL_S: Final = 0.5  # between two checks: with encoding and writing, less than a second in all
-BYTES_MAX: Final = 8 * 1024 * 1024  # of both files, and of the memory for them: some 25,000 groups of three members
-CHUNK_BYTES: Final = 256 * 1024  # written at a time
+INTERVAL_S: Final = 0.5  # between two checks; with encoding and writing, a change is in the files in less than a second
+# size of both files, and of the memory for them; enough for some 25,000 groups of three members
+BYTES_MAX: Final = 8 * 1024 * 1024
+CHUNK_BYTES: Final = 256 * 1024  # bytes written at a time
 RETRY_S: Final = 10.0  # after a failed write
-AGAIN_S: Final = 60.0  # after the limit was exceeded
-NAMES_MAX: Final = 100_000  # changed names waiting to be encoded; beyond this, all are encoded
+AGAIN_S: Final = 60.0  # after the size limit was exceeded
+NAMES_MAX: Final = 100_000  # changed names that wait to be encoded; if there are more, all groups are encoded
 
 _ENTITIES: Final = {
     char.encode(): b"\\u%04x" % ord(char) for char in "<>&\u2028\u2029"
@@ -46,17 +47,17 @@ Job = Callable[[], Any]
 
 
 class Worker(Protocol):
-    """Thread for work that may wait for a disk."""
+    """A thread for work that may wait for a disk."""
 
     def run(self, job: Job, on_completed: Completion[Any]) -> None:
-        """Run ``job`` in the thread, then complete with its result or error, on the loop."""
+        """Run ``job`` in the thread, then call ``on_completed`` on the loop with its result or error."""
 
     def stop(self) -> None:
         """Finish the submitted jobs."""
 
 
 class Phase(Enum):
-    """Phase of an export: idle, encoding changes, or writing files."""
+    """The phase of an export: idle, encoding changes, or writing files."""
 
     RESTING = "resting"
     ENCODING = "encoding"
@@ -66,8 +67,8 @@ class Phase(Enum):
 class Exports:
     """Maintains the two files. ``_pieces``: encoded content by file and group.
 
-    Invariant: ``_size`` is that of all pieces, at most ``bytes_max``; groups in ``_names`` or touched are not up to
-    date. With ``_rebuilds`` there are no pieces, and all groups are to be encoded.
+    Invariant: ``_size`` is the size of all pieces, at most ``bytes_max``. The pieces of groups in ``_names`` or touched
+    are out of date. With ``_rebuilds`` there are no pieces, and all groups must be encoded.
     """
 
     def __init__(self, broker: FluxBroker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:
@@ -78,7 +79,7 @@ class Exports:
         self._pieces: Final[dict[str, dict[str, bytes]]] = {name: {} for name in FILES}
         self._size = 0
         self._names: set[str] = set()
-        self._changed: set[str] = set()  # files older than their pieces
+        self._changed: set[str] = set()  # files whose pieces have changed since they were written
         self._phase = Phase.RESTING
         self._paused_until = 0.0
         self._rebuilds = True
@@ -86,7 +87,7 @@ class Exports:
         self._timer: Handle | None = None
 
     def start(self) -> None:
-        """Export all existing groups; remove files of an earlier start that have no content now."""
+        """Export all existing groups, and remove files of an earlier start that would be empty now."""
         self._broker.groups.watch()
         self._changed.update(FILES)
         self._check()
@@ -103,7 +104,7 @@ class Exports:
             self._job()()
 
     def _check(self) -> None:
-        """Collect changes, and write them unless that is in progress or delayed."""
+        """Collect changes and start to write them, unless a write is in progress or delayed."""
         self._timer = self._broker.loop.call_later(INTERVAL_S, self._check)
         self._take()
         if self._phase is not Phase.RESTING or self._broker.clock.monotonic() < self._paused_until:
@@ -135,7 +136,7 @@ class Exports:
         self._rebuilds = True
 
     def _step(self, end: float) -> bool:
-        """Run a slice; return whether there is more to do."""
+        """Do a slice of work; return whether more is left."""
         if self._phase is not Phase.ENCODING or self._encode(until=end):
             return self._phase is Phase.ENCODING
         self._phase = Phase.WRITING
@@ -143,7 +144,7 @@ class Exports:
         return False
 
     def _encode(self, *, until: float) -> bool:
-        """Encode changed groups until that time; return whether there are more."""
+        """Encode changed groups until this time; return whether more are left."""
         now = self._broker.clock.monotonic
         while self._names:
             self._encode_group(self._names.pop())
@@ -162,7 +163,7 @@ class Exports:
         self._keep(OFFSETS, name, b"" if topic is None or not offsets else offsets_json(topic, offsets))
 
     def _keep(self, file: str, name: str, piece: bytes) -> None:
-        """Set a file's content for a group; empty removes it."""
+        """Set the content of a file for a group; empty content removes the group from the file."""
         pieces = self._pieces[file]
         was = pieces.get(name, b"")
         if piece == was:
@@ -179,13 +180,13 @@ class Exports:
         return len(name.encode()) + len(piece) if piece else 0
 
     def _give_up(self) -> None:
-        """The limit is exceeded: remove the files, since partial ones would mislead, until there may be less."""
-        log.warning("too many groups to export: export files removed", files=FILES, limit=self._bytes_max)
+        """Remove the files because the limit is exceeded, since partial files would mislead. It retries later."""
+        log.warning("too many groups to export, removed the export files", files=FILES, limit=self._bytes_max)
         self._let_go()
         self._paused_until = self._broker.clock.monotonic() + AGAIN_S
 
     def _job(self) -> Job:
-        """Return a job that writes the files from the current pieces."""
+        """Return a job that writes the present pieces to the files."""
         wanted = {file: dict(self._pieces[file]) for file in self._changed}
         self._changed = set()
         return partial(_write, self._store, wanted)
@@ -198,21 +199,21 @@ class Exports:
             self._has_failed = False
             return
         if not self._has_failed:
-            log.warning("group export failed: export files are stale", files=FILES, reason=written.message)
+            log.warning("group export failed, the export files are out of date", files=FILES, reason=written.message)
         self._has_failed = True
         self._changed.update(FILES)
         self._paused_until = max(self._paused_until, self._broker.clock.monotonic() + RETRY_S)
 
 
 def remove(store: Store) -> None:
-    """Remove files of an earlier start if exports are disabled."""
+    """Remove files of an earlier start, if exports are disabled."""
     for name in FILES:
         with suppress(BrokerError):
             store.delete(name)
 
 
 def _write(store: Store, wanted: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Replace files, or remove empty ones."""
+    """Replace files; remove those without content."""
     for file, pieces in wanted.items():
         if pieces:
             store.put(file, _object(pieces))
@@ -244,7 +245,7 @@ def offsets_json(topic: str, offsets: Mapping[int, int]) -> bytes:
 
 
 def _object(pieces: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yield the lines of a JSON object with these encoded values, by key; it is not empty."""
+    """Yield the lines of a JSON object with these encoded values by key. There must be at least one."""
     chunk, before = bytearray(), b"{"
     for name in sorted(pieces, key=str.encode):
         chunk += before + _encoded(name) + b":" + pieces[name]

@@ -49,7 +49,8 @@ ADMIN_COMMANDS: Final[Mapping[str, Command]] = table(
 )
 
 _VERSION: Final = text_of(VERSION)
-_PREFIX_BYTES: Final = 64  # white space and version token of the first line; no client sends more white space
+# bytes for white space and the version token of the first line; no client sends more white space
+_PREFIX_BYTES: Final = 64
 
 
 class FluxFactory:
@@ -69,10 +70,10 @@ class FluxFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the first line begins with ``V1`` and a pipe, with white space allowed around the token.
+        """Return whether the first line begins with ``V1`` and a pipe; white space is allowed around the token.
 
-        A control character after the pipe is never part of a line: ``V1|`` may also be three bytes of a length whose
-        fourth is 0 or 1.
+        Returns None if the bytes are too few to decide. In other protocols, ``V1|`` may be three bytes of a length
+        whose fourth byte is 0 or 1. Such a control character after the pipe is never part of a line.
         """
         text = text_of(prefix).lstrip(WHITE)
         undecided = None if len(prefix) < _PREFIX_BYTES else False
@@ -90,27 +91,26 @@ class FluxFactory:
 
 
 class FluxLinkFactory(FluxFactory):
-    """Sessions of links from other processes, which share everything with those of another factory.
+    """Opens sessions for connections from other processes of this broker.
 
-    inside: creates the sessions of clients.
+    inside: the factory for clients, with which they share all state.
     """
 
     __slots__ = ()
 
     def __init__(self, inside: FluxFactory) -> None:
-        """inside: makes the sessions of clients."""
         self._broker = inside._broker
         self.state = inside.state
         self._scratch = inside._scratch
         self.commands = inside.commands
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
-        """Return a session for a link."""
+        """Return a session for a connection from another process."""
         return LinkedFluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
 
 
 class CarryingFluxFactory(CarryingFactory[FluxFactory]):
-    """Sessions that forward requests to other shards."""
+    """Opens sessions that forward requests to other shards."""
 
     __slots__ = ()
 

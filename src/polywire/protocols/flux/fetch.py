@@ -1,9 +1,9 @@
 """CONSUME and BROKER_FETCH: read and send records in pieces.
 
-* CONSUME returns every record up to the high watermark that it reports.
-* A reply without a limit is written as the client reads it, and is never completely in memory.
+* CONSUME returns every record up to the high watermark (hw) that it reports.
+* A reply without a limit is written as fast as the client reads it, and is never completely in memory.
 * A client that does not read occupies one piece and the connection's backlog, and pins no data of the log.
-* Other connections get a turn between two pieces.
+* Other connections are served between two pieces.
 * A reply always ends with a complete line.
 
 (spec: flux#consume, flux#broker_fetch, flux#values-in-replies)
@@ -27,28 +27,31 @@ from polywire.protocols.runtime.session import QUANTUM_S
 
 BROKER_FETCH_RECORDS: Final = 100
 FETCH_BYTES_MIN: Final = 4096
-FETCH_BYTES_MAX: Final = 512 * 1024  # read and written before others get a turn: some milliseconds
+# bytes read and written before other connections are served, which takes some milliseconds
+FETCH_BYTES_MAX: Final = 512 * 1024
 PIECE_BYTES_MAX: Final = (
     2 * 1024 * 1024
-)  # size of a read as text: small records and escapes grow, compressed ones a lot
-SMALL_REPLY_BYTES: Final = 64 * 1024  # a copy costs less than holding a buffer
+)  # size of the text for one read: small records and escapes make it larger, decompression much larger
+SMALL_REPLY_BYTES: Final = 64 * 1024  # copying this much costs less than keeping a buffer until it was sent
 
 
 def consume(session: FluxSession, request: Request, /) -> bytes | None:
-    """Handle CONSUME: every record from an offset to hw, or about ``max=`` bytes."""
+    """Handle CONSUME: send every record from an offset to the high watermark, or about ``max=`` bytes."""
     usage(request, "<topic> <partition> <offset>", 3, 4)
     number, offset = integer(request.args[1], "partition"), integer(request.args[2], "offset")
     bytes_max = _bytes_max(request) if len(request.args) == 4 else None
     partition = find_partition(session.ensure_topic(topic_name(request.args[0])), number)
     if offset < 0:
-        raise bad("invalid offset")  # the original broker stops here (spec: flux#our-choices)
+        raise bad("invalid offset")  # the original broker rejects offsets from here on (spec: flux#our-choices)
     hw = session.state.hw(partition)
     reply = Reply(session, request, b"messages=", partition, hw + 1, bytes_max=bytes_max, hw=hw)
-    return reply.begin(max(offset, partition.log.first_offset))  # spec: flux#our-choices
+    return reply.begin(max(offset, partition.log.first_offset))  # removed records are skipped (spec: flux#our-choices)
 
 
 def _bytes_max(request: Request) -> int:
-    """Return the extension ``max=…``; any other further argument is an error (spec: flux#consume). Raises Refused."""
+    """Return the value of the extension ``max=…``. Raises Refused for any other additional argument (spec:
+    flux#consume).
+    """
     name, _, value = request.args[3].partition(b"=")
     if name != b"max":
         usage(request, "<topic> <partition> <offset>", 3)
@@ -56,7 +59,7 @@ def _bytes_max(request: Request) -> int:
 
 
 def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
-    """Handle BROKER_FETCH: a follower reads to the log's end."""
+    """Handle BROKER_FETCH, with which a follower reads up to the end of the log."""
     usage(request, "<topic> <partition> <follower_id> <offset> [max_messages]", 4, 5)
     number = integer(request.args[1], "partition")
     follower = integer(request.args[2], "follower_id")
@@ -82,12 +85,13 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
 class Reply:
     """A reply with records, written in pieces (decision 0119).
 
-    bytes_max: end after this many bytes of records, at least one record; such a reply is written at once. Without it,
-    pieces are written as the client reads them. hw: reported after the records, or, if they end early, the last offset
-    before; None reports none.
+    bytes_max: the reply ends after this many bytes of records, but has at least one; such a reply is written at once.
+    If None, pieces are written as the client reads them. hw: the high watermark that is reported after the records. If
+    the records end earlier, the last offset before that is reported. None reports none.
 
-    Invariant: nothing of a read is used after its pin was released. ``_next`` is the offset after the records in
-    ``_buffer`` or written. ``_begun``: records were written. ``_clogged``: the client must read first.
+    Invariant: data of a read is not used after its pin was released. ``_next`` is the offset after the records that are
+    in ``_buffer`` or were written. ``_begun``: records were written. ``_clogged``: the client must read before more is
+    written.
     """
 
     __slots__ = (
@@ -131,7 +135,7 @@ class Reply:
         self._answer = Answer(session, request.id, blocking=True)
 
     def begin(self, start: int) -> bytes | None:
-        """Return the payload if there is nothing to read; otherwise answer at once, or when the bytes are available."""
+        """Return the payload if there is nothing to read. Otherwise answer now, or when the log has fetched the bytes."""
         if start >= self._end:
             return self._head + self._tail()
         self._next = start
@@ -143,14 +147,15 @@ class Reply:
         return None
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue after the client has read."""
         if self._clogged:
             self._clogged = False
             self._session.broker.sliced.put(self._read_on)
 
     def _read_on(self, end: float) -> bool:
-        """Read and write until everything is written, bytes must be fetched, or the client must read; return whether
-        time ran out.
+        """Read and write until all is written, the log must fetch bytes, or the client must read.
+
+        Returns True if the time slice is over.
         """
         session = self._session
         limit = max(min(self._state[encoder.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)
@@ -175,7 +180,7 @@ class Reply:
         return False
 
     def _fetched(self, read: Read | BrokerError) -> None:
-        """The bytes have been fetched."""
+        """Continue after the log has fetched bytes."""
         if self._session.closed:
             if not isinstance(read, BrokerError):
                 read.pin.release()
@@ -194,7 +199,7 @@ class Reply:
             self._finish()
 
     def _take(self, read: Read) -> bool:
-        """Encode a read into the buffer, and write a full piece; return whether there is more to read. Raises
+        """Encode the records of a read, and write the buffer when it is full; return whether to read more. Raises
         BrokerError.
         """
         state, before = self._state, self._next
@@ -218,7 +223,7 @@ class Reply:
         return True
 
     def _write_piece(self) -> None:
-        """Write the buffer and take another one."""
+        """Write the buffer and continue with another one."""
         parts, buffer = self._parts(), self._buffer
         assert buffer is not None
         self._buffer = None
@@ -228,7 +233,7 @@ class Reply:
         self._session.output.write_many(parts, partial(self._session.state.reply_buffers.give, buffer))
 
     def _parts(self) -> Parts:
-        """Return the buffer with the text before it."""
+        """Return the text that must precede the buffer, and the buffer."""
         size = self._state[encoder.AT]
         before = b"" if self._begun and not size else b"," if self._begun else self._opening()
         return [before, memoryview(self._buffer or b"")[:size]]
@@ -240,7 +245,7 @@ class Reply:
         return b"" if self._hw is None else b" hw=%d" % self._hw
 
     def _stop(self, error: BrokerError) -> None:
-        """The next records are unreadable: answer with the earlier ones. A client that continues gets the error."""
+        """Answer with the records so far, because the next ones cannot be read. A client that reads on gets the error."""
         if not self._begun and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()
@@ -265,7 +270,7 @@ class Reply:
         self._answer.fill([whole])
 
     def _drop(self) -> None:
-        """Drop the rest; a read in flight is released when it arrives."""
+        """Drop what is left of the reply; a read in flight is released when it completes."""
         buffer, self._buffer = self._buffer, None
         self._session.drain = None
         if buffer is not None:

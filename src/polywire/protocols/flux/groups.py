@@ -1,4 +1,4 @@
-"""FLUX commands of consumer groups (spec: flux#groups). The coordinator has the rules of membership."""
+"""FLUX commands of consumer groups (spec: flux#groups). The coordinator has the membership rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import Assignor, PositionKind
 
-FIRST_GENERATION: Final = 1  # of a new group, before its first member: the first JOIN answers 2
+# of a new group before its first member, so that the first JOIN is answered with generation 2
+FIRST_GENERATION: Final = 1
 _MEMBER: Final = "<group> <topic> <consumer_id> <generation>"
 
 
@@ -58,7 +59,7 @@ def join(session: FluxSession, request: Request, /) -> None:
 
 
 def _names(request: Request) -> tuple[str, str, str, int]:
-    """Return group, topic, member and generation; invalid names are treated as unknown."""
+    """Return group, topic, member and generation; an invalid name is treated like an unknown one."""
     group, member = text_of(request.args[0]), text_of(request.args[2])
     return group, named(request.args[1]), member, integer(request.args[3], "generation")
 
@@ -87,7 +88,7 @@ def leave(session: FluxSession, request: Request, /) -> None:
 
 
 def commit(session: FluxSession, request: Request, /) -> None:
-    """Handle COMMIT: store the offset as given."""
+    """Handle COMMIT: store the offset without checking whether it exists."""
     usage(request, "<group> <topic> <consumer_id> <generation> <partition> <offset>", 6)
     names = _names(request)
     place = integer(request.args[4], "partition"), integer(request.args[5], "offset")
@@ -98,7 +99,7 @@ def commit(session: FluxSession, request: Request, /) -> None:
 
 
 def offset(session: FluxSession, request: Request, /) -> bytes:
-    """Handle OFFSET: return the group's next offset, 0 without a commit."""
+    """Handle OFFSET: return the group's next offset; 0 if it has not committed one."""
     usage(request, "<group> <topic> <partition>", 3)
     number = integer(request.args[2], "partition")
     group, topic = text_of(request.args[0]), named(request.args[1])

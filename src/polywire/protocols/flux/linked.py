@@ -12,6 +12,7 @@ class LinkedFluxSession(FluxSession):
     """One link."""
 
     def finish(self, data: memoryview) -> None:
-        """The process at the other end has gone: it ends every line that it carries, so what is left was cut off, maybe in the midst of a
-        record."""
+        """Drop an incomplete line at the end. The other process sends only complete lines, so it has exited and the
+        line was cut off.
+        """
         super().finish(data[: bytes(data).rfind(b"\n") + 1])

@@ -1,6 +1,6 @@
 """Parse and format single FLUX requests and replies (spec: flux#requests, flux#replies).
 
-``parse`` reads any line as the original broker does, and fails only with ``Refused``. Texts are bytes.
+``parse`` reads every line as the original broker does, and raises only ``Refused``. Texts are bytes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from polywire.types import TopicName, is_name
 VERSION: Final = b"V1"
 ARGUMENTS: Final = b"expected format V1|<correlation_id>|<command>|<args>"
 
-COMMAND_BYTES_MAX: Final = 64  # longer texts are no command, and converting their case is wasted
-LIST_ITEMS_MAX: Final = 1_000  # replicas of one partition; as many as a topic may have
+COMMAND_BYTES_MAX: Final = 64  # a longer text is not a command, so converting its case would be wasted
+LIST_ITEMS_MAX: Final = 1_000  # replicas of one partition, as many as a topic may have
 
 _WHITE_ASCII: Final = b"\t\n\v\f\r "
-WHITE: Final = (  # exactly as in spec: flux#white-space
+WHITE: Final = (  # exactly the characters in spec: flux#white-space
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
 _TO_BLANK: Final = str.maketrans(WHITE, " " * len(WHITE))
-_RESERVED: Final = frozenset(WHITE) | names.CONTROLS | frozenset("|[]")  # they end words and lists
+# these end words and lists, so they are escaped in names
+_RESERVED: Final = frozenset(WHITE) | names.CONTROLS | frozenset("|[]")
 _CONTROL: Final = bytes((*range(0x20), 0x7F))
 
 
-# Requests that a web page can make a browser send begin with one of these; a page must not write to the log through a
-# form posted here.
+# Requests that a web page can make a browser send begin with one of these. Such a page must not be able to write to the
+# log by posting a form to this port.
 HTTP_METHODS: Final = tuple(
     f"{method} ".encode()
     for method in ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "PRI"]
@@ -50,7 +51,7 @@ class WireCode(Enum):
 
 
 class Refused(Exception):
-    """A request answered with an error: code and text for the client."""
+    """A request that is answered with an error: code and text for the client."""
 
     def __init__(self, code: WireCode, text: bytes | str) -> None:
         self.code: Final = code
@@ -65,7 +66,7 @@ def bad(text: bytes | str) -> Refused:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A valid request: correlation id to echo, command in upper case, arguments."""
+    """A valid request: the correlation id, which the reply repeats, the command in upper case, and the arguments."""
 
     id: bytes
     command: str
@@ -81,14 +82,14 @@ class Acks(Enum):
 
 
 class Role(Enum):
-    """Local role of a partition."""
+    """The role of this broker for a partition."""
 
     LEADER = b"leader"
     FOLLOWER = b"follower"
 
 
 def text_of(line: bytes) -> str:
-    """Decode a line; ``bytes_of`` restores invalid UTF-8."""
+    """Decode a line; invalid UTF-8 is preserved for ``bytes_of``."""
     return line.decode("utf-8", "surrogateescape")
 
 
@@ -105,7 +106,7 @@ def trim(line: bytes) -> bytes:
 
 
 def has_white(line: bytes) -> bool:
-    """Return whether there is white space."""
+    """Return whether a line contains white space."""
     if line.isascii():
         return len(line.translate(None, _WHITE_ASCII)) != len(line)
     text = text_of(line)
@@ -120,19 +121,20 @@ def words(line: bytes) -> list[bytes]:
 
 
 def _upper(command: bytes) -> str:
-    """Convert to upper case by character; the few characters whose upper case is longer stay unchanged."""
+    """Convert a command to upper case. Characters whose upper case has a different length stay unchanged."""
     text = text_of(command[:COMMAND_BYTES_MAX])
     return "".join(c.upper() if len(c.upper()) == 1 else c for c in text)
 
 
 def is_http(line: bytes) -> bool:
-    """Return whether a line begins an HTTP request, which no FLUX request does."""
+    """Return whether a line begins an HTTP request; no FLUX request begins like this."""
     return line[:HTTP_METHOD_BYTES_MAX].upper().startswith(HTTP_METHODS)
 
 
 def parse(line: bytes, *, pipes: bool = False) -> Request:
-    """Parse a line without its LF. ``pipes``: arguments may contain pipes. Raises Refused, to be answered with
-    correlation id 0.
+    """Parse a line without its LF. ``pipes``: arguments may contain pipes.
+
+    Raises Refused, which must be answered with the correlation id 0.
     """
     if line.endswith(b"\r"):
         line = line[:-1]
@@ -150,10 +152,9 @@ def parse(line: bytes, *, pipes: bool = False) -> Request:
 
 
 def is_plain(value: bytes) -> bool:
-    """Return whether a value is UTF-8 without control bytes; others are marked as values of a line, to be shown
-    unchanged.
+    """Return whether a value is UTF-8 without control bytes.
 
-    Source: spec: flux#values-in-replies.
+    Other values that come in a line are marked, so that replies show them unchanged (spec: flux#values-in-replies).
     """
     if len(value.translate(None, _CONTROL)) != len(value):
         return False
@@ -165,7 +166,7 @@ def is_plain(value: bytes) -> bool:
 
 
 def usage(request: Request, text: str, *counts: int) -> None:
-    """Raise Refused for a number of arguments that is not in ``counts``."""
+    """Raise Refused unless the number of arguments is one of ``counts``."""
     if len(request.args) not in counts:
         raise bad(f"{request.command} requires: {text}")
 
@@ -187,12 +188,12 @@ def integers(text: bytes) -> list[int]:
 
 
 def topic_word(name: str) -> str:
-    """Encode a topic's name as one word, with ``%XX`` for characters that end words and lists (decision 0116)."""
+    """Encode a topic's name as one word, with ``%XX`` for characters that would end a word or list (decision 0116)."""
     return names.escape(name, _RESERVED)
 
 
 def named(text: bytes) -> str:
-    """Decode a topic name, valid or not; raise Refused ``invalid topic``."""
+    """Decode a topic name, which may be invalid as a name; raise Refused ``invalid topic`` if it cannot be decoded."""
     try:
         return names.unescape(text_of(text))
     except Invalid:
@@ -209,7 +210,8 @@ def topic_name(text: bytes) -> str:
 
 
 def plain_name(text: bytes, field: str) -> str:
-    """Decode a group, consumer id or host: at most 255 bytes of UTF-8 without control bytes (spec: flux#names).
+    """Decode a group, consumer id or host. It must have at most 255 bytes of UTF-8 without control bytes (spec:
+    flux#names).
 
     Raises Refused ``invalid <field>``.
     """
@@ -238,7 +240,7 @@ def role(text: bytes) -> Role:
 
 
 def ok(correlation: bytes, payload: bytes) -> bytes:
-    """Return a success reply with its line ending; without payload it has no last pipe."""
+    """Return a success reply with its line ending. A reply without payload does not have the last pipe."""
     return b"V1|%b|OK|%b\n" % (correlation, payload) if payload else b"V1|%b|OK\n" % correlation
 
 
@@ -248,7 +250,7 @@ def err(correlation: bytes, refused: Refused) -> bytes:
 
 
 def listed(items: Iterable[object]) -> str:
-    """Format a list: ``[0 2]``."""
+    """Format a list as ``[0 2]``."""
     return f"[{' '.join(str(item) for item in items)}]"
 
 

@@ -1,7 +1,7 @@
-"""State that only FLUX has: broker registry, roles and leaders, in-sync replicas and the high watermark.
+"""State that only FLUX has: broker registry, roles and leaders, in-sync replicas and the high watermark (hw).
 
 * Registry, roles and leaders survive restarts.
-* Reports of followers do not survive, because a follower of an earlier start is not in sync.
+* Reports of followers do not survive, because a follower that reported before the restart is not in sync.
 * The reported high watermark of a partition never decreases while this broker leads it (spec: flux#our-choices).
 * The high watermark limits FLUX readers only.
 
@@ -26,9 +26,9 @@ from polywire.protocols.flux.messages import Role, bad
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.types import Level
 
-TERM: Final = 1  # there is no consensus, so the number never changes (spec: flux#metadata-index)
-BROKERS_MAX: Final = 1_000  # registered brokers: there is one, and clients' tests register a few more
-SWEEP_MIN: Final = 64  # ended entries before a sweep
+TERM: Final = 1  # never changes, because there is no consensus (spec: flux#metadata-index)
+BROKERS_MAX: Final = 1_000  # registered brokers; there is one, and clients' tests register a few more
+SWEEP_MIN: Final = 64  # entries of deleted partitions and topics that are kept before a cleanup
 _INDEX_KEY: Final = "index"
 _BROKER_KEY: Final = "broker/"
 _PARTITION_KEY: Final = "partition/"
@@ -69,9 +69,10 @@ class _Waiter:
 
 @dataclass(slots=True)
 class PartitionView:
-    """A partition with followers, or not led by this broker.
+    """A partition with followers, or one that this broker does not lead.
 
-    followers: acknowledged offset and time of the last report, by replica id. floor: highest hw reported while leader.
+    followers: acknowledged offset and time of the last report, by replica id. floor: the highest hw that was reported
+    while this broker led the partition.
     """
 
     leader: int
@@ -85,7 +86,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """Result of a recomputation (spec: flux#replication)."""
+    """The in-sync set and hw of a partition, as computed last (spec: flux#replication)."""
 
     hw: int
     isr: list[int]
@@ -95,7 +96,7 @@ class Replication:
 class FluxState:
     """Registry, roles and replication of one broker.
 
-    Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable
+    Invariant: if a partition has no view, this broker leads it, it has no follower, and its hw is its last readable
     offset.
     """
 
@@ -125,7 +126,7 @@ class FluxState:
             self.register(settings.broker_id, settings.host, settings.port, 0, done=None)
 
     def _load(self) -> None:
-        """Load the stored state; drop entries of deleted partitions and topics."""
+        """Load the stored state, without entries of deleted partitions and topics."""
         topics = self._broker.topics(internal=True)
         alive = {partition.incarnation for topic in topics for partition in topic.partitions}
         names = {topic.id for topic in topics}
@@ -159,14 +160,15 @@ class FluxState:
         return sorted(number for number, entry in self._brokers.items() if entry.fenced)
 
     def term_and_index(self) -> str:
-        """End of admin replies."""
+        """The text at the end of replies to ADMIN commands."""
         return f"term={TERM} index={self._index}"
 
     def register(
         self, number: int, host: str, port: int, epoch: int, *, by: Caller = ITSELF, done: Completion[int] | None
     ) -> None:
-        """Register or replace a broker and clear fencing; an epoch of 0 or less becomes the time in nanoseconds. Raises
-        Refused, Busy.
+        """Register or replace a broker, and clear its fencing. Raises Refused, Busy.
+
+        epoch: 0 or less is replaced by the time in nanoseconds.
         """
         if number not in self._brokers and by is not ITSELF:
             self._admit_broker(by)
@@ -175,26 +177,25 @@ class FluxState:
         self._store_broker(number, entry, done, by)
 
     def _admit_broker(self, by: Caller) -> None:
-        """Raise Refused if the registry is full, or one client would have registered more than half of it."""
+        """Raise Refused if the registry is full, or one client would have more than half of it."""
         owners = [self._broker.wire_owner(WIRE, f"{_BROKER_KEY}{number}") for number in self._brokers]
         if len(owners) >= BROKERS_MAX or owners.count(by.owner) >= BROKERS_MAX // 2:
             raise bad(f"too many brokers are registered limit={BROKERS_MAX}")
 
     def heartbeat(self, number: int, *, done: Completion[int] | None) -> None:
-        """Record a heartbeat and clear fencing. Raises Refused ``broker not found``."""
+        """Record a broker's heartbeat and clear its fencing. Raises Refused ``broker not found``."""
         now_us = self._broker.clock.now_us()
         entry = msgspec.structs.replace(self._registered(number), heartbeat_at_us=now_us, fenced=False)
         self._store_broker(number, entry, done)
 
     def fence(self, number: int, fenced: bool, *, done: Completion[int] | None) -> None:
-        """Set or clear fencing. Raises Refused ``broker not found``."""
+        """Set or clear a broker's fencing. Raises Refused ``broker not found``."""
         self._store_broker(number, msgspec.structs.replace(self._registered(number), fenced=fenced), done)
 
     def reconcile(self, timeout_ms: int, *, done: Completion[int]) -> int:
-        """Fence brokers without a recent heartbeat, unfence others; return how many changed. ``done`` follows all
-        changes.
+        """Fence brokers without a recent heartbeat, and clear the fencing of others; return how many changed.
 
-        This broker runs this code, so it is alive.
+        This broker counts as alive. ``done`` is called when all changes are stored.
         """
         oldest = self._broker.clock.now_us() - timeout_ms * 1000
         changed = 0
@@ -226,7 +227,7 @@ class FluxState:
         self._broker.set_wire_state(WIRE, _INDEX_KEY, value, level=level, done=done)
 
     def _sweep(self) -> None:
-        """Drop entries of ended partitions and topics once they are as many as living ones."""
+        """Drop entries of deleted partitions and topics once there are as many as of existing ones."""
         topics = self._broker.topics(internal=True)
         partitions = {partition.incarnation for topic in topics for partition in topic.partitions}
         ids = {topic.id for topic in topics}
@@ -244,7 +245,7 @@ class FluxState:
             self._sweep()
 
     def factor_of(self, topic: Topic | None) -> int:
-        """Return a topic's number of replicas, leader included; the default if unset, or without topic."""
+        """Return a topic's number of replicas, including the leader; the default if it is not set or the topic is None."""
         own = None if topic is None else self._factors.get(topic.id)
         return self.settings.replication_factor if own is None else own
 
@@ -262,7 +263,7 @@ class FluxState:
         by: Caller = ITSELF,
         done: Completion[int] | None = None,
     ) -> None:
-        """Assign leaders to a topic created over this protocol (spec: flux#topics, flux#our-choices)."""
+        """Assign leaders to the partitions of a topic created over this protocol (spec: flux#topics, flux#our-choices)."""
         self._sweep_in_time()
         if factor is not None:
             self._set_factor(topic, factor, by)
@@ -277,7 +278,7 @@ class FluxState:
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
     def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """Apply a repeated creation: set the new factor, drop excess replicas. Raises Busy."""
+        """Apply a repeated creation: set the new number of replicas and drop the others. Raises Busy."""
         if factor != self._factors.get(topic.id):
             self._sweep_in_time()
             settings = replace(topic.settings, replication_factor=factor)
@@ -293,7 +294,7 @@ class FluxState:
     def set_leader(
         self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Completion[int]
     ) -> None:
-        """Set leader and in-sync set; an empty set keeps the stored one. Raises Busy."""
+        """Set the leader and the in-sync set; an empty set keeps the stored one. Raises Busy."""
         self._sweep_in_time()
         view = self._views.get(partition.incarnation)
         kept = view.isr if view is not None else [self.settings.broker_id]
@@ -301,7 +302,10 @@ class FluxState:
         self._store_index(1, done)
 
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:
-        """Set the local role; this broker becomes the metadata leader in any case (spec: flux#set_partition_role)."""
+        """Set this broker's role for a partition. It becomes the leader in the metadata in any case.
+
+        (spec: flux#set_partition_role)
+        """
         view = self._view(partition)
         if view.role is not role:
             view.floor = -1
@@ -310,7 +314,7 @@ class FluxState:
         self._store_index(1, done)
 
     def elect(self, topic: Topic, *, done: Completion[int]) -> int:
-        """Replace unknown or fenced leaders; return how many partitions changed."""
+        """Replace leaders that are unknown or fenced; return how many partitions changed."""
         eligible = [number for number in self._replicas(topic) if self._is_live(number)]
         changed = 0
         for partition in topic.partitions:
@@ -347,7 +351,9 @@ class FluxState:
         return view
 
     def is_plain(self, partition: Partition) -> bool:
-        """Return whether this broker leads the partition without any follower; a record's hw is then its own offset."""
+        """Return whether this broker leads the partition and there are no followers, so that a record's offset is its
+        hw.
+        """
         return partition.incarnation not in self._views
 
     def is_writable(self, partition: Partition) -> bool:
@@ -356,24 +362,27 @@ class FluxState:
         return view is None or (view.leader == self.settings.broker_id and view.role is Role.LEADER)
 
     def is_leader(self, partition: Partition) -> bool:
-        """Return whether the local role is leader, whatever the metadata say."""
+        """Return whether this broker's role is leader, even if the metadata name another leader."""
         view = self._views.get(partition.incarnation)
         return view is None or view.role is Role.LEADER
 
     def hw(self, partition: Partition) -> int:
-        """Return the offset of the last record visible to FLUX readers, -1 for none."""
+        """Return the offset of the last record that FLUX readers may see, -1 for none."""
         if partition.incarnation not in self._views:
             return partition.log.readable_offset - 1
         return self.recompute(partition).hw
 
     def hw_after(self, partition: Partition, offset: int) -> int:
-        """Return the hw immediately after the record at ``offset`` was appended."""
+        """Return the hw that holds immediately after the record at ``offset`` was appended."""
         if partition.incarnation not in self._views:
             return offset
         return self.recompute(partition, leo=offset).hw
 
     def recompute(self, partition: Partition, *, leo: int | None = None) -> Replication:
-        """Compute in-sync set and hw (spec: flux#replication); with ``leo``, as of that last record."""
+        """Compute the in-sync set and the hw (spec: flux#replication).
+
+        leo: the last offset to assume, None for the present one.
+        """
         end = partition.log.readable_offset - 1 if leo is None else leo
         view = self._views.get(partition.incarnation)
         if view is None:
@@ -395,7 +404,7 @@ class FluxState:
         return Replication(hw, isr, under_replicated)
 
     def _tell(self, partition: Partition, isr: list[int], under_replicated: bool) -> None:
-        """Log changes only (spec: flux#our-choices)."""
+        """Log the in-sync set if it has changed (spec: flux#our-choices)."""
         topic = partition.topic.name.full
         if under_replicated:
             log.warning("partition is under-replicated", topic=topic, partition=partition.number, isr=isr)
@@ -403,7 +412,7 @@ class FluxState:
             log.info("partition has enough in-sync replicas", topic=topic, partition=partition.number, isr=isr)
 
     def acknowledge(self, partition: Partition, follower: int, offset: int) -> Replication:
-        """Record that a follower has everything up to ``offset``; wake waiting callers."""
+        """Record that a follower has all records up to ``offset``, and wake callers that waited for this."""
         view = self._view(partition)
         acked, _ = view.followers.get(follower, (-1, 0.0))
         leo = partition.log.readable_offset - 1
@@ -416,12 +425,14 @@ class FluxState:
         return now
 
     def is_replicated(self, partition: Partition, offset: int) -> bool:
-        """Return whether this record has reached ``acks=all``."""
+        """Return whether enough replicas have this record for ``acks=all``."""
         now = self.recompute(partition)
         return now.hw >= offset and not now.under_replicated
 
     def wait_replicated(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once a follower's report completes the record, unless the handle is cancelled."""
+        """Call ``wake`` once enough followers have reported the record. Cancelling the returned handle prevents the
+        call.
+        """
         waiters = self._view(partition).waiters
         waiter = _Waiter(waiters, offset, wake)
         waiters.append(waiter)

@@ -13,18 +13,19 @@ from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
 from polywire.types import Buffer
 
-HELD_BYTES_MAX: Final = 1024 * 1024  # of one shard's answers, before their turn
+# responses of one shard that are buffered until earlier ones of other shards have arrived
+HELD_BYTES_MAX: Final = 1024 * 1024
 _TOPICS: Final = b"|OK|topics=["
 
 
 class RepliesOwner(LinksOwner, Protocol):
-    """Purpose of a shard's answers."""
+    """The session that receives responses of shards."""
 
     def came(self) -> None: ...
 
 
 class Replies:
-    """Answers received from a shard. ``held`` begins where the last part's answers ended."""
+    """Responses received from one shard. ``held`` are the bytes that were not sent to the client yet."""
 
     __slots__ = ("held",)
 
@@ -32,7 +33,7 @@ class Replies:
         self.held = bytearray()
 
     def take(self, count: int) -> tuple[bytes, int]:
-        """Answers, so many lines at most and with what is there of the last; and how many of them are whole."""
+        """Remove and return up to ``count`` lines, including a part of the last; also return how many are complete."""
         whole = self.held.count(b"\n")
         if whole < count:
             taken = bytes(self.held)
@@ -50,7 +51,7 @@ class Replies:
 
 
 class OwnReplies(Replies):
-    """Implements ``Output`` for a session of our own shard."""
+    """The responses of this shard: the ``Output`` of its session."""
 
     __slots__ = ("_output", "_replied", "_room", "_was_full", "is_ended")
 
@@ -63,48 +64,40 @@ class OwnReplies(Replies):
         self._room: Callable[[], object] = replied
 
     def on_room(self, callback: Callable[[], object]) -> None:
-        """Call back when the output has space again, after it was full; never from inside a call."""
+        """Call ``callback`` when the output was full and has space again; never from inside a call."""
         self._room = callback
 
     @property
     def backlog(self) -> int:
-        """See ``Output``."""
         size = self._output.backlog + len(self.held)
         self._was_full |= size >= self.backlog_max
         return size
 
     @property
     def backlog_max(self) -> int:
-        """See ``Output``."""
         return self._output.backlog_max
 
     @property
     def peer(self) -> str:
-        """See ``Output``."""
         return self._output.peer
 
     @property
     def certified(self) -> Principal | None:
-        """See ``Output``."""
         return self._output.certified
 
     @property
     def local(self) -> tuple[str, int]:
-        """See ``Output``."""
         return self._output.local
 
     @property
     def on_loopback(self) -> bool:
-        """See ``Output``."""
         return self._output.on_loopback
 
     def write(self, data: Buffer) -> None:
-        """See ``Output``."""
         self.held += data
         self._replied()
 
     def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """See ``Output``."""
         for part in parts:
             self.held += part
         if released is not None:
@@ -112,31 +105,27 @@ class OwnReplies(Replies):
         self._replied()
 
     def close(self) -> None:
-        """See ``Output``."""
         self.is_ended = True
         self._replied()
 
     def fail(self, error: PeerError) -> None:
-        """See ``Output``."""
         self._output.fail(error)
 
     def identified(self, principal: Principal | None) -> None:
-        """See ``Output``."""
         self._output.identified(principal)
 
     def pin(self) -> Callable[[], None]:
-        """See ``Output``."""
         return self._output.pin()
 
     def regulate(self) -> None:
-        """Notify a session whose output was full."""
+        """Notify the session if its output was full and has space again."""
         if self._was_full and self._output.backlog + len(self.held) < self.backlog_max:
             self._was_full = False
             self._room()
 
 
 class ShardReplies(Replies, WireLink):
-    """Answers of another shard."""
+    """Responses of another shard."""
 
     __slots__ = ("_is_paused", "_replied")
 
@@ -147,7 +136,7 @@ class ShardReplies(Replies, WireLink):
         WireLink.__init__(self, shards, shard, owner)
 
     def regulate(self, *, is_full: bool) -> None:
-        """Let answers come, or not, while the peer takes no more or much is kept."""
+        """Stop reading from the shard while the client does not read, or too much is buffered."""
         pauses = is_full or len(self.held) > HELD_BYTES_MAX
         if pauses != self._is_paused:
             self._is_paused = pauses
@@ -157,25 +146,24 @@ class ShardReplies(Replies, WireLink):
                 self.resume()
 
     def received(self, data: bytes) -> None:
-        """See ``LinkPeer``."""
         self.held += data
         self._replied()
 
 
 class Part(ABC):
-    """Answers that follow each other."""
+    """Responses that are sent to the client without others in between."""
 
     @abstractmethod
     def advance(self, written: list[bytes]) -> bool:
-        """Add what is known; whether that is all."""
+        """Add the responses that have arrived to ``written``; return whether these are all."""
 
     def rests_on(self, replies: Replies) -> bool:
-        """Whether these have more to say."""
+        """Return whether it still needs responses from this shard."""
         return False
 
 
 class Lines(Part):
-    """The next answers of one shard. count: how many are left."""
+    """The next responses of one shard. count: how many have not been sent."""
 
     __slots__ = ("_replies", "count")
 
@@ -195,7 +183,7 @@ class Lines(Part):
 
 
 class Said(Part):
-    """An answer that is known."""
+    """A response that is known already."""
 
     __slots__ = ("_answer",)
 
@@ -208,7 +196,7 @@ class Said(Part):
 
 
 class Merged(Part):
-    """One answer of the metadata of all shards: everybody's topics, and else what the first of them says."""
+    """One response to a metadata request: the topics of all shards, and all other fields from the first shard."""
 
     __slots__ = ("_answers", "_waiting")
 
@@ -228,7 +216,7 @@ class Merged(Part):
 
 
 def merged(answers: Sequence[bytes]) -> bytes:
-    """One line of several; the first that is an error, if any is."""
+    """Merge one line of each shard to a single line; if any is an error, return the first error."""
     topics: list[bytes] = []
     for answer in answers:
         head, separator, behind = answer.partition(_TOPICS)

@@ -47,7 +47,7 @@ def produce(session: FluxSession, request: Request, /) -> None:
 
 
 class AcksAll:
-    """A record that waits to be synced and replicated; answered once: by success, an error, or the timer."""
+    """A record that waits until it is synced and replicated. It is answered once: with success, an error, or a timeout."""
 
     __slots__ = ("_answer", "_offset", "_partition", "_session", "_waits_for", "timer")
 
@@ -60,7 +60,7 @@ class AcksAll:
         self.timer: Handle | None = None
 
     def stored(self, offset: int | BrokerError) -> None:
-        """The record is synced, or has failed."""
+        """Continue after the record was synced, or has failed."""
         if self._answer.parts is not None:
             return
         if isinstance(offset, BrokerError):
@@ -79,7 +79,7 @@ class AcksAll:
         self._answer.ok(b"partition=%d offset=%d hw=%d" % (self._partition.number, self._offset, hw))
 
     def expire(self) -> None:
-        """Answer with a timeout; the record stays (spec: flux#acknowledgements)."""
+        """Answer with a timeout. The record stays stored (spec: flux#acknowledgements)."""
         if self._answer.parts is None:
             self.cancel()
             self._answer.refuse(replication_timeout())

@@ -1,7 +1,7 @@
-"""Reply slots: they keep the replies of one FLUX connection in order.
+"""Reply slots, which keep the replies of one FLUX connection in order.
 
-A slot is filled once, by a callback of the broker or of a timer. Consecutive PRODUCE lines share one slot, which is
-encoded in one call.
+A slot is filled once, by a callback of the broker or of a timer. Consecutive PRODUCE lines share one slot, whose
+replies are encoded in one call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Parts = list[bytes | memoryview]
 
 
 class ScratchArrays:
-    """Arrays that all sessions of a factory share; their content never outlives a call of ``receive``.
+    """Arrays that all sessions of a factory share. Their content is not used after a call of ``receive``.
 
     Invariant: ``slots`` are zeros between calls.
     """
@@ -57,11 +57,11 @@ class ScratchArrays:
 
 
 class ReplyOwner(Protocol):
-    """Methods of the session that an answer uses."""
+    """The operations of a session that an answer uses."""
 
     @property
     def broker(self) -> FluxBroker:
-        """Broker whose loop and clock long answers use."""
+        """The broker; its event loop and clock are used for long answers."""
 
     @property
     def state(self) -> FluxState: ...
@@ -74,14 +74,14 @@ class ReplyOwner(Protocol):
         """Whether the connection is closed."""
 
     def answered(self) -> None:
-        """An answer became known."""
+        """Send the answers that are ready, after one became ready."""
 
 
 @cython.cclass
 class Answer(BareSlot):
-    """A slot in the order of answers; ``done`` sends ``payload``."""
+    """One answer at its position in the order of answers; ``done`` sends ``payload``."""
 
-    if not cython.compiled:  # compiled, reply_slots.pxd declares the fields
+    if not cython.compiled:  # in the compiled module, reply_slots.pxd declares the fields
         __slots__ = ("payload", "request_id")
 
         session: ReplyOwner
@@ -96,11 +96,11 @@ class Answer(BareSlot):
         self.cancel = None
 
     def ok(self, payload: bytes) -> None:
-        """Succeed."""
+        """Answer with success."""
         self.fill([ok(self.request_id, payload)])
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Succeed with a long payload, which the iterator yields in pieces."""
+        """Answer with success and a long payload, which the iterator yields in pieces."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: list[bytes] | BrokerError) -> None:
@@ -110,11 +110,11 @@ class Answer(BareSlot):
             self.ok(b"".join(parts))
 
     def refuse(self, error: Refused) -> None:
-        """Fail."""
+        """Answer with an error."""
         self.fill([err(self.request_id, error)])
 
     def done(self, result: int | BrokerError) -> None:
-        """Complete from the broker: answer with ``payload``, or with the error."""
+        """Answer with ``payload``, or with the error; passed as a callback to the broker."""
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
         else:
@@ -123,7 +123,7 @@ class Answer(BareSlot):
 
 @cython.cclass
 class Produced(Answer):
-    """Answer to one PRODUCE with acks 0 or 1."""
+    """The answer to one PRODUCE line with acks 0 or 1."""
 
     if not cython.compiled:
         __slots__ = ("partition",)
@@ -131,7 +131,7 @@ class Produced(Answer):
         partition: Partition
 
     def done(self, result: int | BrokerError) -> None:
-        """The record is written, or has failed."""
+        """Answer after the record was written, or has failed."""
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
             return
@@ -141,10 +141,10 @@ class Produced(Answer):
 
 
 class ProducedLines(Answer):
-    """Answers to consecutive PRODUCE lines, filled together.
+    """The answers to consecutive PRODUCE lines, filled together.
 
-    ids: correlation ids, each with an LF. groups: group of each record; a group is one batch for one partition.
-    numbers: per group partition number, offset of its first record, lowest hw to report.
+    ids: correlation ids, each with an LF. groups: the group of each record; a group is one batch for one partition.
+    numbers: for each group, partition number, offset of its first record, and lowest high watermark to report.
     """
 
     __slots__ = ("errors", "groups", "ids", "numbers", "partitions", "waiting")
@@ -156,10 +156,10 @@ class ProducedLines(Answer):
         self.numbers = array("q")
         self.partitions: list[Partition | None] = []
         self.errors: dict[int, Refused] = {}
-        self.waiting = 1  # this object itself, until all its batches are passed on
+        self.waiting = 1  # 1 for this object itself, until all of its batches were passed on
 
     def add_group(self, partition: Partition | None) -> int:
-        """Add a batch; return its group number."""
+        """Add a batch; return the number of its group."""
         self.partitions.append(partition)
         self.numbers.extend((0 if partition is None else partition.number, -1, -1))
         self.waiting += 1
@@ -171,7 +171,7 @@ class ProducedLines(Answer):
             self.groups[index if records is None else records[index]] = group
 
     def stored(self, group: int, offset: int | BrokerError) -> None:
-        """A batch is written, or has failed."""
+        """Record the result of a batch: the offset of its first record, or the error."""
         if isinstance(offset, BrokerError):
             self.errors[group] = refused(offset)
         else:
@@ -179,12 +179,12 @@ class ProducedLines(Answer):
         self.finish_one()
 
     def fail(self, group: int, error: Refused) -> None:
-        """A batch was not attempted."""
+        """Record the error of a batch that was not passed to the log."""
         self.errors[group] = error
         self.finish_one()
 
     def finish_one(self) -> None:
-        """A batch is complete, or the last one was passed on."""
+        """Count a batch as complete, or the last one as passed on; answer if none is outstanding."""
         self.waiting -= 1
         if self.waiting == 0:
             self.fill([self._replies()])

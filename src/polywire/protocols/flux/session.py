@@ -1,7 +1,7 @@
-"""One FLUX connection: requests and replies in order, with runs of PRODUCE handled in bulk.
+"""One FLUX connection: requests and replies in order, with runs of PRODUCE lines handled in bulk.
 
 A request that reads the log sees every record that the connection has produced before. A waiting request delays only
-later requests of its connection. A request needs no task and no future.
+later requests of its connection. A request needs no asyncio task and no future.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ else:
     from polywire.protocols.runtime.append_queue import AppendQueue
     from polywire.protocols.runtime.pipelined import BarePipelined
 
-LINE_END_S: Final = 2.0  # how long to wait for the end of an overlong line
+LINE_END_S: Final = 2.0  # how long to wait for the end of a line that is too long
 # how long records wait for space in the log before they are refused; clients give up after 5 s
 BUSY_WAIT_S: Final = 2.0
 
@@ -50,16 +50,19 @@ _HASH: Final = KeyHash.FNV32
 
 
 class Handler(Protocol):
-    """Executes one request: returns the payload, or None if it created an ``Answer``. Raises Refused, BrokerError."""
+    """Function that executes one request: it returns the payload, or None if it created an ``Answer``.
+
+    Raises Refused, BrokerError.
+    """
 
     def __call__(self, session: FluxSession, request: Request, /) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[str, Handler]):
-    """A command of the protocol. Its first action is always checked, others where needed.
+    """A command of the protocol. Its first action is always checked, other actions where the command needs them.
 
-    topic_at: index of the topic argument for the first action.
+    topic_at: index of the argument with the topic, for the first action.
     """
 
     topic_at: int | None = field(default=None, kw_only=True)
@@ -69,9 +72,10 @@ class Command(commands.Command[str, Handler]):
 class FluxSession(BarePipelined):
     """One client.
 
-    ``_too_long``: closes the connection if an overlong line does not end; its bytes are skipped meanwhile.
+    ``_too_long``: a timer that closes the connection if a line that is too long does not end. Until then its bytes are
+    skipped.
 
-    drain: continues the reply being written in pieces; while there is one, it is the only outstanding answer.
+    drain: continues a reply that is written in pieces. While there is one, it is the only outstanding answer.
     """
 
     if not cython.compiled:  # fields and types of the base class
@@ -108,7 +112,7 @@ class FluxSession(BarePipelined):
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest line."""
+        """Longest line in bytes."""
         return int(self.state.settings.line_bytes_max)
 
     def _receive(self, data: memoryview) -> int:
@@ -144,25 +148,26 @@ class FluxSession(BarePipelined):
         return at
 
     def _refuse_long(self, line_max: int) -> None:
-        """Answer an overlong line and close after its end, so that the client, which may still be writing, can read the
-        answer.
+        """Answer a line that is too long, and close the connection after its end.
+
+        The client may still be writing the line. It can read the answer only if the connection stays open until then.
         """
         self._too_long = self.broker.loop.call_later(LINE_END_S, self._end)
         self.append(Answer(self, b"0")).refuse(bad(f"a line has more than {line_max} bytes"))
 
     def _skip(self, data: memoryview) -> int:
-        """Skip the rest of an overlong line, then close."""
+        """Skip what is left of a line that is too long, then close the connection."""
         if b"\n" in bytes(data):
             self._end()
         return len(data)
 
     def _end(self) -> None:
-        """Accept no further request; outstanding answers are still sent."""
+        """Accept no more requests; outstanding answers are still sent."""
         self._stop_taking()
         self._end_when_done()
 
     def _handle(self, line: bytes) -> bool:
-        """Execute one request; False if it must wait for earlier answers. Raises PeerError."""
+        """Execute one request; return False if it must wait for earlier answers. Raises PeerError."""
         try:
             request = parse(line, pipes=self.state.settings.pipes_in_arguments)
         except Refused as error:
@@ -186,30 +191,30 @@ class FluxSession(BarePipelined):
         return True
 
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
-        """Return the reply slot for a later answer; a blocking one delays later requests."""
+        """Return a reply slot for an answer that is sent later. blocking: later requests wait for this answer."""
         return self.append(Answer(self, request.id, blocking=blocking))
 
     @property
     def caller(self) -> Caller:
-        """The caller, as owner of state: without a certificate, its address. Raises Denied."""
+        """The caller, as owner of state: the user of the client's certificate, or the client's address. Raises Denied."""
         principal = self.principal
         if self._caller is None or self._caller.principal is not principal:
             self._caller = caller_of(principal, self.output.peer)
         return self._caller
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Continue after the client has read."""
         if self.drain is not None:
             self.drain()
         super().drained()
 
     def finish(self, data: memoryview) -> None:
-        """The client has finished; bytes without a line ending are its last request (spec: flux#framing)."""
+        """Process the end of the client's data; bytes without a line ending are its last request (spec: flux#framing)."""
         rest = bytes(data)
         super().finish(memoryview(rest if rest.endswith(b"\n") or not rest else rest + b"\n"))
 
     def close(self) -> None:
-        """The connection is closed."""
+        """Process the end of the connection."""
         if self._too_long is not None:
             self._too_long.cancel()
         self._enter(CLOSED)
@@ -229,7 +234,9 @@ class FluxSession(BarePipelined):
 
     @property
     def principal(self) -> Principal:
-        """The client's principal; this protocol has no authentication (decision 0115). Raises Denied."""
+        """The principal of the client, from its certificate, because this protocol has no login (decision 0115). Raises
+        Denied.
+        """
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)
@@ -237,7 +244,7 @@ class FluxSession(BarePipelined):
         return self._principal
 
     def topic_to_write(self, name: str) -> Topic:
-        """Return the topic for a record, created if missing (spec: flux#topics). Raises BrokerError."""
+        """Return the topic for a record; create it if it is missing (spec: flux#topics). Raises BrokerError."""
         topic = self.broker.find_topic(name)
         if topic is None or name.startswith("__"):
             self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
@@ -246,8 +253,9 @@ class FluxSession(BarePipelined):
         return topic
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return the topic, created if missing (spec: flux#topics); the action is authorized already. Raises
-        BrokerError.
+        """Return the topic; create it if it is missing (spec: flux#topics). The caller has authorized the action.
+
+        Raises BrokerError.
         """
         if name.startswith("__"):
             raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name!r}")
@@ -259,7 +267,7 @@ class FluxSession(BarePipelined):
         return topic
 
     def _produce_one(self, data: memoryview) -> None:
-        """Produce a run of one record, without arrays."""
+        """Produce a run of one record without arrays, which is faster."""
         work = self.scratch.work
         request_id, name, key = decoder.first_of(data, work)
         answer = Produced(self, request_id)
@@ -306,7 +314,10 @@ class FluxSession(BarePipelined):
         count: int,
         records: memoryview | None,
     ) -> None:
-        """Split one topic's records by partition and pass them on. ``records``: their numbers within the run."""
+        """Split the records of one topic by partition, and pass them to the broker.
+
+        records: their numbers within the run (None: all).
+        """
         scratch = self.scratch
         base = len(answer.partitions)
         try:
@@ -334,7 +345,7 @@ class FluxSession(BarePipelined):
 
 
 def _sized(buffer: bytearray, size: int) -> bytearray:
-    """Return the buffer, or a larger one."""
+    """Return the buffer, or a new one if it is smaller than ``size``."""
     return buffer if len(buffer) >= size else bytearray(size)
 
 

@@ -1,6 +1,6 @@
 """FLUX commands for topics, brokers, roles and leaders (spec: flux#commands, flux#topics).
 
-The reply to a change is sent once the change is synced. A refused command changes nothing.
+The reply to a change is sent once the change is synced. A command that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _finish(session: FluxSession, answer: Answer, payload: str) -> None:
 
 
 def find_partition(topic: Topic | None, number: int) -> Partition:
-    """Return an existing partition; raise Refused ``invalid partition``."""
+    """Return the partition with this number; raise Refused ``invalid partition``."""
     if topic is None or not 0 <= number < len(topic.partitions):
         raise bad("invalid partition")
     return topic.partitions[number]
 
 
 def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
-    """Return a partition, with the errors of metadata commands."""
+    """Return a partition, or raise the errors of metadata commands."""
     if number < 0:
         raise bad("partition must be >= 0")
     topic = session.broker.find_topic(name)
@@ -57,7 +57,7 @@ def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
 
 
 def set_partition_role(session: FluxSession, request: Request, /) -> None:
-    """Handle SET_PARTITION_ROLE: the role stays until it is changed (spec: flux#our-choices)."""
+    """Handle SET_PARTITION_ROLE. The role stays until the next SET_PARTITION_ROLE (spec: flux#our-choices)."""
     usage(request, "<topic> <partition> <leader|follower>", 3)
     number = integer(request.args[1], "partition")
     name = topic_name(request.args[0])
@@ -71,7 +71,9 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
 
 
 def create_topic(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_CREATE_TOPIC: grow an existing topic, never shrink or empty one (spec: flux#our-choices)."""
+    """Handle ADMIN_CREATE_TOPIC. An existing topic may grow; it never shrinks, and keeps its records (spec:
+    flux#our-choices).
+    """
     usage(request, "<topic> <partitions> <replication_factor>", 3)
     count = integer(request.args[1], "partitions")
     factor = integer(request.args[2], "replication_factor")
@@ -105,7 +107,7 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
         raise bad(f"topic has more partitions: topic={topic_word(name)} partitions={len(topic.partitions)}")
     else:
         begun = session.broker.grow_topic(topic, count, then=on_created, done=answer.done)
-    answer.blocking = not begun  # so that the next request finds it
+    answer.blocking = not begun  # so that the next request finds the topic
     session.append(answer)
 
 
@@ -137,7 +139,7 @@ def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
 
 
 def set_partition_leader(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_SET_PARTITION_LEADER: neither leader nor replicas need to be registered."""
+    """Handle ADMIN_SET_PARTITION_LEADER. Neither the leader nor the replicas need to be registered."""
     usage(request, "<topic> <partition> <leader_id> <isr_csv>", 4)
     number, leader = integer(request.args[1], "partition"), integer(request.args[2], "leader_id")
     isr = integers(request.args[3])
@@ -152,7 +154,7 @@ def set_partition_leader(session: FluxSession, request: Request, /) -> None:
 
 
 def ping(session: FluxSession, request: Request, /) -> bytes:
-    """Handle PING: success without payload."""
+    """Handle PING: answer with success and no payload."""
     del session
     if request.args:
         raise bad("PING requires no args")
@@ -160,7 +162,7 @@ def ping(session: FluxSession, request: Request, /) -> bytes:
 
 
 def get_metadata(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_GET_METADATA: names and ids only."""
+    """Handle ADMIN_GET_METADATA: return names and ids of topics, and ids of brokers."""
     if request.args:
         raise bad("ADMIN_GET_METADATA requires no args")
     session.later(request, blocking=True).make(_metadata(session))
