@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
-SLOT_MIB: Final = 17  # the smallest journal files that fit the largest request of every protocol
+SLOT_MIB: Final = 17  # the smallest size of journal files in which the largest request of every protocol fits
 
 
 class RunningBroker(Protocol):
@@ -25,10 +25,10 @@ class RunningBroker(Protocol):
         """Return the URL of a protocol for ``polywire.connect``."""
 
     def start(self) -> Any:
-        """Start it again after ``stop`` or ``kill``, on the same ports."""
+        """Start the broker again after ``stop`` or ``kill``, on the same ports."""
 
     def kill(self) -> None:
-        """End it without warning, like ``kill -9``; acknowledged records exist again after the next start."""
+        """End the broker without warning, like ``kill -9``; acknowledged records exist again after the next start."""
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def broker(
     """Run a broker on free ports inside a ``with`` block.
 
     Args:
-        process: False runs it in memory in a thread; it starts within milliseconds once its modules are imported. True runs
-            ``polywire serve`` with files.
+        process: False runs it in memory, in a thread; it starts within milliseconds once its modules are imported. True
+            runs ``polywire serve`` with files.
         wires: protocols to serve; None serves all.
         data_dir: data directory of a process; None uses a temporary directory.
 

@@ -1,16 +1,16 @@
-"""A simulated clock that moves only by ``advance`` and ``step``."""
+"""A simulated clock that moves only when ``advance`` or ``step`` is called."""
 
 from __future__ import annotations
 
 from typing import Final
 
-START_US: Final = 1_700_000_000_000_000  # a day in 2023; tests must not depend on it
+START_US: Final = 1_700_000_000_000_000  # a day in 2023; tests must not depend on the value
 
 
 class SimulatedClock:
     """Implements ``polywire.clock.Clock``.
 
-    Invariant: ``monotonic`` never goes back; the wall clock goes back only by ``step``.
+    Invariant: ``monotonic`` never decreases; the wall clock goes back only by ``step``.
     """
 
     __slots__ = ("_monotonic_us", "_now_us")
@@ -28,12 +28,12 @@ class SimulatedClock:
         return self._monotonic_us / 1_000_000
 
     def advance(self, seconds: float) -> None:
-        """Advance both clocks."""
+        """Advance the wall clock and the monotonic clock."""
         passed = round(seconds * 1_000_000)
         assert passed >= 0, "time does not go back; use step for the wall clock"
         self._now_us += passed
         self._monotonic_us += passed
 
     def step(self, seconds: float) -> None:
-        """Step the wall clock forward or back, like an operator or NTP."""
+        """Change the wall clock only, forward or back, as an operator or NTP may do."""
         self._now_us += round(seconds * 1_000_000)

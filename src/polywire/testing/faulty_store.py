@@ -1,8 +1,8 @@
-"""A store with injected faults that real stores have.
+"""A store with injected faults, of kinds that real stores have.
 
 The faults are an error before any effect, a slow response, a torn blob, a stale list, and a lost response. A fault
-applies once, to the next call of its operation, in the order of injection. Without faults it behaves like the store
-below.
+applies once, to the next call of its operation, in the order of injection. Without faults, calls are passed to the
+store below.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from polywire.types import Buffer
 class Fault(Enum):
     """The kinds of faults.
 
-    ERROR: the call fails without an effect. SLOW: the call waits, using the function given to the store, and then
+    ERROR: the call fails without an effect. SLOW: the call first calls the function ``wait`` of the store, and then
     succeeds. TORN: ``put_new`` fails and leaves a truncated blob, like a store without atomic writes; ``get`` returns
-    half. STALE: ``list`` omits the last blob. LOST_REPLY: the call has its effect, but fails.
+    half of a blob. STALE: ``list`` omits the last blob. LOST_REPLY: the call has its effect, but fails.
     """
 
     ERROR = "error"
@@ -68,12 +68,13 @@ class FaultyStore:
         return sum(fault is not None for faults in self._faults.values() for fault in faults)
 
     def fail(self, verb: Verb, fault: Fault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of this operation, or into the one after ``after`` more calls.
+        """Inject a fault into the next call of this operation; ``after``: the number of calls before it that are
+        unaffected.
 
         Raises ValueError if the operation does not have this fault.
         """
         if verb not in _ALLOWED[fault]:
-            raise ValueError(f"no such fault of this verb verb={verb.value} fault={fault.value}")
+            raise ValueError(f"the operation does not have this fault verb={verb.value} fault={fault.value}")
         self._faults[verb].extend([None] * after)
         self._faults[verb].append(fault)
 

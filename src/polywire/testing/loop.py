@@ -1,7 +1,7 @@
-"""An event loop that runs callbacks only on request.
+"""An event loop that runs callbacks only when a test requests it.
 
-Callbacks run in the order of an asyncio loop, timers by time and then by creation. Exceptions of callbacks are raised
-in the test.
+Callbacks run in the order of an asyncio loop; timers run by time and then by creation. An exception of a callback is
+raised in the test.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from polywire.testing.clock import SimulatedClock
 
-PASSES_MAX: Final = 10_000  # ends a test whose callbacks schedule each other without end
+# more passes than any test needs; ends a test whose callbacks schedule each other without end
+PASSES_MAX: Final = 10_000
 
 
 class Handle:
@@ -48,23 +49,23 @@ class ManualLoop:
         self._order = count()
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call in the next pass."""
+        """Call ``callback`` in the next pass."""
         handle = Handle(callback, args)
         self._ready.append(handle)
         return handle
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call in the next pass; other threads may use this."""
+        """Call ``callback`` in the next pass; other threads may use this, too."""
         return self.call_soon(callback, *args)
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call in the first pass after this many seconds of the simulated clock."""
+        """Call ``callback`` in the first pass after this many seconds of the simulated clock."""
         handle = Handle(callback, args)
         heapq.heappush(self._timers, (self.clock.monotonic() + delay, next(self._order), handle))
         return handle
 
     def run_pass(self) -> int:
-        """Run the callbacks that are ready now and the timers that are due; return how many ran."""
+        """Run the callbacks that are ready now and the timers that are due; return the number of calls."""
         while self._timers and self._timers[0][0] <= self.clock.monotonic():
             self._ready.append(heapq.heappop(self._timers)[2])
         ran = 0
@@ -81,14 +82,15 @@ class ManualLoop:
             self.run_pass()
             if not self._ready and not (self._timers and self._timers[0][0] <= self.clock.monotonic()):
                 return
-        raise AssertionError(f"callbacks schedule each other for ever passes={PASSES_MAX}")
+        raise AssertionError(f"callbacks schedule each other without end passes={PASSES_MAX}")
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock and run every timer that becomes due at its own time."""
+        """Advance the clock, and run every timer that becomes due at its own time."""
         end = self.clock.monotonic() + seconds
         self.run_due()
         while self._timers and self._timers[0][0] <= end:
             gap_s = self._timers[0][0] - self.clock.monotonic()
-            self.clock.advance(max(0, ceil(gap_s * 1_000_000)) / 1_000_000)  # the clock has whole microseconds
+            # whole microseconds, because the clock has no smaller unit
+            self.clock.advance(max(0, ceil(gap_s * 1_000_000)) / 1_000_000)
             self.run_due()
         self.clock.advance(max(0.0, end - self.clock.monotonic()))

@@ -1,6 +1,6 @@
 """A broker in memory with a simulated clock and loop, which can be killed and started again.
 
-It is the real broker; only its log is in memory.
+Except for the log, it is the real broker.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ class MemoryBroker:
     def __init__(
         self, settings: BrokerSettings | None = None, *, loop: Loop | None = None, clock: Clock | None = None
     ) -> None:
-        """Create a broker. Without a loop and a clock both are simulated; an asyncio loop and a ``SystemClock`` work,
-        too.
-        """
+        """Create a broker. Loop and clock are simulated by default; an asyncio loop and a ``SystemClock`` work, too."""
         simulated = SimulatedClock()
         self.settings = settings or BrokerSettings()
         self.clock: Clock = clock or simulated
@@ -46,7 +44,7 @@ class MemoryBroker:
         return Broker.over(remember, settings=self.settings, loop=self.loop, clock=self.clock)
 
     def run(self) -> None:
-        """Run everything that is due, so that all outstanding callbacks have been called."""
+        """Run everything that is due, so that all outstanding callbacks are called."""
         assert isinstance(self.loop, ManualLoop), "a real loop runs by itself"
         self.loop.run_due()
 
@@ -56,7 +54,9 @@ class MemoryBroker:
         self.loop.advance(seconds)
 
     def restart(self, *, synced_only: bool = False) -> Broker:
-        """Kill the broker and start it again from its log. synced_only: simulate a power loss instead."""
+        """Kill the broker and start it again from its log. synced_only: lose everything that was not synced, as in a
+        power loss.
+        """
         log = self.log
         self.broker = self._start(lambda replay: log.reopen(replay, synced_only=synced_only))
         return self.broker

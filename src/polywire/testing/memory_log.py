@@ -37,8 +37,10 @@ class _Kind(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """One addition. ``parts`` are (incarnation, batch), numbered by the commit. staged: a token, its batch and its
-    expiry. taken: tokens that were published or abandoned.
+    """One addition to a write batch.
+
+    parts: pairs of incarnation and batch, whose offsets the commit assigns. staged: a token, its batch and its expiry
+    time. taken: tokens that were published or dropped.
     """
 
     kind: _Kind
@@ -92,18 +94,18 @@ class MemoryPublication:
 class MemoryLog:
     """Implements ``Log``.
 
-    Invariant: ``_groups`` has every committed group in order; the first ``_synced`` of them would survive a power loss.
+    Invariant: ``_groups`` has all committed groups in order. A power loss would keep the first ``_synced`` of them.
     """
 
     def __init__(
         self, loop: Loop, clock: Clock, replay: Replay, *, floor: Level = Level.WRITTEN, epoch: int = 1
     ) -> None:
-        """``floor`` is the lowest level of any acknowledgement."""
+        """floor: the lowest level at which additions are acknowledged."""
         self.epoch: Final = epoch
         self.disk_full = False
-        """Set by a test: additions raise Busy(DISK_FULL)."""
+        """If a test sets this, additions raise Busy(DISK_FULL)."""
         self.crowded = False
-        """Set by a test: the log is congested."""
+        """If a test sets this, the log is congested."""
         self._on_relief: list[Callable[[], None]] = []
         self._loop = loop
         self._clock = clock
@@ -135,13 +137,13 @@ class MemoryLog:
         return self.crowded
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Register a callback; a test that resets ``crowded`` calls ``relieve``."""
+        """Register a callback. A test that resets ``crowded`` must call ``relieve``, which calls it."""
         self._on_relief.append(callback)
         if not self.crowded:
             self.relieve()
 
     def relieve(self) -> None:
-        """Report that the log is not congested any more."""
+        """Call the registered callbacks, because the log is no longer congested."""
         self.crowded = False
         callbacks, self._on_relief = self._on_relief, []
         for callback in callbacks:
@@ -178,7 +180,7 @@ class MemoryLog:
         self._add(_Entry(_Kind.TRIM, incarnation, first_offset))
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        """Do nothing: memory has no sealed part."""
+        """Do nothing, because a log in memory has no sealed segments."""
         self.partition(incarnation)
 
     # Additions
@@ -213,7 +215,9 @@ class MemoryLog:
         done: Completion[int] | None,
     ) -> None:
         if token in self._staged and self._staged[token].claimed:
-            raise Missing(ErrorCode.STAGE_MISSING, f"token is being published token={token.hex()}")
+            raise Missing(
+                ErrorCode.STAGE_MISSING, f"the token is being published, nothing more can be staged token={token.hex()}"
+            )
         entry = _Entry(_Kind.BARRIER, level=level, done=_without_offset(done))
         entry.staged = token, (partition.incarnation, bytes(batch)), expires_at_us
         self._add(entry)
@@ -225,7 +229,7 @@ class MemoryLog:
         staged.parts.append(part)
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """Do nothing: no batches are staged by earlier starts."""
+        """Do nothing, because there are no batches that earlier starts have staged."""
         self._elapsed = clock
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
@@ -304,10 +308,10 @@ class MemoryLog:
         return bool(self._write_batch)
 
     def hold(self) -> None:
-        """Do nothing: the commit that is scheduled does no harm."""
+        """Do nothing, because a scheduled commit does no harm here."""
 
     def write(self) -> None:
-        """Write the write batch as one group, without any callback."""
+        """Write the write batch as one group, without calling its callbacks."""
         write_batch, self._write_batch = self._write_batch, []
         if not write_batch or self._failure is not None:
             return
@@ -350,7 +354,7 @@ class MemoryLog:
         self._wake()
 
     def _number(self, entry: _Entry) -> None:
-        """Number the entry's batches, each after the end of its partition."""
+        """Assign offsets to the entry's batches, beginning at the end of each partition."""
         after: dict[int, tuple[int, int]] = {}
         first: dict[int, int] = {}
         numbered = []
@@ -413,7 +417,7 @@ class MemoryLog:
             self._closed = True
 
     def fail(self) -> None:
-        """Simulate a failing disk: the log acknowledges nothing any more."""
+        """Simulate a disk that fails: from now on, the log acknowledges nothing."""
         self._failure = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")
         waiting = [*self._waiting_sync, *(entry.done for entry in self._write_batch if entry.done is not None)]
         self._waiting_sync, self._write_batch = [], []
@@ -421,19 +425,19 @@ class MemoryLog:
             done(self._failure)
 
     def take_snapshot(self) -> None:
-        """Let recovery begin from the current state."""
+        """Take a snapshot of the current state, from which a recovery will begin."""
         self.commit()
         self._snapshot = (self._replay.snapshot(), len(self._groups))
 
     def state(self) -> bytes:
-        """Return the broker's state after this write batch, as a snapshot would have it."""
+        """Return the broker's state after this write batch, encoded as in a snapshot."""
         self.commit()
         return self._replay.snapshot()
 
     def reopen(self, replay: Replay, *, synced_only: bool = False) -> MemoryLog:
-        """Return the log of a broker that restarts after a crash (``synced_only``: after a power loss).
+        """Return the log of a broker that restarts after a crash, or with ``synced_only`` after a power loss.
 
-        This log is dead afterwards: it answers nothing, and later additions of the old broker are lost.
+        This log must not be used afterwards: it calls no callbacks, and further additions of the old broker are lost.
         """
         self._killed = True
         self._write_batch, self._waiting_sync, self._written = [], [], []

@@ -1,4 +1,4 @@
-"""A bucket in memory with injected faults, and two defective kinds of bucket.
+"""A bucket in memory with injected faults, which can also simulate two kinds of defective buckets.
 
 A fault applies once, to the next call of its operation, in the order of injection. Without faults and defects the
 bucket is correct, and any thread may use it.
@@ -18,16 +18,16 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Stored, check_object_name
 from polywire.types import Buffer
 
-RACE_SECONDS: Final = 0.05  # time in which a defective store lets another request overtake
+RACE_SECONDS: Final = 0.05  # time for which a defective store waits, so that another request can overtake
 
 
 class ObjectFault(Enum):
     """The kinds of faults.
 
-    DELAY: the call waits, using the function given to the store, and then succeeds. LOST_REPLY: the call has its
-    effect, but fails. BUSY: 409, another request on the name is in progress: no effect, and the response is that of an
-    existing name. REFUSED: 503, no effect. LATE: the call fails, and has its effect when ``deliver`` is called. STALE:
-    ``list`` omits the last object.
+    DELAY: the call first calls the function ``wait`` of the store, and then succeeds. LOST_REPLY: the call has its
+    effect, but fails. BUSY: 409, another request for the name is in progress; the call has no effect, and its response
+    is the same as for an existing name. REFUSED: 503, no effect. LATE: the call fails, and has its effect when
+    ``deliver`` is called. STALE: ``list`` omits the last object.
     """
 
     DELAY = "delay"
@@ -39,14 +39,14 @@ class ObjectFault(Enum):
 
 
 class Defect(Enum):
-    """How a store fails: it checks a condition and writes later, or does not check at all."""
+    """The defects of a store: it checks a condition and writes later, or does not check the condition at all."""
 
     CHECKS_FIRST = "checks_first"
     IGNORES_CONDITIONS = "ignores_conditions"
 
 
 class MemoryObjects:
-    """Implements ``Objects``. All effects happen under its lock."""
+    """Implements ``Objects``. All effects happen while it holds its lock."""
 
     def __init__(self, *, defect: Defect | None = None, wait: Callable[[], None] = lambda: None) -> None:
         self._objects: dict[str, bytes] = {}
@@ -59,12 +59,14 @@ class MemoryObjects:
         self._newest = ""
 
     def fail(self, verb: str, fault: ObjectFault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of this operation, or into the one after ``after`` more calls."""
+        """Inject a fault into the next call of this operation; ``after``: the number of calls before it that are
+        unaffected.
+        """
         self._faults[verb].extend([None] * after)
         self._faults[verb].append(fault)
 
     def deliver(self) -> None:
-        """Apply late requests in order, without a response."""
+        """Apply late requests, in order; their responses are lost."""
         late, self._late = self._late, []
         for request in late:
             try:
@@ -73,7 +75,8 @@ class MemoryObjects:
                 continue
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
-        content = b"".join(parts)  # copied now: a late request must not read memory that was lent to it
+        # copied now, because the caller may reuse the memory before a late request is applied
+        content = b"".join(parts)
         self._request("create", name, BlobExists, lambda: self._create(name, content))
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
@@ -154,7 +157,7 @@ class MemoryObjects:
         self._write(name, content)
 
     def _be_overtaken(self) -> None:
-        """Wait until another request has checked as well, or none comes."""
+        """Wait until another request has checked the condition as well, or the time is over."""
         try:
             self._race.wait(RACE_SECONDS)
         except BrokenBarrierError:

@@ -1,4 +1,4 @@
-"""One partition's history in memory: the read side of the log in memory."""
+"""The records of one partition in memory: the read side of the log in memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from polywire.records.compression import Compression, expand_body
 
 
 class NoPin:
-    """A pin without an effect: bytes in memory stay where they are."""
+    """A pin that does nothing, because bytes in memory stay where they are."""
 
     __slots__ = ()
 
     def release(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class Wait:
-    """A wait for the record at ``offset``. Implements ``Handle``."""
+    """A caller that waits for the record at ``offset``. Implements ``Handle``."""
 
     __slots__ = ("_partition", "offset", "wake")
 
@@ -39,8 +39,8 @@ class Wait:
 class MemoryPartition:
     """Implements ``PartitionLog``.
 
-    Invariant: ``headers`` and ``bodies`` have the same batches, ascending and without gaps, from the one that contains
-    ``first_offset``.
+    Invariant: ``headers`` and ``bodies`` have the same batches in ascending order and without gaps, beginning with the
+    one that contains ``first_offset``.
     """
 
     __slots__ = (
@@ -76,16 +76,16 @@ class MemoryPartition:
 
     @property
     def readable_offset(self) -> int:
-        """The exclusive end of what readers may see."""
+        """The exclusive end of the offsets that readers may see."""
         return self.synced_offset if self._hides_unsynced else self.next_offset
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes of readable batches."""
+        """The size of all readable batches."""
         return sum(header.length for header in self.headers)
 
     def add(self, batch: bytes) -> None:
-        """Append a numbered batch."""
+        """Append a batch whose offsets are assigned."""
         header = batches.read_header(batch)
         assert header.base_offset == self.next_offset, "batches follow each other without gaps"
         self.headers.append(header)
@@ -95,7 +95,7 @@ class MemoryPartition:
         self.last_append_time_us = header.append_time_us
 
     def trim(self, first_offset: int) -> None:
-        """Drop the batches that end at or below ``first_offset``."""
+        """Drop the batches whose records are all below ``first_offset``."""
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         count = bisect_right(self.headers, self.first_offset, key=lambda header: header.next_offset)
         del self.headers[:count]
@@ -109,7 +109,7 @@ class MemoryPartition:
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read:
-        """Return the batches from the one that contains ``offset``; ``then`` is never called."""
+        """Return the batches from the one that contains ``offset`` on; ``then`` is never called."""
         self._check_range(offset)
         chunks: list[memoryview] = []
         size = 0
@@ -136,7 +136,7 @@ class MemoryPartition:
         return bisect_right(self.headers, offset, key=lambda header: header.next_offset)
 
     def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located:
-        """Return no location: memory has no sealed part."""
+        """Return no location, because a log in memory has no files."""
         self._check_range(offset)
         return Located(None, (), more=False)
 
@@ -148,7 +148,10 @@ class MemoryPartition:
         )
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int:
-        """Return the offset of the record that starts at this address, or covers it, or follows a hole there."""
+        """Return the offset of the record that starts at this address, or of the next one after a hole there.
+
+        covering: also accept an address within a record.
+        """
         if address == self.next_address:
             return self.next_offset
         index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
@@ -159,7 +162,7 @@ class MemoryPartition:
         return NO_OFFSET if record < 0 else batches.offset_of(body, record)
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int:
-        """Return the address of a record, next_address at the end."""
+        """Return the address of a record; ``next_address`` for the offset at the end."""
         if offset == self.next_offset:
             return self.next_address
         if not self.first_offset <= offset < self.next_offset:
@@ -168,10 +171,11 @@ class MemoryPartition:
         return batches.address_of(body, batches.record_at_offset(body, offset))
 
     def epoch_end(self, epoch: int) -> int:
-        """Return the offset where this epoch's records end."""
+        """Return the offset at which the records of this epoch end."""
         if not 1 <= epoch <= self._current_epoch:
             raise Missing(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch was never seen epoch={epoch} current={self._current_epoch}"
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"the partition has no such epoch epoch={epoch} current={self._current_epoch}",
             )
         if epoch == self._current_epoch:
             return self.readable_offset
@@ -179,12 +183,12 @@ class MemoryPartition:
         return self.headers[index].base_offset if index < len(self.headers) else self.next_offset
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch of the record at this offset; the current one at next_offset."""
+        """Return the epoch of the record at this offset; the current epoch for ``next_offset``."""
         self._check_range(offset)
         return self._current_epoch if offset == self.next_offset else self.headers[self._index(offset)].epoch
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
-        """Return the first offset to retain under these limits."""
+        """Return the first offset that these limits retain."""
         index = 0
         if age_us_max is not None:
             index = bisect_left(self.headers, now_us - age_us_max, key=lambda header: header.append_time_us)

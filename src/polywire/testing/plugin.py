@@ -1,7 +1,7 @@
 """Fixtures for pytest, available wherever Polywire is installed.
 
-* ``polywire_broker`` is a broker in memory with every protocol, one for the whole run.
-* ``polywire_client`` is its client.
+* ``polywire_broker`` is a broker in memory with every protocol, shared by all tests of a run.
+* ``polywire_client`` is a client of this broker.
 * ``polywire_topic`` is the name of an empty topic for one test.
 
 Polywire is imported only when a test uses a fixture.

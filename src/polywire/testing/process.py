@@ -1,8 +1,8 @@
 """A broker in its own process, for tests of its external behaviour.
 
-* Addresses come from the ready file.
+* Its addresses are read from the ready file.
 * The process never outlives its test.
-* A failing test shows the broker's log.
+* If a test fails, the broker's log is shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 
 from polywire.types import spell_address
 
-READY_SECONDS_MAX: Final = 90.0  # a start takes one; on a busy machine, many
+READY_SECONDS_MAX: Final = 90.0  # a start takes one second, on a busy machine many
 STOP_SECONDS_MAX: Final = 60.0
 WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
 LOGIN_WIRES: Final = ("cursus", "iggy", "kafka", "polywire")
@@ -39,14 +39,14 @@ def child_environment() -> dict[str, str]:
 
 
 def silenced(*but: str) -> tuple[str, ...]:
-    """Return options of ``polywire serve`` that switch off all protocols and HTTP except those named."""
+    """Return options of ``polywire serve`` that switch off all protocols and HTTP, except those named in ``but``."""
     return tuple(word for wire in (*WIRES, "http") if wire not in but for word in (f"--{wire}", "off"))
 
 
 def _lasting_ports() -> Iterator[int]:
     """Yield free ports below those that systems use for outgoing connections (Linux from 32768, others from 49152).
 
-    A restarted broker finds such a port still free. Each test process begins at another port.
+    Such a port is still free when a broker is restarted. Each test process begins at a different port.
     """
     begin = random.Random().randrange(len(PORTS))
     return (port for port in cycle([*PORTS[begin:], *PORTS[:begin]]) if _free(port))
@@ -63,17 +63,17 @@ def _free(port: int) -> bool:
 
 
 _PORT: Final = _lasting_ports()
-_PORT_LOCK: Final = Lock()  # threads start brokers, too
+_PORT_LOCK: Final = Lock()  # held because threads start brokers, too
 
 
 def lasting_port() -> int:
-    """Return a port that is free now and will be free for a restarted broker."""
+    """Return a port that is free now, and will still be free when a broker is restarted."""
     with _PORT_LOCK:
         return next(_PORT)
 
 
 class BrokerProcess:
-    """One broker over one data directory; it can be stopped, killed and started again."""
+    """One broker over one data directory, which can be stopped, killed and started again."""
 
     def __init__(
         self,
@@ -83,8 +83,10 @@ class BrokerProcess:
         descriptors: int | None = None,
         module: str = "polywire",
     ) -> None:
-        """wires: protocols to serve; default: all, or with users those that have a login. descriptors: limit of open
-        files. module: run by ``python -m``, with the command line of ``polywire``.
+        """Describe a broker; ``start`` starts it.
+
+        wires: protocols to serve; by default all or, if users are configured, those that have a login. descriptors:
+        limit of open files. module: the module to run with ``python -m``, with the command line of ``polywire``.
         """
         self.data_dir = data_dir
         self._module = module
@@ -102,7 +104,7 @@ class BrokerProcess:
         return self._process.pid
 
     def start(self) -> BrokerProcess:
-        """Start it and wait until every listener accepts connections."""
+        """Start the broker and wait until every listener accepts connections."""
         ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", self._module, "serve", "--data-dir", str(self.data_dir)]
@@ -133,7 +135,7 @@ class BrokerProcess:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the broker's private memory without mapped files (Linux; 0 elsewhere)."""
+        """Return the size of the broker's private memory, without mapped files (on Linux; 0 elsewhere)."""
         status = Path(f"/proc/{self.pid}/status")
         lines = status.read_text().splitlines() if status.exists() else []
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
@@ -152,7 +154,7 @@ class BrokerProcess:
         self._end(signal.SIGKILL)
 
     def log_text(self) -> str:
-        """Return the log of all starts."""
+        """Return the log of all starts so far."""
         return self._log.read_text(errors="replace")
 
     def _end(self, number: signal.Signals) -> int:

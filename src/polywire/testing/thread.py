@@ -24,7 +24,8 @@ from polywire.types import spell_address
 
 HOST: Final = "127.0.0.1"
 CALL_SECONDS_MAX: Final = 30.0
-ENDING_PASSES: Final = 50  # passes of the loop after connections were aborted; some are still being accepted then
+# passes of the loop to wait after connections were aborted, because some may still be in the process of being accepted
+ENDING_PASSES: Final = 50
 
 T = TypeVar("T")
 
@@ -38,13 +39,16 @@ class BrokerThread:
     """
 
     def __init__(self, *, wires: Sequence[str] | None = None) -> None:
-        """Prepare a broker with these protocols, default all. Raises Invalid(INVALID_REQUEST) for an unknown protocol."""
+        """Prepare a broker with these protocols, by default all.
+
+        Raises Invalid(INVALID_REQUEST) for an unknown protocol.
+        """
         wires = WIRES if wires is None else wires
         unknown = [wire for wire in wires if wire not in WIRES]
         if unknown or not wires:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"unknown protocols, or none unknown={','.join(unknown)} known={','.join(WIRES)}",
+                f"unknown protocols, or none given (use one or more of the known) unknown={','.join(unknown)} known={','.join(WIRES)}",
             )
         self.addresses: dict[str, tuple[str, int]] = {}
         self._wires: Final = tuple(wires)
@@ -65,7 +69,7 @@ class BrokerThread:
         return f"{wire}://{spell_address(host, port)}"
 
     def start(self) -> Self:
-        """Start to listen; after ``kill`` on the same ports and with the same records."""
+        """Start to listen; after ``kill``, on the same ports and with the same records."""
         if self._memory is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="polywire-broker", daemon=True)
@@ -74,11 +78,11 @@ class BrokerThread:
         return self
 
     def kill(self) -> None:
-        """Break all connections and drop what was not written, like ``kill -9``; ``start`` starts it again."""
+        """Break all connections and drop what was not written, like ``kill -9``. Call ``start`` to start it again."""
         self._call(self._break())
 
     def stop(self) -> None:
-        """Stop it and drop everything. Calling it again does nothing."""
+        """Stop the broker and drop everything. Calling it again does nothing."""
         if self._memory is None:
             return
         self._call(self._break())
@@ -111,13 +115,13 @@ class BrokerThread:
         if not listeners:
             return
         self._sweeping.cancel()
-        # An asyncio server that is closed while it accepts forgets the connection and leaves the client waiting.
+        # If an asyncio server is closed while it accepts, it forgets the connection and the client waits.
         for listener in listeners:
             for listening in listener.server.sockets:
                 self._loop.remove_reader(listening.fileno())
         for _ in range(ENDING_PASSES):
             for peer in list(self._hub.connections):
-                peer.abort()  # a killed broker logs nothing
+                peer.abort()  # aborted, because a broker that is killed logs nothing
             await asyncio.sleep(0)
         close_listeners(listeners)
 
@@ -134,9 +138,9 @@ _named_lock: Final = threading.Lock()
 
 
 def memory_url(name: str) -> str:
-    """Return the address of the broker of ``memory://name``.
+    """Return the address of the broker for ``memory://name``.
 
-    The first call creates it, and it lives as long as this process.
+    The first call creates the broker, which exists as long as this process.
     """
     with _named_lock:
         if name not in _named:
@@ -145,7 +149,7 @@ def memory_url(name: str) -> str:
 
 
 def forget_memory(name: str = "") -> None:
-    """End the broker of ``memory://name`` and its records; the next call for it gets an empty one."""
+    """End the broker of ``memory://name`` and drop its records; the next call for the name creates an empty broker."""
     with _named_lock:
         found = _named.pop(name, None)
     if found is not None:
