@@ -56,6 +56,8 @@ OPTION_COLUMNS: Final = ("option", "default", "environment", "meaning")
 COMMON_MIN: Final = 3  # an option of this many commands is described once
 SERVE_VARIABLES: Final = "POLYWIRE_SERVE_"  # prefix of the variables for the settings of ``serve``
 
+# Fields in a list of a docstring.
+_LISTED: Final = re.compile(r"^\* ((?:``\w+``(?:,\s+)?)+):\s(.*(?:\n  .*)*)", re.MULTILINE)
 # Sources of rules, which are for readers of the code.
 _SOURCE: Final = re.compile(r"\s*\((?:Q\d+|§[\d.]+|(?:spec|concepts|protocols): [^()]*)\)")
 
@@ -292,13 +294,20 @@ def kafka_settings_page() -> Iterator[str]:
 
 
 def field_meanings(settings: type[Any]) -> Mapping[str, str]:
-    """Return the meaning of each field from the docstring of a dataclass, which lists ``name, name: text``."""
+    """Return the meaning of each field from the docstring of a dataclass.
+
+    The docstring has a list with an item ``name``, ``name``: text, or a paragraph with name, name: text for each.
+    """
+    text = cleandoc(settings.__doc__ or "")
     names = "|".join(field.name for field in fields(settings))
-    parts = re.split(rf"\b((?:{names})(?:,\s+(?:{names}))*):\s", cleandoc(settings.__doc__ or ""))
+    entries = _LISTED.findall(text)
+    if not entries:
+        parts = re.split(rf"\b((?:{names})(?:,\s+(?:{names}))*):\s", text)
+        entries = list(zip(parts[1::2], parts[2::2], strict=True))
     found: dict[str, str] = {}
-    for heads, text in zip(parts[1::2], parts[2::2], strict=True):
-        words = _SOURCE.sub("", " ".join(text.split())).replace("``", "`")
-        found |= dict.fromkeys(re.split(r",\s+", heads), words.rstrip("."))
+    for heads, meaning in entries:
+        words = _SOURCE.sub("", " ".join(meaning.split())).replace("``", "`")
+        found |= dict.fromkeys(re.findall(r"\w+", heads), words.rstrip("."))
     return found
 
 
