@@ -169,6 +169,17 @@ def test_modules_say_what_they_do() -> None:
     assert not [place(path) for path in SOURCES if not ast.get_docstring(TREES[path])]
 
 
+def test_examples_in_docstrings_are_python() -> None:
+    found = 0
+    for path in SOURCES:
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, ast.Module | ast.ClassDef | Function):
+                _, mark, example = (ast.get_docstring(node) or "").partition("Example:\n")
+                found += bool(mark)
+                ast.parse(f"async def example():\n    pass\n{example}")
+    assert found > 20
+
+
 def test_test_modules_say_what_they_test() -> None:
     tests = [path for path in python_files("tests", "examples", "benchmarks", "tools") if path.name != "__init__.py"]
     assert not [place(path) for path in tests if not ast.get_docstring(TREES[path])]

@@ -66,8 +66,8 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
         Invalid: the schema is invalid, or a name in it begins with ``_``.
 
     Example:
-        parsed = parse_json(spark.readStream.format("polywire").option("subscribe", "orders").load(), "id long, carrier
-        string")
+        orders = spark.readStream.format("polywire").option("subscribe", "orders").load()
+        parsed = parse_json(orders, "id long, carrier string")
     """
     kind = read_schema(schema)
     text = f.col("value").cast("string")
