@@ -105,8 +105,8 @@ def test_the_loop_asks_the_bucket_for_nothing(tmp_path: Path) -> None:
     assert rig.read(partition, bytes_max=7000) == BODIES
     for _ in range(8):
         reported = rig.append(partition, [bytes(20_000)])
-        rig.loop.run_until(lambda reported=reported: reported and not rig.log.congested)  # type: ignore[misc]
-    rig.settle()
+        rig.settle()  # a slow machine seals later than eight appends fill the journal
+        assert reported
     assert rig.read(partition)[: len(BODIES)] == BODIES
     objects.loop_may_ask = True
     rig.log.close()
