@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from polywire.cli import backup_files as backup
+from polywire.cli import backup
 from polywire.clock import SystemClock
 from polywire.store.system_files import SystemFile, SystemFiles
 from tests.unit.log.rig import Memory, RigLoop

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from polywire.cli.backup_files import Taken, find_backup, list_backups, restore_backup, take_backup
+from polywire.cli.backup import Taken, find_backup, list_backups, restore_backup, take_backup
 from polywire.clock import SystemClock
 from polywire.errors import Busy
 from polywire.log.doctor import Severity

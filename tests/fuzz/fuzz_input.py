@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 from typing import Final
 
 from polywire.broker.scram import Mechanism, make_verifier
-from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
+from polywire.cli.record import LineFormat, line_of_record, record_of_line
 from polywire.cli.start_position import parse_start
 from polywire.client.brokers import split_address
 from polywire.client.login import split_login

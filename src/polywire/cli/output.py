@@ -10,16 +10,20 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from polywire.escaping import escaped, escaped_json
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 TABLE_WIDTH_MAX: Final = 1_000  # fits a name of 511 bytes and a few numbers
 notes = Console(stderr=True, highlight=False)
 
@@ -74,3 +78,54 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -
     for row in rows:
         table.add_row(*(Text("–" if row[column] is None else escaped(str(row[column]))) for column in columns))
     Console(width=TABLE_WIDTH_MAX, markup=False, highlight=False).print(table)
+
+
+class Speed:
+    """Shows the number of records and their rate on standard error if that is a terminal, and removes the line at the
+    end.
+
+    Args:
+        verb: what happens to the records, such as "produced".
+    """
+
+    def __init__(self, verb: str) -> None:
+        self._begun = time.monotonic()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(pulse_style="cyan"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=notes,
+            transient=True,
+            disable=not notes.is_terminal,
+        )
+        self._task = self._progress.add_task(verb, total=None, rate="")
+
+    def __enter__(self) -> Speed:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, count: int) -> None:
+        """Show the number of records so far."""
+        rate = count / max(time.monotonic() - self._begun, 1e-9)
+        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")
+
+
+def format_time(time_us: int) -> str | int:
+    """Return a time as RFC 3339 in UTC with microseconds; unchanged if its year is outside the calendar's range."""
+    try:
+        return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return time_us
+
+
+def parse_time_us(text: str) -> int:
+    """Parse an ISO 8601 time, in UTC unless it has a zone, into microseconds since 1970. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)

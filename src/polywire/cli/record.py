@@ -7,22 +7,282 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
-from polywire.cli.output import note
-from polywire.cli.record_input import LineReader
-from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
-from polywire.cli.speed import Speed
+from polywire.cli.options import ADDRESS_DEFAULT, Address, Count, OnlyPartition, Topic, examples, run_with_client
+from polywire.cli.output import Speed, format_time, note, parse_time_us
 from polywire.cli.start_position import Span, nothing_to_read, parse_start, spans
-from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import WireClient
-from polywire.errors import BrokerError, Invalid
-from polywire.records.columns import Record
+from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.escaping import escaped, escaped_json
+from polywire.records.columns import Event, Header, HeaderKind, Record
+
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # fits a record of 10 MB as base64; a longer line indicates a wrong file
+READ_BYTES_MAX: Final = 1024 * 1024  # all whole lines from one read are sent in one produce request
+
+
+class LineReader:
+    """Reads the lines of a descriptor and numbers them from 1, blank lines included."""
+
+    __slots__ = ("_descriptor", "_ended", "_number", "_rest")
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._number = 1
+        self._rest = b""
+        self._ended = False
+
+    async def next_lines(self) -> list[tuple[int, bytes]] | None:
+        """Return the next lines with their numbers, without line feeds.
+
+        The list is empty if only part of a line has arrived; None follows the last line. Raises
+        Invalid(RECORD_TOO_LARGE) for a line that is too long for a record.
+        """
+        if len(self._rest) > LINE_BYTES_MAX:
+            message = f"line is too long line={self._number} bytes_max={LINE_BYTES_MAX}"
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, message)
+        if self._ended:
+            return None
+        await _readable(self._descriptor)
+        data = os.read(self._descriptor, READ_BYTES_MAX)
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        if not data:
+            self._ended = True
+            lines, self._rest = [self._rest] if self._rest else [], b""
+        numbered = list(enumerate(lines, self._number))
+        self._number += len(lines)
+        return numbered
+
+
+async def _readable(descriptor: int) -> None:
+    """Wait until reading does not block."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, ready.set)
+    except PermissionError:
+        return  # a regular file: selectors do not support it, and reading it never waits for a writer
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+_ASSIGNED_BY_BROKER: Final = frozenset({"topic", "partition", "offset", "timestamp"})
+_RECORD_FIELDS: Final = frozenset(
+    {"key", "key_base64", "value", "value_base64", "headers", "id", "origin_timestamp", "event"}
+)
+_HEADER_FIELDS: Final = frozenset({"key", "key_base64", "key_kind", "value", "value_base64", "value_kind"})
+_EVENT_FIELDS: Final = frozenset({"type", "schema_version", "aggregate_version", "metadata", "metadata_base64"})
+
+
+class LineFormat(Enum):
+    """Format of a record on a line."""
+
+    JSONL = "jsonl"
+    RAW = "raw"
+
+
+def record_of_line(line: bytes, *, form: LineFormat, key: bytes | None) -> Record:
+    """Parse one line without its line end. ``key`` is the key of lines that have none.
+
+    Raises Invalid(INVALID_REQUEST) unless the line is a JSON object with known fields only.
+    """
+    if form is LineFormat.RAW:
+        return Record(value=line, key=key)
+    try:
+        return _record(_json_object(line), key)
+    except UnicodeEncodeError as error:
+        raise _invalid("line contains half a surrogate pair, which UTF-8 cannot encode") from error
+    except RecursionError as error:
+        raise _invalid("line is nested too deeply") from error
+
+
+def line_of_record(
+    record: Record, *, topic: str, partition: int, form: LineFormat, for_terminal: bool = False
+) -> bytes:
+    """Return one record as a line, with its line end. Raw values are unchanged unless ``for_terminal`` is set."""
+    if form is LineFormat.RAW:
+        value = record.value or b""
+        return (escaped(value.decode("utf-8", "backslashreplace")).encode() if for_terminal else value) + b"\n"
+    fields: dict[str, object] = {
+        "topic": topic,
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp": format_time(record.append_time_us),
+    }
+    fields |= _bytes_member("key", record.key)
+    fields |= _bytes_member("value", record.value)
+    if record.headers:
+        fields["headers"] = [_header_members(header) for header in record.headers]
+    if record.id is not None:
+        fields["id"] = record.id.hex()
+    if record.origin_time_us is not None:
+        fields["origin_timestamp"] = format_time(record.origin_time_us)
+    if record.event is not None:
+        fields["event"] = _event_members(record.event)
+    return escaped_json(json.dumps(fields, ensure_ascii=False)).encode() + b"\n"
+
+
+def _json_object(line: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise _invalid(f"line is not JSON (use --format raw for plain lines) reason={str(error)!r}") from error
+    if not isinstance(fields, dict):
+        raise _invalid("line is not a JSON object (use --format raw for plain lines)")
+    return fields
+
+
+def _check_fields(fields: Mapping[str, object], known: frozenset[str], *, of: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise _invalid(f"{of} has an unknown field field={name!r} known={','.join(sorted(known))}")
+
+
+def _record(fields: dict[str, object], default_key: bytes | None) -> Record:
+    _check_fields(fields, _RECORD_FIELDS | _ASSIGNED_BY_BROKER, of="line")
+    key = _bytes_field(fields, "key")
+    return Record(
+        value=_bytes_field(fields, "value"),
+        key=default_key if key is None else key,
+        headers=_headers_field(fields.get("headers")),
+        id=_id_field(fields.get("id")),
+        origin_time_us=_time_field(fields.get("origin_timestamp")),
+        event=_event_field(fields.get("event")),
+    )
+
+
+def _bytes_member(name: str, data: bytes | None) -> dict[str, object]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _bytes_field(fields: Mapping[str, object], name: str) -> bytes | None:
+    """Return a string as UTF-8, any other JSON value as compact JSON text, and the ``_base64`` field decoded."""
+    plain, encoded = fields.get(name), fields.get(f"{name}_base64")
+    if encoded is None:
+        if plain is None or isinstance(plain, str):
+            return None if plain is None else plain.encode()
+        return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
+    if plain is not None:
+        raise _invalid(f"line has a field twice, plain and as base64 field={name}")
+    try:
+        return base64.b64decode(str(encoded), validate=True)
+    except ValueError as error:
+        raise _invalid(f"field is not valid base64 field={name}_base64") from error
+
+
+def _id_field(text: object) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        id_ = bytes.fromhex(str(text).replace("-", ""))
+    except ValueError:
+        id_ = b""
+    if len(id_) != 16:
+        raise _invalid(f"record id is not 32 hexadecimal digits id={text!r}")
+    return id_
+
+
+def _time_field(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    try:
+        return parse_time_us(str(value))
+    except ValueError as error:
+        raise _invalid(
+            f"time is invalid (use ISO 8601 or microseconds since 1970) origin_timestamp={value!r}"
+        ) from error
+
+
+def _header_members(header: Header) -> dict[str, object]:
+    """Return key and value, with their kinds if parsing would not infer these kinds."""
+    members = _bytes_member("key", header.key)
+    if header.key_kind is not HeaderKind.STRING:
+        members["key_kind"] = header.key_kind.name.lower()
+    members |= _bytes_member("value", header.value)
+    if header.value_kind is not _inferred_kind(members):
+        members["value_kind"] = header.value_kind.name.lower()
+    return members
+
+
+def _inferred_kind(members: Mapping[str, object]) -> HeaderKind:
+    """Return the kind that a header value without ``value_kind`` has."""
+    if "value_base64" in members:
+        return HeaderKind.RAW
+    return HeaderKind.NULL if members.get("value") is None else HeaderKind.STRING
+
+
+def _headers_field(headers: object) -> tuple[Header, ...]:
+    if headers is None:
+        return ()
+    if isinstance(headers, dict):
+        return tuple(_header({"key": key, "value": value}) for key, value in headers.items())
+    if not isinstance(headers, list) or not all(isinstance(members, dict) for members in headers):
+        raise _invalid("headers are invalid (use an object, or a list of objects with key and value)")
+    return tuple(_header(members) for members in headers)
+
+
+def _header(members: Mapping[str, object]) -> Header:
+    _check_fields(members, _HEADER_FIELDS, of="header")
+    key = _bytes_field(members, "key")
+    if key is None:
+        raise _invalid("header has no key")
+    return Header(
+        key=key,
+        value=_bytes_field(members, "value"),
+        key_kind=_kind(members.get("key_kind"), HeaderKind.STRING),
+        value_kind=_kind(members.get("value_kind"), _inferred_kind(members)),
+    )
+
+
+def _kind(name: object, default: HeaderKind) -> HeaderKind:
+    if name is None:
+        return default
+    kinds = {kind.name.lower(): kind for kind in HeaderKind}
+    if not isinstance(name, str) or name not in kinds:
+        raise _invalid(f"header has an unknown kind kind={name!r} known={','.join(kinds)}")
+    return kinds[name]
+
+
+def _event_members(event: Event) -> dict[str, object]:
+    members: dict[str, object] = {
+        "type": event.type,
+        "schema_version": event.schema_version,
+        "aggregate_version": event.aggregate_version,
+    }
+    return members if event.metadata is None else members | _bytes_member("metadata", event.metadata)
+
+
+def _event_field(members: object) -> Event | None:
+    if members is None:
+        return None
+    if not isinstance(members, dict):
+        raise _invalid("event is not an object with type, schema_version and aggregate_version")
+    _check_fields(members, _EVENT_FIELDS, of="event")
+    versions = [members.get(name, 0) for name in ("schema_version", "aggregate_version")]
+    if not isinstance(members.get("type"), str) or not all(type(version) is int for version in versions):
+        raise _invalid("event needs a string type, and versions that are numbers")
+    return Event(members["type"], versions[0], versions[1], _bytes_field(members, "metadata"))
+
+
+def _invalid(message: str) -> Invalid:
+    return Invalid(ErrorCode.INVALID_REQUEST, message)
+
 
 app = App(
     name="record",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polywire.cli.record_lines import parse_time_us
+from polywire.cli.output import parse_time_us
 from polywire.client.base import PartitionBounds, TopicClient
 from polywire.client.consume import Bound
 from polywire.errors import ErrorCode, Invalid, Missing

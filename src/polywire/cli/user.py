@@ -14,8 +14,8 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from polywire.broker.permissions import EVERYTHING
+from polywire.cli.options import examples
 from polywire.cli.output import ListFormat, note, print_list
-from polywire.cli.usage import examples
 from polywire.server.users import add_user, read_users, remove_user
 
 app = App(

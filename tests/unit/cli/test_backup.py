@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polywire.cli.backup_files import find_backup
+from polywire.cli.backup import find_backup
 from polywire.cli.doctor import EXIT_BROKEN, EXIT_DAMAGED
 from polywire.cli.main import run
 from polywire.log.opening import lock_directory
@@ -76,7 +76,7 @@ def test_a_snapshot_that_is_deleted_during_the_backup_is_in_it(
         return original(*arguments)
 
     assert list(directory.glob("snapshots/*"))
-    monkeypatch.setattr("polywire.cli.backup_files.OfflineLog", delete_snapshots_first)
+    monkeypatch.setattr("polywire.cli.backup.OfflineLog", delete_snapshots_first)
     assert run(["backup", "create", str(tmp_path / "shelf"), "--data-dir", str(directory)]) == 0
     assert run(["backup", "verify", str(tmp_path / "shelf")]) == 0
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polywire.cli.group_offsets import CommittedOffset, read_offsets
+from polywire.cli.group import CommittedOffset, read_offsets
 from polywire.cli.main import run
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient

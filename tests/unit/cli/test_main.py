@@ -15,10 +15,9 @@ from cyclopts import App
 
 from polywire.__main__ import main
 from polywire.build_info import VERSION
-from polywire.cli.connection import CONNECT_VARIABLE
 from polywire.cli.main import POSIX_MODULES, app, run
+from polywire.cli.options import CONNECT_VARIABLE, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.cli.serve import Durability, Wires
-from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import Dialect
 from polywire.types import Level

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polywire.cli import record_input
-from polywire.cli.record_input import LineReader
+from polywire.cli import record
+from polywire.cli.record import LineReader
 from polywire.errors import ErrorCode, Invalid
 
 
@@ -71,7 +71,7 @@ def test_lines_of_a_slow_writer_are_returned_at_once() -> None:
 
 
 def test_a_line_that_is_too_long_is_rejected_after_the_lines_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_input, "LINE_BYTES_MAX", 10)
+    monkeypatch.setattr(record, "LINE_BYTES_MAX", 10)
     source, sink = os.pipe()
 
     async def read() -> None:

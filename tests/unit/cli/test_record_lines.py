@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polywire.cli.record_lines import LineFormat, format_time, line_of_record, parse_time_us, record_of_line
+from polywire.cli.output import format_time, parse_time_us
+from polywire.cli.record import LineFormat, line_of_record, record_of_line
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import Event, Header, HeaderKind, Record
 
