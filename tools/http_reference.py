@@ -17,7 +17,7 @@ from polywire.http.errors import LOGIN_CODES, STATUSES
 from polywire.http.redrive import Redrive
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.server.standby_health import METRICS as STANDBY_METRICS
+from polywire.server.standby import METRICS as STANDBY_METRICS
 from polywire.types import Level, PositionKind, TopicName
 from tests.permissions.cases import HTTP_PAGES
 from tests.unit.http.site import Site, bucket_view

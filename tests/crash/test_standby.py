@@ -21,7 +21,7 @@ import pytest
 import polywire
 from polywire.client.connect import connect
 from polywire.records.columns import Record
-from polywire.server.standby_health import FORWARDING
+from polywire.server.standby import FORWARDING
 from polywire.types import Level
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_broker_kill import Producer, check, end

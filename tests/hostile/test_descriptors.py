@@ -12,7 +12,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import ERROR
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.batch import from_spans
-from polywire.server.descriptors import CONNECTIONS_MIN, PER_BLOB, share
+from polywire.server.resources import CONNECTIONS_MIN, PER_BLOB, share
 from tests.broker_process import BrokerProcess
 from tests.crash.test_hostile_peers import RawPeer
 from tests.hostile.peers import connect

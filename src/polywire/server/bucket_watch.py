@@ -1,4 +1,6 @@
-"""Statistics about the bucket: requests and their cost, the shard that this process leads, and the other brokers.
+"""This broker's name in the bucket, and statistics about the bucket.
+
+The statistics cover requests and their cost, the shard that this process leads, and the other brokers.
 
 One ``BucketWatch`` exists as long as the process, both as leader and as standby. A loss of leadership therefore does
 not reset the counters.
@@ -6,20 +8,21 @@ not reset the counters.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from polywire.clock import SystemClock
 from polywire.cluster.balance import Balance
-from polywire.cluster.nodes import NODE_INTERVAL_S, Candidate, Nodes
-from polywire.errors import BrokerError
+from polywire.cluster.journal_chain import NODE_BYTES_MAX
+from polywire.cluster.nodes import DRAINED, NODE_INTERVAL_S, Candidate, Nodes
+from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView
-from polywire.server.candidates import candidate_of
-from polywire.server.config import ServeConfig
-from polywire.server.prices import parse_prices
+from polywire.names import is_simple
+from polywire.server.config import ServeConfig, parse_prices
 from polywire.store.metered import Charge, Meter, MeteredObjects, RequestCounts
-from polywire.store.objects import Objects
+from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
 
 if TYPE_CHECKING:
@@ -119,3 +122,26 @@ class BucketWatch:
 def _requests(asked: RequestCounts) -> list[BucketRequests]:
     found = [BucketRequests(verb, outcome.value, durations) for (verb, outcome), durations in asked.taken.items()]
     return sorted(found, key=lambda row: (row.verb, row.outcome))
+
+
+def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Candidate:
+    """Return the name under which this process tries to lead a shard. Raises Invalid if the node name is invalid."""
+    candidate = Candidate(_machine(config), shard, shards)
+    if len(candidate.name) > NODE_BYTES_MAX:
+        limit = NODE_BYTES_MAX - len(candidate.name) + len(candidate.machine)
+        raise Invalid(
+            ErrorCode.INVALID_NAME,
+            f"node name is invalid: with several processes, use at most {limit} plain characters name={candidate.machine!r}",
+        )
+    return candidate
+
+
+def _machine(config: ServeConfig) -> str:
+    """Return the configured node name, or the host name. Raises Invalid."""
+    name = config.node or platform.node() or "node"
+    if not is_simple(name) or not 0 < len(name) <= NODE_BYTES_MAX or name.startswith(DRAINED):
+        raise Invalid(
+            ErrorCode.INVALID_NAME,
+            f"node name is invalid (use at most {NODE_BYTES_MAX} plain characters, not beginning with {DRAINED!r}) name={name!r}",
+        )
+    return name

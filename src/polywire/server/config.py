@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -18,14 +19,51 @@ from polywire.broker.settings import (
     BrokerSettings,
 )
 from polywire.errors import ErrorCode, Invalid
+from polywire.http.process import PRICED_REQUESTS
 from polywire.log.settings import LogSettings
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
-from polywire.server.machine import memory_bytes, reached_at
-from polywire.server.prices import parse_prices
+from polywire.server.resources import memory_bytes, reached_at
+from polywire.store.metered import Charge
 from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, SHARDS_MAX, Level, spell_address
+
+PRICE_MAX: Final = 1_000.0  # a larger price is a typing error
+_KINDS: Final = {charge.value: charge for charge in Charge}
+
+
+def parse_prices(text: str) -> Mapping[Charge, float]:
+    """Parse ``put=0.005,get=0.0004`` into prices by kind of request. Raises Invalid(INVALID_REQUEST).
+
+    Kinds that are not named are free.
+    """
+    prices: dict[Charge, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        charge = _KINDS.get(name.strip())
+        if charge is None or charge in prices:
+            problem = "named twice" if charge is not None else f"none of {', '.join(_KINDS)}"
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"bucket prices are invalid (use put=0.005,get=0.0004): kind {name[:40]!r} is {problem}",
+            )
+        prices[charge] = _price(value, part)
+    return prices
+
+
+def _price(value: str, part: str) -> float:
+    try:
+        price = float(value)
+    except ValueError:
+        price = -1.0
+    if not (isfinite(price) and 0 <= price <= PRICE_MAX):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"price is not a number from 0 to {PRICE_MAX:g} for {PRICED_REQUESTS} requests got={part[:40]!r}",
+        )
+    return price
+
 
 OFF: Final = "off"
 LOGFMT: Final = "logfmt"

@@ -24,9 +24,8 @@ import structlog
 
 from polywire.errors import Busy, PeerError
 from polywire.protocols.runtime.session import Session, SessionFactory
-from polywire.server.ended import EndedTransport
 from polywire.server.logins import Standing
-from polywire.server.phases import CLOSED, ENDING, OPEN, SILENT, TRANSITIONS, UNKNOWN, Pause, Phase
+from polywire.server.phases import CLOSED, ENDING, OPEN, SILENT, TRANSITIONS, UNKNOWN, EndedTransport, Pause, Phase
 from polywire.server.receive_buffer import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, ReceiveBuffer
 from polywire.server.recognition import host_and_port, recognise
 from polywire.server.run_queue import HEAVY_S

@@ -32,9 +32,7 @@ from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
 from polywire.server.audit import AuditLog
 from polywire.server.bucket import open_in_bucket
-from polywire.server.collector import Collector
 from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig
-from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
@@ -52,10 +50,10 @@ from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
-from polywire.server.reload import Reload, users_loader
+from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.shard import Shard
 from polywire.server.shard_directories import DATA_MARKS
-from polywire.server.signals import Signals
+from polywire.server.signals import Reload, Signals, users_loader
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
 from polywire.server.wires import factories_of, shard_factories

@@ -28,7 +28,7 @@ from polywire.log.opening import lock_directory
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.server import lifecycle, startup
 from polywire.server.board import Board, Stage
-from polywire.server.bucket_look import check_machine, look
+from polywire.server.bucket import check_machine, look
 from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, WIRES, Address, ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.link_tls import link_tls
@@ -422,8 +422,7 @@ def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> 
 
 def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
     """Create the bucket statistics of a process. Raises Invalid."""
-    from polywire.server.bucket_watch import BucketWatch
-    from polywire.server.candidates import candidate_of
+    from polywire.server.bucket_watch import BucketWatch, candidate_of
 
     candidate = candidate_of(config, shard, board.count)
     return BucketWatch(config, candidate, lambda pause_s: board.may_hand_over(time.monotonic(), pause_s))

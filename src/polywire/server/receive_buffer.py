@@ -8,12 +8,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Self
+from fcntl import ioctl
+from sys import byteorder
+from termios import FIONREAD
+from typing import Any, Final, Self
 
 from polywire.server.arena import Memory, rounded
 from polywire.server.memory import ReceiveMemory
 from polywire.server.shared_chunk import READ_BYTES
-from polywire.server.unread import unread_bytes
+
+
+def unread_bytes(transport: Any) -> int:
+    """Return how many bytes the socket has received that the event loop has not read yet; 0 if it is closed."""
+    try:
+        return int.from_bytes(ioctl(transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4)), byteorder)
+    except (AttributeError, OSError, ValueError):
+        return 0
+
 
 FREE_BYTES_MIN: Final = 4 * 1024  # with less free memory, a new buffer is better than a short read
 # factor: a buffer grows to at most this many times the bytes received, even if a request claims to be longer

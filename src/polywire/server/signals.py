@@ -1,17 +1,28 @@
 """Signals that stop a process or make it reload its files, across several event loops.
 
-A broker of a bucket runs one event loop after another, and must not lose a signal that arrives between two of them. The
-signal handlers of an event loop are not enough: when the loop ends, they are removed, and a signal would kill the
-process.
+* A broker of a bucket runs one event loop after another, and must not lose a signal that arrives between two of them.
+  The signal handlers of an event loop are not enough: when the loop ends, they are removed, and a signal would kill the
+  process.
+* SIGHUP reloads the users file, the certificate and the audit log's file without interrupting service. If a file cannot
+  be loaded, the error is logged and the previous content remains in use.
+* Reloading never turns authentication off.
+* Only the connections of users who were changed or removed are closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Final
+
+import structlog
+
+from polywire.broker.access import Access
+from polywire.errors import BrokerError
+from polywire.server.users import load_users
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -67,3 +78,48 @@ class Signals:
                 self._stop(number)
         elif self._reload is not None:
             self._reload()
+
+
+log = structlog.get_logger("polywire.server")
+
+
+Load = Callable[[], object]
+"""Loads a file. If it raises BrokerError or OSError, the previous content remains in use."""
+
+
+class Reload:
+    """Reloads the files of a process."""
+
+    __slots__ = ("_files",)
+
+    def __init__(self, files: Mapping[str, Load | None]) -> None:
+        """Store how to load each file, by its description.
+
+        They are loaded in this order; None stands for a file that is not configured.
+        """
+        self._files: Final = files
+
+    def __call__(self) -> None:
+        """Reload all files."""
+        for what, load in self._files.items():
+            if load is not None:
+                self._try(what, load)
+        log.info("reloaded")
+
+    def _try(self, what: str, load: Load) -> None:
+        try:
+            load()
+        except BrokerError as error:
+            log.error("reload failed: the previous state remains in use", what=what, reason=error.message)
+        except OSError as error:
+            log.error(
+                "reload failed: the previous state remains in use",
+                what=what,
+                reason=error.strerror,
+                file=error.filename,
+            )
+
+
+def users_loader(access: Access, users: Path | None) -> Load | None:
+    """Return a function that loads the users file, or None if none is configured."""
+    return None if users is None else lambda: access.configure(load_users(users))

@@ -1,34 +1,158 @@
-"""A standby: waits until it can become the leader of the log in a bucket, and forwards clients to the current leader.
+"""A broker of a log in a bucket: it alternates between standby and leader.
 
-Timeouts and lost connections only determine when a standby tries to take over. Whether it becomes the leader is decided
-by a conditional write to the bucket.
+* A standby forwards clients to the current leader, and waits until it can become the leader.
+* Timeouts and lost connections only determine when a standby tries to take over. Whether it becomes the leader is decided
+  by a conditional write to the bucket. A broker leads until it is deposed, and becomes a standby again.
+* An unreachable bucket ends the process only when it starts. A broker that has been a standby waits until the bucket
+  responds again.
+* The HTTP listener of a standby serves liveness, readiness and two metrics. Its requests are limited in size, time and
+  number. A standby does not authenticate clients, so it serves nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
 
 from polywire.clock import SystemClock
 from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish, node_of, states
-from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
+from polywire.http.framing import HEAD_BYTES_MAX
+from polywire.server import lifecycle
+from polywire.server.bucket import is_left_opening
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
-from polywire.server.listener import INSIDE, INSIDE_TLS
+from polywire.server.lines import LineLimit
+from polywire.server.listener import INSIDE, INSIDE_TLS, bound
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.relay import Relay
-from polywire.server.reload import Reload
 from polywire.server.shard import Shard
-from polywire.server.signals import Signals
-from polywire.server.standby_health import StandbyHealth, own_answer
+from polywire.server.signals import Reload, Signals
 from polywire.server.tls import server_tls
 from polywire.store.bucket import REQUEST_TIMEOUT_S
+from polywire.store.objects import FIRST
+from polywire.types import shard_name
+
+CONNECTIONS_MAX: Final = 64  # concurrent connections; each gets one response
+REQUEST_S: Final = 5.0
+FORWARDING: Final = "standby: forwarding connections to the leader\n"
+ALIVE: Final = "alive\n"
+NO_LEADER: Final = "not ready: this broker is a standby, and there is no leader\n"
+NOT_LEADER: Final = "this broker is a standby: send the request to the leader\n"
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+METRICS: Final = f"""\
+# HELP polywire_bucket_leads 1 if the broker is the leader of the shard, 0 if it is a standby.
+# TYPE polywire_bucket_leads gauge
+polywire_bucket_leads{{shard="{shard_name(FIRST)}"}} 0
+# HELP polywire_bucket_carries 1 if a standby forwards connections to the leader.
+# TYPE polywire_bucket_carries gauge
+polywire_bucket_carries %d
+"""
+_END: Final = b"\r\n\r\n"
+
+log = structlog.get_logger("polywire.server")
+
+
+class StandbyHealth:
+    """Serves at most ``CONNECTIONS_MAX`` connections, until ``stop`` is called."""
+
+    def __init__(self, is_forwarding: Callable[[], bool]) -> None:
+        """Create the listener. ``is_forwarding`` returns whether connections are forwarded to a leader."""
+        self._is_forwarding = is_forwarding
+        self._servers: list[asyncio.Server] = []
+        self._requests: set[asyncio.Task[None]] = set()
+
+    async def listen(self, address: Address, context: ssl.SSLContext | None) -> Address:
+        """Accept connections, and return the address with its actual port. Raises OSError."""
+        sockets = await bound(address)
+        for listening in sockets:
+            self._servers.append(
+                await asyncio.start_server(
+                    self._connected, sock=listening, ssl=context, limit=HEAD_BYTES_MAX, start_serving=True
+                )
+            )
+        return Address(address.host, sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Close all listeners and connections."""
+        for server in self._servers:
+            server.close()
+        for task in list(self._requests):
+            task.cancel()
+        await asyncio.sleep(0)
+        self._servers.clear()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._requests) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._answer(reader, writer))
+        self._requests.add(task)
+        task.add_done_callback(partial(self._ended, writer))
+
+    def _ended(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """Close the connection after its task, because a task that is cancelled before it starts does not close it."""
+        self._requests.discard(task)
+        with suppress(OSError, RuntimeError):
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, and close the connection."""
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(_END)
+                writer.write(self._answer_to(head))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            log.debug("connection ended before a complete request")
+
+    def _answer_to(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return _answer("405 Method Not Allowed", NOT_LEADER)
+        whole = words[0] == b"GET"
+        match words[1].partition(b"?")[0]:
+            case b"/livez":
+                return _answer("200 OK", ALIVE, whole=whole)
+            case b"/readyz" if self._is_forwarding():
+                return _answer("200 OK", FORWARDING, whole=whole)
+            case b"/readyz":
+                return _answer("503 Service Unavailable", NO_LEADER, whole=whole)
+            case b"/metrics":
+                return _answer("200 OK", METRICS % self._is_forwarding(), content_type=METRICS_TYPE, whole=whole)
+        return _answer("503 Service Unavailable", NOT_LEADER, whole=whole)
+
+
+def own_answer(_: str, first_bytes: bytes) -> bytes | None:
+    """Return the response to ``/livez``; None for any other request.
+
+    If a standby has several processes, each answers ``/livez`` itself and forwards everything else.
+    """
+    line = first_bytes.partition(b"\r\n")[0].split(b" ")
+    if len(line) != 3 or line[0] not in (b"GET", b"HEAD") or line[1].partition(b"?")[0] != b"/livez":
+        return None
+    return _answer("200 OK", ALIVE, whole=line[0] == b"GET")
+
+
+def _answer(status: str, text: str, *, content_type: str = TEXT_TYPE, whole: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(text)}\r\n"
+        "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+    )
+    return (head + (text if whole else "")).encode()
+
 
 LOOK_S: Final = 0.5  # pause between two checks of the leader
 RANK_S: Final = 0.5  # delay per better-ranked standby, so that not all standbys try to take over at once
@@ -39,7 +163,6 @@ KNOCK_TIMEOUT_S: Final = 2.0
 SILENT_S: Final = 0.75 * NODE_TIMEOUT_S
 UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
 
-log = structlog.get_logger("polywire.server")
 
 OnDeposed = Callable[[str], object]
 """Called with the reason when this broker must stop leading."""
@@ -404,3 +527,76 @@ class Turn:
     async def opened(self) -> None:
         self.signals.keep()
         await self._standby.stop()
+
+
+def serve_in_turns(config: ServeConfig, lines: LineLimit, watch: BucketWatch, shard: Shard | None = None) -> int:
+    """Serve until a signal stops the process, as leader or standby, and return the exit code.
+
+    ``shard`` is the shard of this process if there are several. Raises BrokerError if the process cannot start.
+    """
+    signals, code, deposed = Signals(), lifecycle.EXIT_DEPOSED, False
+    if shard is None:
+        watch.undrain()  # if there are several processes, their parent has done this
+    while code == lifecycle.EXIT_DEPOSED:
+        if deposed:
+            watch.deposed()
+        serving = partial(serve_in_turn, config, lines, watch, signals, deposed=deposed, shard=shard)
+        code, deposed = lifecycle.run_once(serving), True
+    if watch.candidate.shard == FIRST:
+        watch.undrain()  # a drain ends with the broker that it stopped
+    return code
+
+
+async def serve_in_turn(
+    config: ServeConfig,
+    lines: LineLimit,
+    watch: BucketWatch,
+    signals: Signals,
+    *,
+    deposed: bool,
+    shard: Shard | None = None,
+) -> int:
+    """Wait as a standby while another broker leads the log, then lead it, and return the exit code.
+
+    ``deposed`` says whether this process has just lost leadership. Raises BrokerError if it cannot start.
+    """
+    presence, standby = Presence(config, watch), Standby(config, watch, signals, deposed=deposed, shard=shard)
+    try:
+        if not await standby.wait(presence):
+            return lifecycle.EXIT_OK
+        presence.say({}, -1)
+        others = Turn(presence, standby, watch, signals)
+        return await _serve(config, lines, others, shard, has_waited=standby.has_waited)
+    except NotOwner as error:
+        if standby.is_stopping:
+            return lifecycle.EXIT_OK
+        signals.keep()
+        log.info("becoming a standby", reason=error.message)
+        return lifecycle.EXIT_DEPOSED
+    except asyncio.CancelledError:
+        if not standby.is_stopping:
+            raise
+        log.info("stopped during recovery of the log", exit_code=lifecycle.EXIT_OK)
+        return lifecycle.EXIT_OK
+    finally:
+        await standby.stop()
+        await asyncio.to_thread(presence.end)
+        if standby.is_stopping and await asyncio.to_thread(is_left_opening):
+            # A normal exit would wait for threads that are blocked in requests to the bucket. Their results are not
+            # needed any more.
+            os._exit(lifecycle.EXIT_OK)
+
+
+async def _serve(
+    config: ServeConfig, lines: LineLimit, others: lifecycle.OtherBrokers, shard: Shard | None, *, has_waited: bool
+) -> int:
+    """Serve as the leader. Raises BrokerError.
+
+    If the bucket is unreachable and this broker has been a standby, raises NotOwner, which makes it a standby again.
+    """
+    try:
+        return await lifecycle.serve(config, lines, others, shard)
+    except Unavailable as error:
+        if not has_waited:
+            raise
+        raise NotOwner(ErrorCode.NOT_OWNER, error.message) from error

@@ -30,7 +30,7 @@ def run_alone(config: ServeConfig, lines: LineLimit) -> int:
     if not config.bucket:
         return lifecycle.run_once(lambda: lifecycle.serve(config, lines))
     from polywire.server.bucket_watch import BucketWatch
-    from polywire.server.turns import serve_in_turns
+    from polywire.server.standby import serve_in_turns
 
     return serve_in_turns(config, lines, BucketWatch(config))
 
@@ -44,7 +44,7 @@ def run_shard(config: ServeConfig, shard: Shard, make_watch: Callable[[], Bucket
     def serving(lines: LineLimit) -> int:
         if make_watch is None:
             return lifecycle.run_once(lambda: lifecycle.serve(config, lines, shard=shard))
-        from polywire.server.turns import serve_in_turns
+        from polywire.server.standby import serve_in_turns
 
         return serve_in_turns(config, lines, make_watch(), shard)
 

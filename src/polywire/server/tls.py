@@ -22,8 +22,8 @@ import structlog
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import ServeConfig
 from polywire.server.connection import Connection
-from polywire.server.ended import EndedTransport
 from polywire.server.hub import Hub
+from polywire.server.phases import EndedTransport
 from polywire.server.private import warn_of_readable
 from polywire.types import Buffer
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polywire.cluster.nodes import NodeState
-from polywire.server.standby_health import METRICS
+from polywire.server.standby import METRICS
 from polywire.types import PositionKind
 from tests.unit.http.site import Site, bucket_view
 from tests.unit.http.test_metrics import fill, reported

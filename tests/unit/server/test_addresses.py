@@ -19,7 +19,7 @@ from polywire.server.listener import close_listeners, open_listeners
 from polywire.server.readiness import ReadinessDriver
 from polywire.server.recognition import format_address, host_and_port, is_loopback
 from polywire.server.relay import Relay
-from polywire.server.standby_health import StandbyHealth
+from polywire.server.standby import StandbyHealth
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import host_of, spell_address
 from tests.unit.protocols.cursus.dialogue import World as CursusWorld

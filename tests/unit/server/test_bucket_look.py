@@ -11,8 +11,8 @@ import pytest
 from polywire.cluster.nodes import DIRECTORY, Candidate, Nodes, node_of
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.protocols.runtime.shards import KEY_BYTES
-from polywire.server import bucket_look
-from polywire.server.bucket_look import check_machine, look
+from polywire.server import bucket
+from polywire.server.bucket import check_machine, look
 from polywire.server.config import ServeConfig
 from polywire.store.identity import NAME, find_identity
 from polywire.store.objects import Objects
@@ -62,7 +62,7 @@ def test_errors_of_the_child_process_are_raised_in_the_parent(
         raise AssertionError
 
     for opened, reported in ((silent, "it does not answer"), (broken, "the bucket cannot be read")):
-        monkeypatch.setattr(bucket_look, "open_bucket", opened)
+        monkeypatch.setattr(bucket, "open_bucket", opened)
         with pytest.raises(Unavailable, match=reported):
             look(config)
 
@@ -75,7 +75,7 @@ def test_the_name_of_a_live_machine_is_rejected(
     nodes, candidate, over = Nodes(bucket_of(config)), Candidate("one", 1, 2), threading.Event()
     nodes.put(node_of(candidate, "x", {}, start=0, counter=0))
     nodes.put(node_of(Candidate("another", 1, 2), "y", {}, start=0, counter=0))
-    monkeypatch.setattr(bucket_look, "POLL_S", 0.01)
+    monkeypatch.setattr(bucket, "POLL_S", 0.01)
     monkeypatch.setattr("polywire.cluster.nodes.LOOK_S", 0.5)
 
     def live() -> None:
@@ -88,10 +88,10 @@ def test_the_name_of_a_live_machine_is_rejected(
     living.start()
     try:
         if changes < 2:
-            bucket_look._check_machine(config, 2)
+            bucket._check_machine(config, 2)
         else:
             with pytest.raises(Invalid, match="another machine with this name"):
-                bucket_look._check_machine(config, 2)
+                bucket._check_machine(config, 2)
     finally:
         over.set()
         living.join()

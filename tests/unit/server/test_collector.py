@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polywire.server.collector import ALONE_S, Collector
+from polywire.server.resources import ALONE_S, Collector
 
 STAYS = 300_000
 LOOKED_AT_MAX = 60_000

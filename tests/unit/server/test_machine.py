@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polywire.server.machine import memory_bytes
+from polywire.server.resources import memory_bytes
 
 MEBI = 1024 * 1024
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Invalid
-from polywire.server.config import ServeConfig
-from polywire.server.prices import parse_prices
+from polywire.server.config import ServeConfig, parse_prices
 from polywire.store.metered import Charge
 
 

@@ -15,12 +15,12 @@ import pytest
 from polywire.clock import SystemClock
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import bucket as server_bucket
-from polywire.server import bucket_watch, lifecycle, standby, turns
+from polywire.server import bucket_watch, lifecycle, standby
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.signals import Signals
-from polywire.server.standby_health import NO_LEADER
+from polywire.server.standby import NO_LEADER
 from polywire.store.objects import FIRST, Stored, shard_root
 from polywire.testing.memory_objects import MemoryObjects
 
@@ -96,7 +96,9 @@ def run_as_serving(work: Coroutine[Any, Any, int]) -> int:
 async def serve(config: ServeConfig) -> int:
     signals = Signals()
     try:
-        return await turns.serve_in_turn(config, LineLimit(SystemClock()), BucketWatch(config), signals, deposed=False)
+        return await standby.serve_in_turn(
+            config, LineLimit(SystemClock()), BucketWatch(config), signals, deposed=False
+        )
     finally:
         signals.end()
 
@@ -152,7 +154,7 @@ def test_a_signal_between_two_terms_stops_cleanly(
     monkeypatch.setattr(lifecycle, "run_once", run_and_tell)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        assert turns.serve_in_turns(config, LineLimit(SystemClock()), BucketWatch(config)) == lifecycle.EXIT_OK
+        assert standby.serve_in_turns(config, LineLimit(SystemClock()), BucketWatch(config)) == lifecycle.EXIT_OK
     finally:
         for number, meaning in before.items():
             signal.signal(number, meaning)

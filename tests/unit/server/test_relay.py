@@ -11,7 +11,7 @@ import pytest
 from polywire.server import relay
 from polywire.server.config import Address
 from polywire.server.relay import Relay
-from polywire.server.standby_health import own_answer
+from polywire.server.standby import own_answer
 
 Place = tuple[str, int]
 

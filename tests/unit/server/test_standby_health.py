@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from polywire.server import standby_health
+from polywire.server import standby
 from polywire.server.config import Address
-from polywire.server.standby_health import CONNECTIONS_MAX, FORWARDING, METRICS, NO_LEADER, StandbyHealth
+from polywire.server.standby import CONNECTIONS_MAX, FORWARDING, METRICS, NO_LEADER, StandbyHealth
 
 
 async def ask(address: Address, request: bytes) -> bytes:
@@ -58,16 +58,16 @@ def test_silent_connections_have_a_limit_and_are_closed(monkeypatch: pytest.Monk
     async def run() -> None:
         health = StandbyHealth(lambda: True)
         address = await health.listen(Address("127.0.0.1", 0), None)
-        monkeypatch.setattr(standby_health, "REQUEST_S", 3600)
+        monkeypatch.setattr(standby, "REQUEST_S", 3600)
         silent = [await asyncio.open_connection(address.host, address.port) for _ in range(CONNECTIONS_MAX - 1)]
         await asked_by(health, CONNECTIONS_MAX - 1)
-        monkeypatch.setattr(standby_health, "REQUEST_S", 0.01)
+        monkeypatch.setattr(standby, "REQUEST_S", 0.01)
         reader, writer = await asyncio.open_connection(address.host, address.port)
         with suppress(ConnectionError):
             assert await reader.read() == b"", "let go"
         writer.close()
         assert (await ask(address, b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"alive\n")
-        monkeypatch.setattr(standby_health, "REQUEST_S", 3600)
+        monkeypatch.setattr(standby, "REQUEST_S", 3600)
         silent.append(await asyncio.open_connection(address.host, address.port))
         await asked_by(health, CONNECTIONS_MAX)
         assert await ask(address, b"GET /livez HTTP/1.1\r\n\r\n") == b""

@@ -1,0 +1,165 @@
+"""Resources of this process: memory limit, host name, file descriptors and garbage collections (decision 0106).
+
+* File descriptors are divided between the log and connections. The log can always open files to write and read
+  segments, even if many clients connect.
+* A full garbage collection visits every object, which takes 120 ms for half a million objects. Python starts one each
+  time the number of objects has grown by a quarter. Most objects belong to the broker's state and are never freed. So
+  the objects that survive a full collection are frozen (``gc.freeze``), and later collections visit only newer objects.
+  While clients are connected, at most one full collection visits an object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.store.base import OPEN_BLOBS_MAX
+
+WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_MEMBERSHIP: Final = Path("/proc/self/cgroup")
+_UNKNOWN_BYTES: Final = 1024 * 1024 * 1024  # used if the system does not report its memory
+
+
+def memory_bytes(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
+    """Return how many bytes of memory this process can use: that of the machine, or less if a control group limits it.
+
+    ``groups`` is the mount point of control groups, version 2. ``membership`` is the file that names this process's
+    group.
+    """
+    try:
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        limit = _UNKNOWN_BYTES
+    for directory in _group_directories(groups, membership):
+        with suppress(OSError, ValueError):  # ValueError for "max", which means no limit
+            limit = min(limit, int((directory / "memory.max").read_text()))
+    return limit
+
+
+def reached_at(host: str) -> str:
+    """Return the host name or address at which other machines reach a listener on ``host``."""
+    return socket.gethostname() if host in WILDCARDS else host
+
+
+def _group_directories(groups: Path, membership: Path) -> list[Path]:
+    """Return the directories of this process's control group and its parents. Each of them can set a limit."""
+    with suppress(OSError):
+        for line in membership.read_text().splitlines():
+            number, _, path = line.partition("::")
+            if number == "0":
+                inner = groups / path.lstrip("/")
+                return [inner, *(above for above in inner.parents if above.is_relative_to(groups))]
+    return []
+
+
+PROCESS: Final = 24  # standard streams, the event loop, listeners, the lock of the data directory
+LOG: Final = 12  # a segment, a snapshot and a journal file being written, their directories, files being deleted
+PER_SLOT: Final = 2  # descriptors of a journal file: one to write, one for the mapping
+PER_BLOB: Final = 2  # descriptors of a segment file: one for normal reads, one for direct I/O
+BLOBS_MIN: Final = 2  # one to read, one to merge
+BOUNDLESS: Final = 1 << 20  # stands for "no limit": more than the broker can use
+BLOB_SHARE: Final = 4  # a quarter of the remaining descriptors may go to segments
+CONNECTIONS_MIN: Final = 8  # with fewer connections, an operator could not connect to diagnose the problem
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The limits. ``blobs``: segment files that stay open. ``connections``: open connections."""
+
+    blobs: int
+    connections: int
+
+
+def share(limit: int, *, slots: int) -> Shares:
+    """Divide ``limit`` descriptors.
+
+    ``slots`` is the number of journal files. Raises Invalid(INVALID_REQUEST) if they are too few.
+    """
+    left = limit - PROCESS - LOG - PER_SLOT * slots
+    blobs = min(max(left // (BLOB_SHARE * PER_BLOB), BLOBS_MIN), OPEN_BLOBS_MAX)
+    connections = left - PER_BLOB * blobs
+    if connections < CONNECTIONS_MIN:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "the limit of open files is too low (raise it with ulimit -n, or LimitNOFILE of systemd)"
+            f" limit={limit} needed={limit + CONNECTIONS_MIN - connections}",
+        )
+    return Shares(blobs, connections)
+
+
+def raise_limit() -> int:
+    """Raise the process's limit of descriptors to the highest that the system allows, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return BOUNDLESS if soft == resource.RLIM_INFINITY else soft
+
+
+YOUNG_MAX: Final = 700  # new objects before a collection of the youngest generation; Python's own default
+YOUNGER_RUNS: Final = 5  # collections of the youngest generation before one of the middle generation
+# Seconds without a connection before all objects are collected. A client that connects at that moment has to wait.
+ALONE_S: Final = 60
+MIDDLE_RUNS: Final = 1  # collections of the middle generation before a full one, which then visits some 10,000 objects
+
+
+class Collector:
+    """Freezes the objects that survive a full collection.
+
+    ``_has_frozen`` is set if objects were frozen since all objects were last collected. ``_alone`` counts seconds
+    without any connection.
+    """
+
+    __slots__ = ("_alone", "_before", "_has_frozen")
+
+    def __init__(self) -> None:
+        self._before = gc.get_threshold()
+        self._has_frozen = False
+        self._alone = 0
+
+    def start(self) -> None:
+        """Freeze the objects created at start-up. Call it before the first client is served."""
+        self._collect_everything()
+        gc.set_threshold(YOUNG_MAX, YOUNGER_RUNS, MIDDLE_RUNS)
+        gc.callbacks.append(self._collected)
+
+    def stop(self) -> None:
+        """Restore Python's settings."""
+        gc.callbacks.remove(self._collected)
+        gc.set_threshold(*self._before)
+        gc.unfreeze()
+
+    def _collected(self, phase: str, info: Mapping[str, Any]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            gc.freeze()
+            self._has_frozen = True
+
+    def sweep(self, *, alone: bool) -> None:
+        """Collect all objects if no client has been connected for long. Call it once a second.
+
+        This frees frozen objects that later became unreachable in a cycle. Objects that clients create and delete, such
+        as topics, are not in cycles.
+        """
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone >= ALONE_S and self._has_frozen:
+            self._collect_everything()
+
+    def _collect_everything(self) -> None:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        # There is nothing left to collect. The call resets Python's count of surviving objects, which triggers full
+        # collections.
+        gc.collect()
+        self._has_frozen = False
