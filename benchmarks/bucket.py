@@ -20,12 +20,11 @@ from benchmarks.measure import console
 from polywire.clock import SystemClock
 from polywire.cluster import uploader
 from polywire.cluster.opening import Place, open_shard
-from polywire.store.objects import FIRST, shard_root
 from polywire.errors import BrokerError
 from polywire.log.log import FileLog
 from polywire.log.segments import sealer
 from polywire.log.settings import LogSettings
-from polywire.store.objects import Stored
+from polywire.store.objects import FIRST, Stored, shard_root
 from polywire.testing.memory_objects import MemoryObjects
 from polywire.types import Buffer, Level
 from tests.unit.log.rig import Memory, RigLoop, abandon, batch_of

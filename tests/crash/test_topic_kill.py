@@ -13,7 +13,7 @@ from pathlib import Path
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SLICE_S
-from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.broker.topic_verbs import AT_ONCE_MAX
 from polywire.clock import SystemClock
 from polywire.log.settings import LogSettings
 from polywire.types import Level, TopicName

@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from polywire.broker import produce
+from polywire.broker import record_verbs
 from polywire.protocols.kafka.messages import Codec
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, encode_head
@@ -65,7 +65,7 @@ def test_a_sequence_that_no_snapshot_holds_is_refused(base: int, is_stored: bool
 def test_a_start_gets_past_sequences_that_no_snapshot_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     victim = Victim(1)
     with monkeypatch.context() as patch:  # as earlier versions stored them
-        patch.setattr(produce, "SEQUENCE_MAX", 2**70)
+        patch.setattr(record_verbs, "SEQUENCE_MAX", 2**70)
         victim.send("polywire", produced(2**64 - 1))
     victim.restart(is_killed=True)
 

@@ -14,14 +14,13 @@ import pytest
 
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.offsets import Positions
-from polywire.broker.produce import Admission
 from polywire.broker.producers import Producers
-from polywire.broker.staged_publish import StagedPublish
-from polywire.broker.state import State
+from polywire.broker.record_verbs import Admission
+from polywire.broker.staging import StagedPublish
+from polywire.broker.state import State, WriteBatchVerbs
 from polywire.broker.transaction_state import TransactionTable
 from polywire.broker.transactions import Transactions
 from polywire.broker.view import Views
-from polywire.broker.write_batch import WriteBatchVerbs
 from polywire.clock import ElapsedClock
 from polywire.errors import Conflict, Invalid
 from polywire.log.log import FileLog

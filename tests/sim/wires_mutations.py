@@ -20,7 +20,7 @@ from polywire.broker.identification import Identification
 from polywire.broker.passwords import Passwords
 from polywire.broker.producers import Producers
 from polywire.broker.scram import Verifier
-from polywire.broker.staged_publish import StagedPublish
+from polywire.broker.staging import StagedPublish
 from polywire.broker.transactions import Transactions
 from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.iggy.session import IggySession

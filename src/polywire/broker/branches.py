@@ -23,7 +23,7 @@ from polywire.broker.changes import TransactionalProducer, TransactionDecided, T
 from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.quotas import TRANSACTIONAL_ID_BYTES, Kind
-from polywire.broker.staged_publish import TOKEN_BYTES, StagedPublish
+from polywire.broker.staging import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.transaction_state import BRANCH, Transaction
 from polywire.broker.transactions import Transactions

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.access import Access
 from polywire.broker.branches import Branches
-from polywire.broker.catalog import Catalog
 from polywire.broker.claims import ALONE
 from polywire.broker.elsewhere import NOWHERE
 from polywire.broker.events import Events
@@ -26,18 +25,15 @@ from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.opening import open_groups
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import Owners
-from polywire.broker.produce import Admission
-from polywire.broker.producer_verbs import ProducerVerbs
-from polywire.broker.removal_verbs import RemovalVerbs
+from polywire.broker.record_verbs import Admission, ProducerVerbs
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import OrderedWork, SlicedWork
-from polywire.broker.staged_publish import StagedPublish
-from polywire.broker.staging_verbs import StagingVerbs
-from polywire.broker.state import State
-from polywire.broker.topic_verbs import TopicVerbs
+from polywire.broker.staging import StagedPublish, StagingVerbs
+from polywire.broker.state import State, WireStateVerbs
+from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
+from polywire.broker.topics import Catalog
 from polywire.broker.transactions import Transactions
-from polywire.broker.wire_state import WireStateVerbs
 from polywire.clock import Clock
 from polywire.errors import BrokerError
 from polywire.log.base import Log, Loop, Replay

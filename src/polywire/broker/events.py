@@ -13,8 +13,8 @@ from typing import Final
 from polywire.broker import changes
 from polywire.broker.aggregates import aggregate_size, snapshot_size
 from polywire.broker.owners import NO_CALLER, Caller
-from polywire.broker.produce import Admission
 from polywire.broker.quotas import EVENT_BYTES, Kind
+from polywire.broker.record_verbs import Admission
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.broker.topics import Partition

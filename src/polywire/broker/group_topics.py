@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from polywire.broker.catalog import Catalog
 from polywire.broker.elsewhere import Elsewhere, TopicElsewhere
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.topics import Topic
+from polywire.broker.topics import Catalog, Topic
 from polywire.types import TopicName
 
 

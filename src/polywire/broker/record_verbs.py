@@ -1,19 +1,264 @@
-"""Operations that store and read records. An ordinary batch goes to the log after one check of its header."""
+"""Operations that store and read records, and those of idempotent producers.
+
+* An ordinary batch goes to the log after one check of its header. ``Admission`` checks all others, with the sequences of
+  idempotent producers, before the log assigns offsets.
+* Records within returned bounds are synced before the bounds are returned, so a crash cannot lose them
+  (concepts: durability#what-a-crash-may-take).
+* Producer ids are never reused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
 
-from polywire.broker.fetch import Bounds, ManyBounds, ask_bounds, check_alive
-from polywire.broker.owners import NO_CALLER, Caller
-from polywire.broker.produce import PRODUCER_BIT, Admission, admission_fields
+from polywire.broker.changes import ProducerState
+from polywire.broker.owners import NO_CALLER, Caller, Owners, heir
+from polywire.broker.producers import SEQUENCE_MAX, Remembered, settle
+from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SlicedWork
-from polywire.broker.state import State
+from polywire.broker.state import State, is_tracked
 from polywire.broker.topics import Partition
 from polywire.clock import Clock, ElapsedClock
-from polywire.log.base import Completion, Handle, Located, Log, PartitionLog, Read
+from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
+from polywire.log.base import Completion, Handle, Located, Log, PartitionLog, Read, WriteBatch
+from polywire.records import batch as batches
+from polywire.records.columns import HEADER_BYTES, BatchFlags, Column
+from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level
+
+admission_fields: Final = header_fields("length", "flags", "columns", "body_bytes_raw")
+PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
+_producer_fields: Final = header_fields("flags", "columns", "record_count", "producer_epoch", "base_sequence")
+_COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
+
+
+def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
+    """Return (producer id, epoch, first sequence, last sequence) of a batch from an idempotent producer, else None.
+
+    Raises Invalid(INVALID_BATCH) if the body is compressed, so that the producer id cannot be read, or if a sequence is
+    above ``SEQUENCE_MAX``.
+    """
+    flags, columns, record_count, epoch, base = _producer_fields(batch)
+    if not is_tracked(columns, epoch):
+        return None
+    if flags & _COMPRESSED:
+        raise Invalid(ErrorCode.INVALID_BATCH, "a compressed batch must not have a producer epoch")
+    last = base + record_count - 1
+    if base < 0 or last > SEQUENCE_MAX:  # the field is read as signed, so a larger number is negative
+        raise Invalid(ErrorCode.INVALID_BATCH, f"producer sequence is too large limit={SEQUENCE_MAX}")
+    places = batches.layout(batch)
+    at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
+    return bytes(memoryview(batch)[at : at + size]), epoch, base, last
+
+
+class Admission:
+    """Checks of batches that ``Broker.produce`` does not append directly."""
+
+    __slots__ = ("_clock", "_log", "_owners", "_settings", "_state")
+
+    def __init__(
+        self, log: WriteBatch, state: State, settings: BrokerSettings, clock: ElapsedClock, owners: Owners
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._settings = settings
+        self._clock = clock
+        self._owners = owners
+
+    def check(self, partition: Partition, batch: Buffer) -> None:
+        """Refuse a batch that must not be stored.
+
+        Raises Missing(PARTITION_MISSING), Invalid(RECORD_TOO_LARGE), and Invalid(INVALID_BATCH) unless the bytes are
+        exactly one batch.
+        """
+        if partition.ended:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
+        size = len(batch)
+        if size < HEADER_BYTES:
+            raise Invalid(ErrorCode.INVALID_BATCH, f"batch is shorter than its header bytes={size}")
+        length, flags, _, body_bytes = admission_fields(batch)
+        if length != size:
+            raise Invalid(
+                ErrorCode.INVALID_BATCH, f"batch does not have the length in its header bytes={size} length={length}"
+            )
+        if size > self._settings.batch_bytes_max:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"batch is too large bytes={size} limit={self._settings.batch_bytes_max}"
+            )
+        if body_bytes > self._settings.batch_bytes_max:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE,
+                f"decompressed batch is too large bytes={body_bytes} limit={self._settings.batch_bytes_max}",
+            )
+        if body_bytes > self._settings.record_bytes_max and not flags & _COMPRESSED:
+            self._check_records(batch)
+
+    def _check_records(self, batch: Buffer) -> None:
+        """Check the sizes of records. Only a body above the record limit can hold a record above it, so few batches are
+        scanned.
+        """
+        longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
+        if longest > limit:
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
+
+    def produce(
+        self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
+    ) -> None:
+        """Append a batch that needs more checks than ``RecordVerbs.produce`` makes itself."""
+        self.check(partition, batch)
+        identity = producer_identity(batch)
+        if identity is None:
+            self._log.append(partition.log, batch, level=level, done=done)
+            return
+        producer, epoch, base, last = identity
+        now_us = self._clock.now_us()
+        producers = self._state.producers
+        owner = producers.owner(partition.incarnation, producer)
+        self._owners.check(by, owner, "producer", producer.decode("utf-8", "backslashreplace"))
+        repeated = producers.find(partition.incarnation, producer, epoch=epoch, base=base, last=last, now_us=now_us)
+        if repeated is not None:
+            self._answer_again(repeated, base, level, done)
+            return
+        batch_of_producer = Remembered(base, last)
+        self._log.append(partition.log, batch, level=level, done=partial(self._stored, batch_of_producer, done))
+        producers.remember(
+            partition.incarnation,
+            producer,
+            epoch=epoch,
+            batch=batch_of_producer,
+            now_us=now_us,
+            owner=heir(owner, by),
+        )
+
+    def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
+        """Answer a repeated batch with the offset of the original, once the original has reached ``level``."""
+        if repeated.waiting is not None:
+            repeated.waiting.append((base, level, done))
+        elif done is not None:
+            self._log.barrier(level, partial(_complete, done, repeated.offset_of(base)))
+
+    def _stored(self, batch: Remembered, done: Completion[int] | None, offset: int | BrokerError) -> None:
+        waiting = settle(batch, offset)
+        if done is not None:
+            done(offset)
+        for base, level, repeat in waiting:
+            if repeat is None:
+                continue
+            if isinstance(offset, BrokerError):
+                repeat(offset)
+            else:
+                self._log.barrier(level, partial(_complete, repeat, batch.offset_of(base)))
+
+
+def _complete(done: Completion[int], offset: int, reached: int | BrokerError) -> None:
+    """Call ``done`` when the level is reached, or could not be reached."""
+    done(reached if isinstance(reached, BrokerError) else offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Offsets between which a partition can be read; ``next_offset`` is exclusive. ``epoch`` is the current epoch."""
+
+    first_offset: int
+    next_offset: int
+    epoch: int
+    next_address: int
+
+
+def check_alive(partition: Partition) -> None:
+    """Raise Missing(PARTITION_MISSING) if the partition was deleted."""
+    if partition.ended:
+        raise _missing(partition)
+
+
+def ask_bounds(log: WriteBatch, partition: Partition, then: Completion[Bounds]) -> None:
+    """Record the partition's current end and call ``then`` with the bounds once that end is synced."""
+    check_alive(partition)
+    next_offset, next_address = partition.log.next_offset, partition.log.next_address
+    log.barrier(Level.SYNCED, partial(_notify, log.epoch, partition, next_offset, next_address, then))
+
+
+def _notify(
+    epoch: int,
+    partition: Partition,
+    next_offset: int,
+    next_address: int,
+    then: Completion[Bounds],
+    synced: int | BrokerError,
+) -> None:
+    if isinstance(synced, BrokerError):
+        then(synced)
+    elif partition.ended:
+        then(_missing(partition))
+    else:
+        then(Bounds(partition.log.first_offset, next_offset, epoch, next_address))
+
+
+class ManyBounds:
+    """The bounds of many partitions: computed and encoded in slices, with one sync for all.
+
+    Invariant: ``then`` is called once, never from inside a call of the caller.
+    """
+
+    __slots__ = ("_clock", "_ends", "_found", "_log", "_partitions", "_sliced", "_then")
+
+    def __init__(
+        self,
+        log: WriteBatch,
+        sliced: SlicedWork,
+        clock: Clock,
+        partitions: Sequence[Partition],
+        then: Completion[list[Bounds]],
+    ) -> None:
+        self._log: Final = log
+        self._sliced: Final = sliced
+        self._clock: Final = clock
+        self._partitions: Final = partitions
+        self._then: Final = then
+        self._ends: Final[list[tuple[int, int]]] = []
+        self._found: Final[list[Bounds]] = []
+        sliced.put(self._take_ends)
+
+    def _take_ends(self, end: float) -> bool:
+        """Record the current ends. One sync that begins after the last of them covers all."""
+        ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
+        while len(ends) < len(partitions):
+            partition = partitions[len(ends)]
+            if partition.ended:
+                self._then(_missing(partition))
+                return False
+            ends.append((partition.log.next_offset, partition.log.next_address))
+            if now() >= end:
+                return True
+        self._log.barrier(Level.SYNCED, self._synced)
+        return False
+
+    def _synced(self, synced: int | BrokerError) -> None:
+        if isinstance(synced, BrokerError):
+            self._then(synced)
+        else:
+            self._sliced.put(self._make)
+
+    def _make(self, end: float) -> bool:
+        found, partitions, now = self._found, self._partitions, self._clock.monotonic
+        while len(found) < len(partitions):
+            partition = partitions[len(found)]
+            if partition.ended:
+                self._then(_missing(partition))
+                return False
+            next_offset, next_address = self._ends[len(found)]
+            found.append(Bounds(partition.log.first_offset, next_offset, self._log.epoch, next_address))
+            if now() >= end:
+                return True
+        self._then(found)
+        return False
+
+
+def _missing(partition: Partition) -> Missing:
+    return Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
 
 
 class Append(Protocol):
@@ -113,3 +358,46 @@ class RecordVerbs(Protocol):
         Raises Missing(PARTITION_MISSING).
         """
         ask_bounds(self._log, partition, then)
+
+
+_PRODUCER_COUNT_BITS: Final = 32  # the lower bits of a producer id, which count within one start of the broker
+_SHARD_BIT: Final = 57  # the bits from here on hold the shard; the bits below leave room for 2^25 starts
+
+
+class ProducerVerbs(Protocol):
+    """A base of ``Broker``: the verbs use its log and state."""
+
+    __slots__ = ()
+
+    elapsed: ElapsedClock
+    producer_shard: int
+    """Number of this shard, which is part of producer ids, so that two shards never assign the same id."""
+    _log: Log
+    _producer_ids: Iterator[int]
+    _state: State
+
+    def new_producer_id(self) -> int:
+        """Return a unique number of 63 bits, made of the shard, the number of this start, and a counter."""
+        return self.producer_shard << _SHARD_BIT | self._log.epoch << _PRODUCER_COUNT_BITS | next(self._producer_ids)
+
+    def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
+        """Return (epoch, last sequence) of a producer in a partition, or None."""
+        return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
+
+    def producers_of(self, incarnations: Container[int]) -> Iterator[ProducerState | None]:
+        """Yield the known producers of some partitions. Yields None now and then, so that the caller can pause."""
+        return self._state.producers.of_partitions(incarnations, now_us=self.elapsed.now_us())
+
+    def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
+        """Convert a sequence that wraps after 2^31 - 1 to one that does not, as ``Producers.unwrapped`` does.
+
+        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
+        """
+        now_us = self.elapsed.now_us()
+        return self._state.producers.unwrapped(
+            partition.incarnation, producer, epoch=epoch, sequence=sequence, now_us=now_us
+        )
+
+    def producer_offset(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
+        """Return the offset of a producer's record with this sequence, -1 if it is no longer known."""
+        return self._state.producers.offset_of(partition.incarnation, producer, epoch=epoch, sequence=sequence)

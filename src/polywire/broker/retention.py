@@ -6,8 +6,8 @@ batches are removed, never the one that is being written.
 
 from __future__ import annotations
 
-from polywire.broker.catalog import Catalog
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
+from polywire.broker.topics import Catalog
 from polywire.clock import Clock
 from polywire.errors import Busy, Unavailable
 from polywire.log.base import Loop, Partitions

@@ -1,34 +1,39 @@
-"""The broker's whole state. Live requests and recovery change it with the same functions.
+"""The broker's whole state, and the operations that change it through the write batch.
 
-* It implements ``log.base.Replay``.
+* The state implements ``log.base.Replay``. Live requests and recovery change it with the same functions: a live request
+  builds a change, adds it to the write batch and applies it.
 * The same changes and batches in the same order give the same state, also if they begin with a snapshot.
 * Applying a change never fails, because the change was checked before it was made.
+* The broker stores values for single protocols without interpreting them. A value that a client stores is charged to
+  the client's quota. A value that the protocol itself stores is not charged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from polywire.broker import changes
 from polywire.broker.aggregates import Aggregates
-from polywire.broker.catalog import Catalog
+from polywire.broker.changes import WireStateSet
 from polywire.broker.groups.classic_stored import weight
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
-from polywire.broker.owners import UNOWNED
-from polywire.broker.producers import SEQUENCE_MAX, Producers, settled
-from polywire.broker.publish_dedup import PublishDedup
+from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
+from polywire.broker.producers import SEQUENCE_MAX, Producers, PublishDedup, settled
 from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.topics import Catalog
 from polywire.broker.transaction_state import TransactionTable
 from polywire.broker.view import encoded
 from polywire.clock import Clock, ElapsedClock
-from polywire.log.base import Encoding
+from polywire.errors import Busy, ErrorCode, Invalid
+from polywire.log.base import Completion, Encoding, Log, Need
 from polywire.records.columns import BatchHeader, Column
-from polywire.types import PositionKind
+from polywire.types import Level, PositionKind
 
 _TRACKED_MASK = 1 << Column.PRODUCER_ID | 1 << Column.SEQUENCES
 _TRACKED = 1 << Column.PRODUCER_ID
@@ -389,3 +394,121 @@ class State:
         self.producers.restore(was.producers)
         self.aggregates.restore(was.aggregates)
         self.transactions.restore(was.transactions, was.decisions)
+
+
+PROBE_BYTES = 4096  # size of a typical record with its metadata
+ENTRY_BYTES = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
+
+
+class WriteBatchVerbs(Protocol):
+    """A base of ``Broker``: the verbs use its log and state."""
+
+    __slots__ = ()
+
+    _log: Log
+    _state: State
+
+    def settle(self, level: Level, done: Completion[int]) -> None:
+        """Call ``done`` once everything added so far has reached ``level``; for requests that require no change."""
+        self._log.barrier(level, done)
+
+    def probe(self, done: Completion[int]) -> None:
+        """Check whether the log would accept a record, without storing one; call ``done`` once earlier additions are
+        synced.
+
+        Raises Busy(DISK_FULL).
+        """
+        self._log.reserve(PROBE_BYTES)
+        self._log.barrier(Level.SYNCED, done)
+
+    congested: bool = property(attrgetter("_log.congested"))  # type: ignore[assignment]
+    """Whether to pause reading from producers. Every request reads this twice, so the property avoids a Python call."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, on the loop, when the log is no longer congested."""
+        self._log.on_relief(callback)
+
+    @property
+    def uncommitted(self) -> bool:
+        """Return whether additions that were not written yet may still refer to buffers of the caller."""
+        return self._log.uncommitted
+
+    def hold(self) -> None:
+        """Do not schedule a commit for further additions, because the caller will commit soon."""
+        self._log.hold()
+
+    def commit(self) -> None:
+        """Write the write batch now. Before this returns, completions with level ``written`` or lower are called."""
+        self._log.commit()
+
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
+        """Journal changes as one group, in order, and apply them. Without changes, ``done`` is called after earlier
+        additions.
+
+        If it raises Busy(DISK_FULL), nothing has changed.
+        """
+        if not made:
+            if done is not None:
+                self._log.barrier(level, done)
+            return
+        encoded = [changes.encode(change) for change in made]
+        if len(encoded) > 1:
+            self._log.reserve(sum(map(len, encoded)) + ENTRY_BYTES * len(encoded), need=Need.CHANGE)
+        for index, change in enumerate(made):
+            last = index == len(made) - 1
+            self._log.change(encoded[index], level=level, done=done if last else None)
+            self._state.apply_change(change)
+
+
+def wire_change(
+    state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
+) -> WireStateSet:
+    """Return the change that stores a value, or removes it if it is None. Raises as ``set_wire_state``."""
+    kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
+    if value is None:
+        return WireStateSet(wire, key, None)
+    if len(value) > settings.wire_state_bytes_max:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"value is too large bytes={len(value)} limit={settings.wire_state_bytes_max}",
+        )
+    new = key not in kept
+    if new and by is ITSELF and len(kept) >= settings.wire_state_keys_max:
+        raise Busy(ErrorCode.BUSY, f"too many keys wire={wire} limit={settings.wire_state_keys_max}")
+    size = key_size(key, value) if new else len(value) - len(kept[key])
+    state.quotas.admit(Kind.KEYS, by, size, count=int(new), owner=owner)
+    return WireStateSet(wire, key, value, heir(owner, by))
+
+
+class WireStateVerbs(WriteBatchVerbs, Protocol):
+    """A base of ``Broker``: the verbs use its state."""
+
+    __slots__ = ()
+
+    settings: BrokerSettings
+
+    def wire_state(self, wire: str) -> Mapping[str, bytes]:
+        """Return a live view of a protocol's values."""
+        return self._state.wire_state(wire)
+
+    def set_wire_state(
+        self,
+        wire: str,
+        key: str,
+        value: bytes | None,
+        *,
+        by: Caller = ITSELF,
+        level: Level = Level.WRITTEN,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Store a value for a protocol; None removes it. ``by``: the owner of the value, by default the protocol
+        itself.
+
+        Raises Invalid(INVALID_REQUEST), and Busy(BUSY) if there are too many keys, or one owner has too many bytes.
+        """
+        change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
+        self.change_all([change], level=level, done=done)
+
+    def wire_owner(self, wire: str, key: str) -> int:
+        """Return the owner of a protocol's value."""
+        return self._state.wire_owner(wire, key)

@@ -1,8 +1,8 @@
-"""Operations that create, grow, shrink, purge, configure and delete topics.
+"""Operations that look up, create, grow, shrink, configure, purge, trim and delete topics.
 
 A change of few partitions is one journal group and takes effect before the call returns. A change of more than
-``AT_ONCE_MAX`` partitions runs in slices (``topic_work``), between other requests. The order of its steps leaves a
-valid state if the broker stops at any point:
+``AT_ONCE_MAX`` partitions runs in slices, between other requests. The order of its steps leaves a valid state if the
+broker stops at any point:
 
 * A new topic, or new partitions, become visible with one change, after the log has opened all of the partitions.
 * A deleted topic, or removed partitions, disappear with one change. The log drops their data afterwards.
@@ -13,6 +13,7 @@ If the broker stops before a new topic is visible, the next start drops the part
 request completes when all of its changes have reached the requested durability level.
 
 * Preconditions are checked at the request, and again before the change is made.
+* Offsets are never reused.
 * Partitions that are being dropped count towards the partition limit, so creating and deleting topics quickly cannot
   exhaust memory.
 """
@@ -22,22 +23,101 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from polywire.broker import changes
 from polywire.broker.claims import Claims
 from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.quotas import Kind
-from polywire.broker.settings import TopicSettings
+from polywire.broker.record_verbs import check_alive
+from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.sliced import OrderedWork, Steps
-from polywire.broker.topic_lookup import TopicLookup
-from polywire.broker.topic_work import AT_ONCE_MAX, are_many, retry_while_busy
-from polywire.broker.topics import Topic
-from polywire.broker.write_batch import ENTRY_BYTES, WriteBatchVerbs
+from polywire.broker.state import ENTRY_BYTES, WriteBatchVerbs
+from polywire.broker.topics import Catalog, Partition, Topic
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing
 from polywire.log.base import Completion, Need, PartitionLog
-from polywire.types import Level, TopicName
+from polywire.records.partitioner import partition_of
+from polywire.types import Buffer, KeyHash, Level, TopicName
+
+
+class TopicLookup(Protocol):
+    """A base of ``Broker``: the verbs use its catalogue."""
+
+    __slots__ = ()
+
+    settings: BrokerSettings
+    _catalog: Catalog
+
+    def find_topic(self, full_name: str) -> Topic | None:
+        """Return the topic with this full name, or None."""
+        return self._catalog.find(full_name)
+
+    def topic(self, full_name: str) -> Topic:
+        """Return the topic with this full name; raise Missing(TOPIC_MISSING)."""
+        topic = self._catalog.find(full_name)
+        if topic is None:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+        return topic
+
+    def topic_of_id(self, topic_id: bytes) -> Topic | None:
+        """Return the topic with this id, or None."""
+        return self._catalog.find_id(topic_id)
+
+    def resource(self, full_name: str) -> Topic | TopicName:
+        """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
+        return self._catalog.find(full_name) or TopicName.parse(full_name)
+
+    @property
+    def topics_version(self) -> int:
+        """A number that increases by one whenever a topic is created or deleted, so that callers can detect a stale
+        list.
+        """
+        return self._catalog.version
+
+    def topics(self, *, internal: bool = False) -> list[Topic]:
+        """Return all topics, sorted by full name. internal: include the broker's own topics, whose names begin with
+        ``__``.
+        """
+        return self._catalog.topics(internal=internal)
+
+    def partition_count(self, full_name: str) -> int:
+        """Return a topic's number of partitions, or the default number if it does not exist."""
+        topic = self._catalog.find(full_name)
+        return self.settings.partition_count if topic is None else len(topic.partitions)
+
+    def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
+        """Return the partition for a key, by the topic's hash function if it has one, else by the protocol's.
+
+        Raises Missing(PARTITION_MISSING) if the topic has no partitions.
+        """
+        # ``written_to`` raises if there are none; calling it only then makes each request faster
+        partitions = topic.partitions or topic.written_to()
+        count = len(partitions)
+        return partitions[partition_of(key, count, topic.settings.key_hash or wire_hash) if count > 1 else 0]
+
+
+# partitions to open, trim or drop in one pass of the loop, which takes up to 7 ms; larger changes run in slices
+AT_ONCE_MAX: Final = 500
+
+
+def retry_while_busy(addition: Callable[[], None]) -> Steps:
+    """Make an addition to the log, and retry it while the log is busy. Other errors are raised."""
+    while True:
+        try:
+            addition()
+        except Busy as error:
+            if error.code is not ErrorCode.BUSY:
+                raise
+            yield True
+        else:
+            return
+
+
+def are_many(topics: Sequence[Topic]) -> bool:
+    """Return whether changing these topics takes too long for one pass of the loop."""
+    return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX
+
 
 Then = Callable[[Topic], None]
 """Callback that gets a topic as soon as it can be used."""
@@ -377,3 +457,101 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
         for partition in topic.partitions:
             partition.configure()
+
+
+class RemovalVerbs(WriteBatchVerbs, Protocol):
+    """A base of ``Broker``: the verbs use its log and state."""
+
+    __slots__ = ()
+
+    clock: Clock
+    _catalog: Catalog
+    _topic_work: OrderedWork
+
+    def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
+        """Remove all records of a topic; its offsets continue. Return whether the records can no longer be read.
+
+        If not, they are removed by the time ``done`` is called; if that is with an error, some may remain. Raises
+        Missing(TOPIC_MISSING).
+        """
+        self._catalog.check_alive(topic)
+        self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
+        if len(topic.partitions) > AT_ONCE_MAX:
+            ends = [(partition, partition.log.next_offset) for partition in topic.partitions]
+            self._topic_work.put(self._purging(topic, ends, level, done))
+            return False
+        self._log.reserve(ENTRY_BYTES * (len(topic.partitions) + 3), need=Need.REMOVAL)
+        for partition in topic.partitions:
+            self._log.trim(partition.incarnation, partition.log.next_offset)
+        self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
+        return True
+
+    def _purging(
+        self, topic: Topic, ends: Sequence[tuple[Partition, int]], level: Level, done: Completion[int] | None
+    ) -> Steps:
+        try:
+            yield from self._trimming(ends)
+            self._catalog.check_alive(topic)
+            self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
+        except BrokerError as error:
+            if done is not None:
+                done(error)
+
+    def _trimming(self, ends: Sequence[tuple[Partition, int]]) -> Steps:
+        for partition, end in ends:
+            if not partition.ended and partition.log.first_offset < end:
+                yield from retry_while_busy(partial(self._log.trim, partition.incarnation, end))
+            yield False
+
+    def trim_partition(
+        self,
+        partition: Partition,
+        first_offset: int,
+        *,
+        level: Level = Level.SYNCED,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Remove the records below an offset; do nothing if there are none.
+
+        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) for an offset above the end, Busy(DISK_FULL),
+        Unavailable.
+        """
+        check_alive(partition)
+        self._log.write()  # assigns offsets to earlier batches, so that the end of the partition is known
+        if first_offset > partition.log.first_offset:
+            # raises if the write above failed, because the end of the partition is then lower again
+            self._log.reserve(ENTRY_BYTES, need=Need.REMOVAL)
+            if first_offset > partition.log.next_offset:
+                raise Missing(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"offset is above the end of the partition offset={first_offset} next_offset={partition.log.next_offset}",
+                )
+            self._log.trim(partition.incarnation, first_offset)
+        self.change_all((), level=level, done=done)
+
+    def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
+        """Remove all records of several topics, one topic after the other: at once if they are few, else in slices.
+
+        A topic loses the records that it has when its purge begins; topics deleted by then are skipped. ``done`` is
+        called when all removals have reached ``level``, or with an error; some topics are purged then. For few topics,
+        an error is raised instead.
+        """
+        if are_many(topics):
+            self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
+            self._topic_work.put(self._purging_all(topics, level, done))
+            return
+        for topic in topics:
+            self.purge_topic(topic, level=level)
+        self.change_all((), level=level, done=done)
+
+    def _purging_all(self, topics: Sequence[Topic], level: Level, done: Completion[int]) -> Steps:
+        try:
+            for topic in topics:
+                yield from self._trimming([(partition, partition.log.next_offset) for partition in topic.partitions])
+                if self._catalog.find_id(topic.id) is topic:
+                    change = changes.TopicPurged(topic.id, self.clock.now_us())
+                    yield from retry_while_busy(partial(self.change_all, [change], level=Level.MEMORY, done=None))
+                yield False
+            self.change_all((), level=level, done=done)
+        except BrokerError as error:
+            done(error)

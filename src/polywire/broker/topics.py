@@ -1,15 +1,34 @@
-"""Topics and partitions.
+"""Topics, partitions and their catalogue.
 
-A topic's partitions are numbered from 0. Each has an incarnation number that is never reused.
+* A full name is unique over all streams and identifies one stream and topic (decision 0116).
+* Incarnation numbers increase and are never reused, also after a restart.
+* A change is first checked (``check_*``); applying it (``apply_*``) then cannot fail.
+* An access list that an earlier release stored among the options of the Cursus protocol applies to all protocols.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from polywire.broker.changes import (
+    PartitionsAdded,
+    PartitionsRemoved,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+    TopicState,
+)
 from polywire.broker.owners import UNOWNED
-from polywire.broker.settings import TopicSettings
-from polywire.errors import ErrorCode, Missing
+from polywire.broker.quotas import Kind, Usage
+from polywire.broker.settings import AccessList, BrokerSettings, TopicSettings
+from polywire.broker.view import Views, encoded
+from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import PartitionLog
-from polywire.types import TopicName
+from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
 
 class Partition:
@@ -72,3 +91,337 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"Topic({self.name.full!r}, partitions={len(self.partitions)})"
+
+
+INTERNAL_PREFIX = "__"  # topics with such a name belong to the broker and are not listed (concepts: records#names)
+
+
+def is_internal(name: TopicName) -> bool:
+    """Return whether the name is reserved for the broker."""
+    return name.stream.startswith(INTERNAL_PREFIX) or name.topic.startswith(INTERNAL_PREFIX)
+
+
+class Streams:
+    """Existing streams: those with topics, ``default``, and those that a protocol has declared.
+
+    Invariant: ``_topics`` counts the topics of every stream that has any.
+    """
+
+    __slots__ = ("_declared", "_topics")
+
+    def __init__(self) -> None:
+        self._topics: dict[str, int] = {}
+        self._declared = {DEFAULT_STREAM}
+
+    def exists(self, stream: str) -> bool:
+        """Return whether the stream exists."""
+        return stream in self._topics or stream in self._declared
+
+    def declare(self, stream: str) -> None:
+        """Declare a stream, which then exists even without topics until ``end``; the protocol that declares it persists
+        this.
+        """
+        self._declared.add(stream)
+
+    def end(self, stream: str) -> None:
+        """End a declaration; afterwards the stream exists only while it has topics."""
+        if stream != DEFAULT_STREAM:
+            self._declared.discard(stream)
+
+    def count(self, stream: str, added: int) -> None:
+        """Update the number of topics in a stream."""
+        self._topics[stream] = self._topics.get(stream, 0) + added
+        if not self._topics[stream]:
+            del self._topics[stream]
+
+
+class Catalog:
+    """All topics of this broker.
+
+    Invariant: ``next_incarnation`` is above every incarnation that any change has named.
+    """
+
+    __slots__ = (
+        "_by_id",
+        "_by_name",
+        "_listed",
+        "_partitions",
+        "_settings",
+        "_usage",
+        "_views",
+        "find",
+        "leaving",
+        "next_incarnation",
+        "streams",
+        "version",
+    )
+
+    def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
+        self._settings = settings
+        self._usage = usage
+        self._by_name: Final[dict[str, Topic]] = {}
+        self.find: Final[Callable[[str], Topic | None]] = self._by_name.get
+        """The dictionary lookup of a topic by full name, exposed directly because every request uses it."""
+        self._by_id: dict[bytes, Topic] = {}
+        self._partitions: dict[int, Partition] = {}
+        self._views: Final = Views(self._stored)
+        self.streams: Final = Streams()
+        self.next_incarnation = 1  # a batch header with incarnation 0 has no incarnation yet
+        self.leaving = 0
+        """Deleted partitions that the log has yet to drop; they count towards the limit."""
+        self.version = 0  # increases whenever a topic is created or deleted
+        # cached until the version changes, because sorting thousands of topics takes milliseconds
+        self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}
+
+    def name_of(self, full_name: str) -> TopicName:
+        """Split a full name into stream and topic, whether or not the topic exists."""
+        topic = self._by_name.get(full_name)
+        return TopicName.parse(full_name) if topic is None else topic.name
+
+    def find_id(self, topic_id: bytes) -> Topic | None:
+        """Return the topic with this id."""
+        return self._by_id.get(topic_id)
+
+    def find_partition(self, incarnation: int) -> Partition | None:
+        """Return the partition with this incarnation, None if it was deleted."""
+        return self._partitions.get(incarnation)
+
+    def topics(self, *, internal: bool) -> list[Topic]:
+        """Return the topics, sorted by full name. ``internal``: include the broker's own topics."""
+        version, listed = self._listed
+        if version != self.version:
+            every = [topic for _, topic in sorted(self._by_name.items())]
+            listed = {True: every, False: [topic for topic in every if not is_internal(topic.name)]}
+            self._listed = self.version, listed
+        return list(listed[internal])
+
+    def partitions(self) -> Iterator[Partition]:
+        """Yield all partitions that exist."""
+        return iter(self._partitions.values())
+
+    def incarnations(self) -> list[int]:
+        """Return the incarnations of all partitions that exist, oldest first."""
+        return list(self._partitions)
+
+    def take_incarnations(self, count: int) -> int:
+        """Reserve this many consecutive incarnations for new partitions; return the first."""
+        first = self.next_incarnation
+        self.next_incarnation += count
+        return first
+
+    def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
+        """Refuse a topic whose name or partition count is not allowed, or whose partitions are fewer than
+        ``count_min``.
+
+        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), and Busy(BUSY) if there are too
+        many topics or partitions.
+        """
+        check_topic_name(name)
+        if not name.is_plain:
+            meant = TopicName.parse(name.full)
+            raise Invalid(
+                ErrorCode.INVALID_TOPIC,
+                "topic name is ambiguous: the first dot of a full name ends the stream"
+                f" name={name.full!r} stream={name.stream!r} meant={meant.stream!r}",
+            )
+        if is_internal(name) and not internal:
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name.full!r}")
+        if name.full in self._by_name:
+            raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={name.full!r}")
+        if len(self._by_name) >= self._settings.topics_max:
+            raise Busy(ErrorCode.BUSY, f"too many topics limit={self._settings.topics_max}")
+        self._check_count(partition_count, added=partition_count, count_min=count_min)
+
+    def check_growth(self, topic: Topic, partition_count: int) -> int:
+        """Return how many partitions must be added to reach this count.
+
+        Raises Missing(TOPIC_MISSING), Busy(BUSY), and Invalid(INVALID_PARTITION_COUNT) if the count is smaller than now
+        or above the limit, or the topic must not grow.
+        """
+        self.check_alive(topic)
+        added = partition_count - len(topic.partitions)
+        if added < 0:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"partitions cannot be removed from a topic name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+            )
+        if added and topic.settings.event_sourcing:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"an event-sourced topic cannot get more partitions, because keys would change partition name={topic.name.full!r}",
+            )
+        self._check_count(partition_count, added=added)
+        return added
+
+    def check_alive(self, topic: Topic) -> None:
+        """Raise Missing(TOPIC_MISSING) if the topic was deleted meanwhile."""
+        if self._by_id.get(topic.id) is not topic:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"topic was deleted name={topic.name.full!r}")
+
+    def check_shrinking(self, topic: Topic, partition_count: int) -> list[Partition]:
+        """Return the partitions that must be removed to reach this count, highest number first.
+
+        Raises Missing(TOPIC_MISSING), and Invalid(INVALID_PARTITION_COUNT) if the count is not smaller than now or the
+        topic is event-sourced, because its keys would change their partition.
+        """
+        self.check_alive(topic)
+        if not 0 <= partition_count <= len(topic.partitions):
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"the new number of partitions is not smaller name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+            )
+        ended = topic.partitions[partition_count:]
+        if ended and topic.settings.event_sourcing:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"an event-sourced topic cannot lose partitions, because keys would change partition name={topic.name.full!r}",
+            )
+        return ended[::-1]
+
+    def _check_count(self, partition_count: int, *, added: int, count_min: int = 1) -> None:
+        if not count_min <= partition_count <= self._settings.partition_count_max:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"partition count is out of range count={partition_count} limit={self._settings.partition_count_max}",
+            )
+        if len(self._partitions) + self.leaving + added > self._settings.partitions_max:
+            raise Busy(ErrorCode.BUSY, f"too many partitions limit={self._settings.partitions_max}")
+
+    def apply_created(self, change: TopicCreated) -> Topic:
+        """Apply the creation of a topic; its partitions have no log yet."""
+        incarnations = range(change.first_incarnation, change.first_incarnation + change.partition_count)
+        state = TopicState(
+            id=change.id,
+            stream=change.stream,
+            topic=change.topic,
+            created_at_us=change.created_at_us,
+            settings=change.settings,
+            incarnations=tuple(incarnations),
+            owner=change.owner,
+        )
+        return self.restore_topic(state)
+
+    def apply_added(self, change: PartitionsAdded) -> None:
+        """Apply an addition of partitions; they have no log yet."""
+        self._views.changing(change.id)
+        topic = self._by_id[change.id]
+        self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
+
+    def apply_removed(self, change: PartitionsRemoved) -> list[int]:
+        """Apply a removal of partitions and return their incarnations."""
+        self._views.changing(change.id)
+        topic = self._by_id[change.id]
+        ended = topic.partitions[change.partition_count :]
+        del topic.partitions[change.partition_count :]
+        for partition in ended:
+            partition.ended = True
+            del self._partitions[partition.incarnation]
+        self._usage.charge(Kind.PARTITIONS, topic.owner, -len(ended), 0)
+        return [partition.incarnation for partition in ended]
+
+    def apply_configured(self, change: TopicConfigured) -> None:
+        """Apply a change of a topic's settings."""
+        self._views.changing(change.id)
+        topic, settings = self._by_id[change.id], upgraded(change.settings)
+        self._usage.charge(Kind.TOPICS, topic.owner, 0, settings.size - topic.settings.size)
+        topic.settings = settings
+
+    def apply_deleted(self, change: TopicDeleted) -> Topic:
+        """Apply the deletion of a topic and all its partitions."""
+        self._views.changing(change.id)
+        topic = self._by_id.pop(change.id)
+        self.version += 1
+        del self._by_name[topic.name.full]
+        self.streams.count(topic.name.stream, -1)
+        for partition in topic.partitions:
+            partition.ended = True
+            del self._partitions[partition.incarnation]
+        self._usage.charge(Kind.TOPICS, topic.owner, -1, -topic.settings.size)
+        self._usage.charge(Kind.PARTITIONS, topic.owner, -len(topic.partitions), 0)
+        return topic
+
+    def restore_topic(self, state: TopicState) -> Topic:
+        """Load a topic from a snapshot; its partitions have no log yet."""
+        name = TopicName(state.stream, state.topic)
+        meant = TopicName.parse(name.full)
+        if name.stream == DEFAULT_STREAM and not is_internal(meant):
+            name = meant  # earlier releases put every topic into the default stream
+        topic = Topic(name, state.id, upgraded(state.settings), state.created_at_us, state.owner)
+        self._usage.charge(Kind.TOPICS, topic.owner, 1, topic.settings.size)
+        self._by_name[topic.name.full] = topic
+        self.streams.count(name.stream, 1)
+        self.version += 1
+        self._by_id[topic.id] = topic
+        self._add(topic, state.incarnations)
+        return topic
+
+    def _add(self, topic: Topic, incarnations: range | tuple[int, ...]) -> None:
+        self._usage.charge(Kind.PARTITIONS, topic.owner, len(incarnations), 0)
+        for incarnation in incarnations:
+            partition = Partition(topic, len(topic.partitions), incarnation)
+            topic.partitions.append(partition)
+            self._partitions[incarnation] = partition
+            self.next_incarnation = max(self.next_incarnation, incarnation + 1)
+
+    def encoded_topics(self) -> Iterator[bytes]:
+        """Yield all topics as they are at the time of the call, encoded in pieces."""
+        return encoded(
+            len(self._by_id), self._views.open(list(self._by_id)), lambda topic: len(topic.incarnations) // 8
+        )
+
+    def _stored(self, id_: bytes) -> Sequence[TopicState]:
+        topic = self._by_id.get(id_)
+        if topic is None:
+            return ()
+        return (
+            TopicState(
+                id=topic.id,
+                stream=topic.name.stream,
+                topic=topic.name.topic,
+                created_at_us=topic.created_at_us,
+                settings=topic.settings,
+                incarnations=tuple([partition.incarnation for partition in topic.partitions]),
+                owner=topic.owner,
+            ),
+        )
+
+
+ACCESS_OPTIONS: Final = "cursus"  # the options under which earlier releases stored an access list
+
+
+class _Policy(msgspec.Struct):
+    auth_policy: str = "open"
+    read_acl: str = ""
+    write_acl: str = ""
+
+
+def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList | None:
+    """Return the access list for a policy, None if it restricts nothing. A policy with an unknown value denies
+    everyone.
+    """
+    match auth_policy:
+        case "open":
+            return None
+        case "deny_read":
+            return AccessList(readers=())
+        case "deny_write":
+            return AccessList(writers=())
+        case "acl":
+            return AccessList(tuple(read_acl.split(",")), tuple(write_acl.split(",")))
+        case _:
+            return AccessList((), ())
+
+
+def upgraded(settings: TopicSettings) -> TopicSettings:
+    """Return the settings with the access list in its present field, wherever it was stored. Unreadable options deny
+    everyone.
+    """
+    stored = settings.wire_options.get(ACCESS_OPTIONS)
+    if settings.access is not None or not stored:
+        return settings
+    try:
+        kept = msgspec.json.decode(stored, type=_Policy)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return replace(settings, access=AccessList((), ()))
+    found = access_list(kept.auth_policy, kept.read_acl, kept.write_acl)
+    return settings if found is None else replace(settings, access=found)

@@ -18,11 +18,11 @@ from polywire.broker.changes import TransactionalProducer, TransactionState
 from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
 from polywire.broker.groups.commits import NO_NOTES, Commits
 from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, heir
-from polywire.broker.produce import Admission
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind
+from polywire.broker.record_verbs import Admission
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.sliced import OrderedWork, Steps
-from polywire.broker.staged_publish import TOKEN_BYTES, StagedPublish
+from polywire.broker.staging import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction, is_branch, level_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from polywire.broker.staged_publish import PublishAnswer
+from polywire.broker.staging import PublishAnswer
 from polywire.errors import BrokerError, ErrorCode
 from polywire.records.columns import Record
 from polywire.records.rows import from_records

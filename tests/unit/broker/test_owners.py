@@ -10,7 +10,7 @@ from polywire.broker.access import ROOT, ConfiguredUser, Principal
 from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, caller_of, heir, owner_of_address
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.staged_publish import PublishAnswer
+from polywire.broker.staging import PublishAnswer
 from polywire.broker.state import State
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.testing.memory_broker import MemoryBroker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.broker.write_batch import PROBE_BYTES
+from polywire.broker.state import PROBE_BYTES
 from polywire.http import health
 from tests.unit.http.site import Site
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.broker.topic_verbs import AT_ONCE_MAX
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.iggy.client_codec import ident, name, request
 from polywire.protocols.iggy.messages import U32, Code

@@ -11,8 +11,8 @@ from typing import Protocol
 from polywire.broker import changes
 from polywire.broker.groups.commits import Commits
 from polywire.broker.owners import NO_CALLER, Caller, Owners
+from polywire.broker.state import WriteBatchVerbs
 from polywire.broker.topics import Topic
-from polywire.broker.write_batch import WriteBatchVerbs
 from polywire.log.base import Completion
 from polywire.types import Level, PositionKind
 

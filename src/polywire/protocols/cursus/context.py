@@ -11,8 +11,7 @@ from polywire.broker.actions import Action
 from polywire.broker.events import Events
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
-from polywire.broker.producer_verbs import ProducerVerbs
-from polywire.broker.record_verbs import RecordVerbs
+from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.topic_verbs import TopicVerbs
 from polywire.broker.topics import Topic
 from polywire.broker.transactions import Transactions

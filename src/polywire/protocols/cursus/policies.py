@@ -11,9 +11,8 @@ from typing import Final
 
 import msgspec
 
-from polywire.broker.access_lists import access_list
 from polywire.broker.settings import HOUR_US, KEEP, TOPIC_RANGES, TopicSettings
-from polywire.broker.topics import Topic
+from polywire.broker.topics import Topic, access_list
 from polywire.protocols.cursus.context import WIRE
 from polywire.protocols.cursus.messages import Refused, Request, integer, quote, words
 

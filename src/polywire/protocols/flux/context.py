@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.record_verbs import RecordVerbs
+from polywire.broker.state import WireStateVerbs
 from polywire.broker.topic_verbs import TopicVerbs
-from polywire.broker.wire_state import WireStateVerbs
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.runtime.broker import WireBroker
 

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from polywire.broker.groups.positions import PositionVerbs
-from polywire.broker.producer_verbs import ProducerVerbs
-from polywire.broker.record_verbs import RecordVerbs
-from polywire.broker.removal_verbs import RemovalVerbs
-from polywire.broker.topic_verbs import TopicVerbs
+from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
+from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.directory import Directory, DirectoryBroker
 from polywire.protocols.iggy.messages import WIRE

@@ -25,14 +25,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from polywire.broker.catalog import Streams
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.owners import ITSELF, UNOWNED, Caller
 from polywire.broker.settings import TopicSettings
-from polywire.broker.topic_verbs import Then, TopicVerbs
-from polywire.broker.topic_work import AT_ONCE_MAX
-from polywire.broker.topics import Topic
-from polywire.broker.wire_state import WireStateVerbs
+from polywire.broker.state import WireStateVerbs
+from polywire.broker.topic_verbs import AT_ONCE_MAX, Then, TopicVerbs
+from polywire.broker.topics import Streams, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion
 from polywire.matching import DIGITS, consists_of

@@ -18,13 +18,11 @@ from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.positions import PositionVerbs
-from polywire.broker.producer_verbs import ProducerVerbs
-from polywire.broker.record_verbs import RecordVerbs
-from polywire.broker.removal_verbs import RemovalVerbs
-from polywire.broker.topic_verbs import TopicVerbs
+from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
+from polywire.broker.state import WireStateVerbs
+from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Partition
 from polywire.broker.transactions import Transactions
-from polywire.broker.wire_state import WireStateVerbs
 from polywire.errors import BrokerError
 from polywire.protocols.kafka.fences import Fences, Turns
 from polywire.protocols.kafka.fetch_sessions import FetchSessions

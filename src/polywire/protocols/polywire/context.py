@@ -6,10 +6,9 @@ from typing import Protocol
 
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
-from polywire.broker.removal_verbs import RemovalVerbs
 from polywire.broker.sliced import OrderedWork
-from polywire.broker.staging_verbs import StagingVerbs
-from polywire.broker.topic_verbs import TopicVerbs
+from polywire.broker.staging import StagingVerbs
+from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.transactions import Transactions
 from polywire.protocols.runtime.broker import WireBroker
 

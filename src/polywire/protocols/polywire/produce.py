@@ -17,7 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.sliced import Steps
-from polywire.broker.staged_publish import lots
+from polywire.broker.staging import lots
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.polywire import messages
@@ -31,7 +31,7 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level
 
 if TYPE_CHECKING:
-    from polywire.broker.staged_publish import PublishAnswer
+    from polywire.broker.staging import PublishAnswer
     from polywire.broker.topics import Topic
 
 TOKENS_MAX: Final = 10_000  # tokens of one publish (spec: polywire#limits)

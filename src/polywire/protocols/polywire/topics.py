@@ -20,7 +20,7 @@ from polywire.protocols.polywire.messages import Head, SettingValue, Verb
 from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 
 if TYPE_CHECKING:
-    from polywire.broker.fetch import Bounds
+    from polywire.broker.record_verbs import Bounds
     from polywire.broker.topics import Partition, Topic
     from polywire.protocols.polywire.context import PolywireBroker
 

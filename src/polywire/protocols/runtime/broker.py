@@ -7,7 +7,7 @@ from typing import Protocol
 from polywire.broker.access import Access
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SlicedWork
-from polywire.broker.write_batch import WriteBatchVerbs
+from polywire.broker.state import WriteBatchVerbs
 from polywire.clock import Clock
 from polywire.log.base import Loop
 

@@ -10,7 +10,7 @@ import pytest
 
 from polywire.broker.broker import Broker
 from polywire.broker.sliced import SLICE_S, SlicedWork
-from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.broker.topic_verbs import AT_ONCE_MAX
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.iggy import client_codec

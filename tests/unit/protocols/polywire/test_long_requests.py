@@ -12,8 +12,8 @@ import pytest
 
 from polywire.broker.broker import Broker
 from polywire.broker.sliced import SLICE_S
-from polywire.broker.staged_publish import LOT_TOKENS
-from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.broker.staging import LOT_TOKENS
+from polywire.broker.topic_verbs import AT_ONCE_MAX
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.auth import Admission

@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
-from polywire.broker import staged_publish
+from polywire.broker import staging
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.staged_publish import PublishAnswer
+from polywire.broker.staging import PublishAnswer
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
@@ -225,7 +225,7 @@ def test_what_failed_attempts_left_goes_when_their_writer_has_published(memory: 
 
 
 def test_only_so_many_writers_of_tokens_are_remembered(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_publish, "STAGERS_MAX", 1)
+    monkeypatch.setattr(staging, "STAGERS_MAX", 1)
     topic = memory.broker.ensure_topic("orders")
     for token in (A, B, C):
         memory.broker.stage(

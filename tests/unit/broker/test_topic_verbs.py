@@ -10,7 +10,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SLICE_S
-from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.broker.topic_verbs import AT_ONCE_MAX
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing
 from polywire.testing.clock import SimulatedClock
