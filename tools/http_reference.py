@@ -9,7 +9,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.permissions import ANYBODY, Action
 from polywire.errors import ErrorCode
 from polywire.http.api import Api
 from polywire.http.endpoints import PREFIX, Endpoint

@@ -21,7 +21,7 @@ from typing import Any, Final
 from cyclopts import App
 from cyclopts.argument import Argument
 
-from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.permissions import ANYBODY, Action
 from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, TOPIC_SETTINGS, BrokerSettings
 from polywire.cli import doctor, main
 from polywire.cli.options import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
@@ -373,8 +373,12 @@ def permissions_page() -> Iterator[str]:
     rows = [
         (
             f"`{action.word}`",
-            "none" if action in ANYBODY else "a login" if action.is_everybodys else f"`{action.permission_words}`",
-            "–" if action.is_everybodys else action.resource.value,
+            "none"
+            if action in ANYBODY
+            else "a login"
+            if action.needs_no_permission
+            else f"`{action.permission_words}`",
+            "–" if action.needs_no_permission else action.resource.value,
             action.listed.value if action.listed is not None else "–",
         )
         for action in Action

@@ -13,7 +13,7 @@ from enum import Enum
 from struct import pack
 from typing import Final
 
-from polywire.broker.actions import Action, Resource
+from polywire.broker.permissions import Action, Resource
 from polywire.http.api import Api
 from polywire.http.endpoints import PREFIX
 from polywire.protocols.cursus.factory import COMMANDS as CURSUS

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from struct import pack
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.protocols.iggy.messages import Code
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api

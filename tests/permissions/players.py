@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from polywire.broker.access import ConfiguredUser, Principal
-from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller
 from polywire.broker.passwords import hash_password
-from polywire.broker.permissions import EVERYTHING, Grants, parse_grants
+from polywire.broker.permissions import EVERYTHING, Action, Grants, parse_grants
 from polywire.broker.settings import TopicSettings
 from polywire.errors import Denied, ErrorCode
 from polywire.protocols.iggy.context import IggySettings

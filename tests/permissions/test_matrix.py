@@ -6,7 +6,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.http.endpoints import PREFIX
 from tests.permissions.cases import HTTP_PAGES, SECRET, Case, Outcome, Player, cases, commands, expected
 from tests.permissions.players import play

@@ -13,10 +13,10 @@ from typing import Any, Final
 import pytest
 
 from polywire.broker.access import Access, User
+from polywire.broker.authentication import Authentication
 from polywire.broker.authorization import Authorization
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.holdings import Holdings
-from polywire.broker.identification import Identification
 from polywire.broker.passwords import Passwords
 from polywire.broker.producers import Producers
 from polywire.broker.scram import Verifier
@@ -158,7 +158,7 @@ def _reported_before(old: Callable[..., None], access: Access, user: User, done:
 
 
 def _whatever_counts(
-    old: Callable[..., Any], access: Identification, name: str, right: Any, peer: str, _: object
+    old: Callable[..., Any], access: Authentication, name: str, right: Any, peer: str, _: object
 ) -> Any:
     """What was right when the login began lets in."""
     return old(access, name, right, peer, lambda _: True)
@@ -215,18 +215,18 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     WiresMutation("permissions", "who may not is refused", replaced(Authorization, "permits", lambda *_: True)),
     WiresMutation(
-        "ended-logins", "whose token was ended is nobody", replaced(Identification, "is_current", lambda *_: True)
+        "ended-logins", "whose token was ended is nobody", replaced(Authentication, "is_current", lambda *_: True)
     ),
     WiresMutation("proofs", "who proves nothing is kept out", replaced(Verifier, "admits", lambda *_: True)),
     WiresMutation(
         "proofs-current",
         "a password counts no more once it is replaced",
-        wrapped(Identification, "_let_in", _whatever_counts),
+        wrapped(Authentication, "_let_in", _whatever_counts),
         test=_proved_meanwhile,
     ),
     WiresMutation("passwords", "another password is another", replaced(Passwords, "known", lambda *_: True)),
     WiresMutation(
-        "ended-passwords", "whose password was replaced is nobody", replaced(Identification, "_end_logins", nothing)
+        "ended-passwords", "whose password was replaced is nobody", replaced(Authentication, "_end_logins", nothing)
     ),
     WiresMutation("rights-synced", "rights are synced before that is told", wrapped(Access, "_keep", _reported_before)),
     WiresMutation("acks", "acks=all waits for the disk", _all_is_one),

@@ -18,13 +18,10 @@ from typing import Final
 
 import msgspec
 
-from polywire.broker.actions import ADMINISTRATION, Action
-from polywire.broker.audit import AuditSink, Outcome, discard
-from polywire.broker.authorization import Where, resource_text
-from polywire.broker.identification import ANONYMOUS_NAME, NOBODYS_HASH, Host, Identification
-from polywire.broker.login_queue import Origin
-from polywire.broker.passwords import Passwords
-from polywire.broker.permissions import EVERYTHING, Grants
+from polywire.broker.authentication import ANONYMOUS_NAME, UNKNOWN_USER_HASH, AuthBroker, Authentication
+from polywire.broker.authorization import AuditSink, Outcome, Where, discard, resource_text
+from polywire.broker.passwords import Origin, Passwords
+from polywire.broker.permissions import ADMINISTRATION, EVERYTHING, Action, Grants
 from polywire.broker.scram import Mechanism, Verifier
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.users import (
@@ -66,7 +63,7 @@ NEXT_ID_KEY: Final = "next_id"  # stored with the users, so that a restart does 
 TOKEN_BYTES: Final = 32
 
 
-class Access(Identification):
+class Access(Authentication):
     """All users of this broker.
 
     Invariant: ``_users`` is the stored state. ``_by_name`` and ``_by_digest`` index it, and ``_rights`` holds the
@@ -90,7 +87,7 @@ class Access(Identification):
         "is_open",
     )
 
-    def __init__(self, broker: Host, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
+    def __init__(self, broker: AuthBroker, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
         self._broker = broker
         self._streams = broker.streams
         self._settings = settings
@@ -354,10 +351,10 @@ class Access(Identification):
         made = tuple(verifier for verifier in (kept | dict(verifiers)).values() if verifier is not None)
         if user is None:
             self._check_new(name)
-            user = User(self._new_id(), name, NOBODYS_HASH, self._clock.now_us())
+            user = User(self._new_id(), name, UNKNOWN_USER_HASH, self._clock.now_us())
         else:
             self._check_over(by, user)
-        if made or user.password_hash != NOBODYS_HASH:
+        if made or user.password_hash != UNKNOWN_USER_HASH:
             self._keep(msgspec.structs.replace(user, verifiers=made), done, ends=True)
         else:
             self._forget(user, done)

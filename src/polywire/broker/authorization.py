@@ -1,21 +1,52 @@
-"""Check permissions: all protocols authorize actions here (decision 0115).
+"""Check permissions, and audit events: all protocols authorize actions here (decision 0115).
 
-A topic's access list applies to every client, even on a broker without users. A refusal looks the same whether or not
-the topic exists.
+* A topic's access list applies to every client, even on a broker without users. A refusal looks the same whether or not
+  the topic exists.
+* Audit events report logins, refusals and changes of permissions, without secrets.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
-from polywire.broker.actions import ANYBODY, Action
 from polywire.broker.elsewhere import TopicElsewhere
-from polywire.broker.permissions import Grants
+from polywire.broker.permissions import ANYBODY, Action, Grants
 from polywire.broker.topics import Topic
 from polywire.broker.users import ROOT, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
+
+
+class Outcome(Enum):
+    """Outcome of an audited action."""
+
+    ALLOWED = "allowed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """One audited action. peer: address of the connection, empty without one."""
+
+    action: str
+    outcome: Outcome
+    user: str = ""
+    peer: str = ""
+    resource: str = ""
+    reason: str = ""
+
+
+AuditSink = Callable[[AuditEvent], None]
+
+
+def discard(event: AuditEvent) -> None:
+    """Drop an event."""
+    del event
+
 
 Where = Topic | TopicElsewhere | TopicName | str | None
 """The resource of an action: a topic, a topic's name, a stream's name, or None for everything."""
@@ -83,13 +114,13 @@ class Authorization(ABC):
         """Return whether an action is permitted everywhere, in at least one stream, or on at least one topic."""
         if principal is None or principal is ROOT:
             return self.is_open or action in ANYBODY
-        if action.is_everybodys:
+        if action.needs_no_permission:
             return self.is_current(principal)
         rights = self._rights_of(principal)
         return rights is not None and rights.allow_somewhere(action.bits)
 
     def _holds(self, principal: Principal, action: Action, where: Where) -> bool:
-        if action.is_everybodys:
+        if action.needs_no_permission:
             return self.is_current(principal)
         rights = self._rights_of(principal)
         if rights is None:

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
 from typing import Final, Protocol
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.users import Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import host_of

@@ -1,9 +1,12 @@
-"""Hash and verify passwords with Argon2id in a thread, because hashing is slow on purpose.
+"""Hash and verify passwords with Argon2id in a thread, and the order in which logins are verified.
 
-* The event loop never waits for a hash.
-* At most ``waiting_max`` attempts are queued, round-robin by address. Addresses with failures are delayed.
-* Each hash takes 19 MiB of memory while it is computed.
+* The event loop never waits for a hash. Each hash takes 19 MiB of memory while it is computed.
+* Logins are verified round-robin by client address, with delays after failures. An address with many logins delays each
+  login of another address by at most one verification.
+* At most ``waiting_max`` attempts are queued. A full queue drops an attempt of the address with most attempts: the one
+  with most failures, or else the newest.
 * Verified passwords are cached as keyed digests, so a client that sends its password with every command is hashed once.
+* Every table has a size limit.
 """
 
 from __future__ import annotations
@@ -12,16 +15,225 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from ipaddress import IPv6Address, ip_address
 from typing import Final, TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
 
-from polywire.broker.login_queue import Attempt, Backoff, LoginQueue, Origin
 from polywire.clock import Clock
 from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Handle, Loop
+from polywire.types import host_of
+
+FAILURES_KEPT_MAX: Final = (
+    4_096  # addresses, connections and names with recent failures, some 200 bytes each; the oldest is dropped first
+)
+FAILURES_FORGOTTEN_S: Final = 60.0  # after this time without a new failure
+ADDRESS_FREE: Final = 5  # failures of one address without a delay, because users mistype
+NAME_FREE: Final = 10  # failures of one name, from all addresses, without a delay
+DELAY_MIN_S: Final = 0.25  # doubles with each failure
+# short enough for a user who shares an address with an attacker to get in before its client times out
+ADDRESS_DELAY_MAX_S: Final = 2.0
+NAME_DELAY_MAX_S: Final = 1.0  # short, because guesses of a name's password must not lock out its owner
+PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that identify a site, which controls all addresses below
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a login comes from: the connection, its address, and the name. Empty parts are never delayed."""
+
+    peer: str = ""
+    address: str = ""
+    name: str = ""
+
+
+def origin_of(peer: str, name: str) -> Origin:
+    """Return the origin of a connection from ``host:port`` that logs in with this name."""
+    host = host_of(peer)
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return Origin(peer, host, name)
+    if isinstance(address, IPv6Address) and not address.is_loopback:
+        return Origin(peer, str(int(address) >> (128 - PREFIX_OF_SITE)), name)
+    return Origin(peer, host, name)
+
+
+class Failures:
+    """Recent failures by key.
+
+    Invariant: at most ``FAILURES_KEPT_MAX`` keys; the key with the latest failure is at the end.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def count(self, key: str, now: float) -> int:
+        """Return the number of recent failures."""
+        count, at = self._counts.get(key, (0, now))
+        return count if now - at < FAILURES_FORGOTTEN_S else 0
+
+    def add(self, key: str, now: float) -> None:
+        """Count a failure."""
+        if key:
+            self._counts[key] = self.count(key, now) + 1, now
+            self._counts.move_to_end(key)
+            while len(self._counts) > FAILURES_KEPT_MAX:
+                self._counts.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        """Forget the failures of a key after a success."""
+        self._counts.pop(key, None)
+
+
+class Backoff:
+    """The delay of a login after failures of the same connection, address or name.
+
+    ``_good`` are pairs of address and name that have logged in; failures from other addresses do not delay them.
+    """
+
+    __slots__ = ("_addresses", "_good", "_names", "_peers")
+
+    def __init__(self) -> None:
+        self._addresses: Final = Failures()
+        self._names: Final = Failures()
+        self._peers: Final = Failures()
+        self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def delay_s(self, origin: Origin, now: float) -> float:
+        """Return the seconds before a login may be verified."""
+        if (origin.address, origin.name) in self._good:
+            return 0.0
+        address = _delay_s(self._addresses.count(origin.address, now) - ADDRESS_FREE, ADDRESS_DELAY_MAX_S)
+        return max(address, _delay_s(self._names.count(origin.name, now) - NAME_FREE, NAME_DELAY_MAX_S))
+
+    def strikes(self, origin: Origin, now: float) -> int:
+        """Return the number of failures of the connection."""
+        return self._peers.count(origin.peer, now)
+
+    def wrong(self, origin: Origin, now: float) -> None:
+        self._addresses.add(origin.address, now)
+        self._names.add(origin.name, now)
+        self._peers.add(origin.peer, now)
+        if self._peers.count(origin.peer, now) > 1:
+            self._good.pop((origin.address, origin.name), None)
+
+    def right(self, origin: Origin) -> None:
+        self._peers.forget(origin.peer)
+        if origin.address:
+            self._good[origin.address, origin.name] = None
+            self._good.move_to_end((origin.address, origin.name))
+            while len(self._good) > FAILURES_KEPT_MAX:
+                self._good.popitem(last=False)
+
+
+def _delay_s(failures: int, longest_s: float) -> float:
+    if failures < 0:
+        return 0.0
+    doublings = min(failures, 16)  # more than the longest delay needs, and small enough not to overflow
+    return min(DELAY_MIN_S * float(1 << doublings), longest_s)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A queued login, or other work that hashes a password.
+
+    ``turn``, ``name_turn`` and ``order`` belong to the queue.
+    """
+
+    origin: Origin
+    ready_at: float
+    strikes: int
+    run: Callable[[], None]
+    refuse: Callable[[], object]
+    turn: int = field(default=0)
+    name_turn: int = field(default=0)
+    order: int = field(default=0)
+
+
+class LoginQueue:
+    """Queued attempts, at most ``waiting_max``.
+
+    The attempt with the lowest turn is next. A new attempt gets a turn one above the last of its address, or one above
+    the turn of the attempt taken last. Within an address, names take turns in the same way, among attempts with equally
+    many failures.
+    """
+
+    __slots__ = ("_attempts", "_last_turns", "_name_turns", "_order", "_turn", "_waiting_max")
+
+    def __init__(self, waiting_max: int) -> None:
+        self._waiting_max: Final = waiting_max
+        self._attempts: list[Attempt] = []
+        self._last_turns: dict[str, int] = {}
+        self._name_turns: dict[str, int] = {}
+        self._turn = 0
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def add(self, attempt: Attempt) -> Attempt | None:
+        """Queue an attempt. If the queue is full, return the attempt that is dropped, which may be the new one."""
+        address = attempt.origin.address
+        attempt.turn = max(self._turn, self._last_turns.get(address, self._turn)) + 1
+        same = sum(
+            other.origin.address == address and other.origin.name == attempt.origin.name for other in self._attempts
+        )
+        attempt.name_turn = self._name_turns.get(address, 0) + 1 + same
+        self._order += 1
+        attempt.order = self._order
+        self._attempts.append(attempt)
+        self._last_turns[address] = attempt.turn
+        if len(self._attempts) <= self._waiting_max:
+            return None
+        worst = self._worst()
+        self._remove(worst)
+        return worst
+
+    def _worst(self) -> Attempt:
+        """Return the attempt to drop: of the address with most attempts, the one with most failures.
+
+        If none has failures, it is the newest attempt for the name with most attempts.
+        """
+        addresses = Counter(attempt.origin.address for attempt in self._attempts)
+        names = Counter((attempt.origin.address, attempt.origin.name) for attempt in self._attempts)
+
+        def burden(attempt: Attempt) -> tuple[int, int, int, int]:
+            origin = attempt.origin
+            return addresses[origin.address], attempt.strikes, names[origin.address, origin.name], attempt.order
+
+        return max(self._attempts, key=burden)
+
+    def take(self, now: float) -> Attempt | None:
+        """Remove and return the next attempt, None if none is ready."""
+        ready = [attempt for attempt in self._attempts if attempt.ready_at <= now]
+        if not ready:
+            return None
+        first = min(ready, key=lambda attempt: (attempt.turn, attempt.order))
+        same = [attempt for attempt in ready if attempt.origin.address == first.origin.address]
+        best = min(same, key=lambda attempt: (attempt.strikes, attempt.name_turn, attempt.order))
+        self._name_turns[best.origin.address] = best.name_turn
+        best.turn, first.turn = first.turn, best.turn
+        self._turn = best.turn
+        self._remove(best)
+        return best
+
+    def next_at(self) -> float | None:
+        """Return when the next attempt is ready."""
+        return min((attempt.ready_at for attempt in self._attempts), default=None)
+
+    def _remove(self, attempt: Attempt) -> None:
+        self._attempts.remove(attempt)
+        address = attempt.origin.address
+        if not any(other.origin.address == address for other in self._attempts):
+            self._last_turns.pop(address, None)
+            self._name_turns.pop(address, None)
+
 
 THREADS: Final = 1  # a second thread would take a core from connected clients
 # the minimum that OWASP recommends: some 40 ms
@@ -158,17 +370,17 @@ class Passwords:
             run=lambda: self._run(work, done),
             refuse=lambda: self._loop.call_soon(done, self._busy()),
         )
-        given_up = self._queue.add(attempt)
-        if given_up is attempt:
+        displaced = self._queue.add(attempt)
+        if displaced is attempt:
             raise self._busy()
-        if given_up is not None:
-            given_up.refuse()
-        self._go_on()
+        if displaced is not None:
+            displaced.refuse()
+        self._start_next()
 
     def _busy(self) -> Busy:
         return Busy(ErrorCode.BUSY, f"too many logins at once limit={self._waiting_max}", retry_after_ms=1_000)
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         """Start the next job, now or at the time when it is ready."""
         if self._running:
             return
@@ -186,7 +398,7 @@ class Passwords:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._go_on()
+        self._start_next()
 
     def _run(self, work: Callable[[], Result], done: Callable[[Result | Busy], None]) -> None:
         if self._threads is None:
@@ -195,7 +407,7 @@ class Passwords:
 
         def finished(result: Result) -> None:
             self._running = False
-            self._go_on()
+            self._start_next()
             done(result)
 
         self._threads.submit(lambda: self._loop.call_soon_threadsafe(finished, work()))

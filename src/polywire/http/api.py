@@ -16,8 +16,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.permissions import Action
 from polywire.broker.settings import TOPIC_SETTINGS
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.permissions import Action
 from polywire.errors import BrokerError
 from polywire.http import errors
 from polywire.http.api import Api

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.http.endpoints import ApiCall, Endpoint, partition_of

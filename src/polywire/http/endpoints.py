@@ -14,9 +14,9 @@ import msgspec
 from starlette.requests import Request
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import Action, Resource
 from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.permissions import Action, Resource
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import ErrorCode, Invalid, Missing

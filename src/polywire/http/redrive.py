@@ -20,11 +20,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from polywire.broker.actions import Action
 from polywire.broker.branches import Joined
 from polywire.broker.broker import Broker
 from polywire.broker.changes import TransactionalProducer
 from polywire.broker.owners import ITSELF
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import INTERNAL, Scope, Transaction
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode

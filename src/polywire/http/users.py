@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
-from polywire.broker.permissions import EVERYTHING, NOTHING, Grants, grant_words, parse_grants
+from polywire.broker.permissions import EVERYTHING, NOTHING, Action, Grants, grant_words, parse_grants
 from polywire.broker.users import ROOT_ID, User
 from polywire.errors import ErrorCode, Invalid
 from polywire.http.endpoints import ApiCall, Endpoint

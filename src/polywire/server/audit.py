@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from polywire.broker.audit import AuditEvent, Outcome
+from polywire.broker.authorization import AuditEvent, Outcome
 from polywire.clock import Clock
 from polywire.types import host_of
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 
 from polywire.broker.access import DEFAULT_NAME, Access
-from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner

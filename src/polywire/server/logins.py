@@ -20,7 +20,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
-from polywire.broker.audit import AuditEvent, AuditSink, Outcome, discard
+from polywire.broker.authorization import AuditEvent, AuditSink, Outcome, discard
 from polywire.broker.owners import ANONYMOUS
 from polywire.errors import Busy, ErrorCode
 

@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 from polywire.broker.access import Access, User
-from polywire.broker.identification import NOBODYS_HASH
+from polywire.broker.authentication import UNKNOWN_USER_HASH
 from polywire.broker.scram import Mechanism, Verifier, make_verifier
 from polywire.errors import BrokerError, Busy
 from polywire.log.base import Completion
@@ -78,9 +78,9 @@ class PasswordRights(Rights):
         self.token, self.ended = WRONG, self.now
 
     def _logins_of(self, user: User | None, tokens: Collection[str]) -> State:
-        kept = NOBODYS_HASH if user is None else user.password_hash
+        kept = UNKNOWN_USER_HASH if user is None else user.password_hash
         found = {token for token in tokens if cheap_hash(token) == kept}
-        require(found or kept == NOBODYS_HASH, "a password that was replaced is no more", user=self.name)
+        require(found or kept == UNKNOWN_USER_HASH, "a password that was replaced is no more", user=self.name)
         return frozenset((LOGIN, token) for token in found)
 
 

@@ -18,11 +18,9 @@ from polywire.broker.access import (
     Principal,
     User,
 )
-from polywire.broker.actions import Action
-from polywire.broker.audit import AuditEvent, Outcome
-from polywire.broker.login_queue import ADDRESS_FREE, DELAY_MIN_S
-from polywire.broker.passwords import check_password, hash_password
-from polywire.broker.permissions import ALL, EVERYTHING, Grants, Permission, opened, parse_grants
+from polywire.broker.authorization import AuditEvent, Outcome
+from polywire.broker.passwords import ADDRESS_FREE, DELAY_MIN_S, check_password, hash_password
+from polywire.broker.permissions import ALL, EVERYTHING, Action, Grants, Permission, opened, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing

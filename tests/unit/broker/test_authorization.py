@@ -7,9 +7,8 @@ import pytest
 
 from polywire.broker import changes
 from polywire.broker.access import ANONYMOUS_NAME, ConfiguredUser, Principal
-from polywire.broker.actions import ANYBODY, Action, Resource
 from polywire.broker.passwords import hash_password
-from polywire.broker.permissions import Grants, parse_grants
+from polywire.broker.permissions import ANYBODY, Action, Grants, Resource, parse_grants
 from polywire.broker.settings import AccessList, BrokerSettings, Listed, TopicSettings
 from polywire.broker.state import State
 from polywire.errors import Denied, ErrorCode
@@ -49,7 +48,7 @@ def test_the_first_dot_of_a_full_name_ends_its_stream(full: str, stream: str, to
 
 def test_every_action_asks_for_something_of_something() -> None:
     for action in Action:
-        assert action.is_everybodys is (action.resource is Resource.NOTHING), action
+        assert action.needs_no_permission is (action.resource is Resource.NOTHING), action
         assert action.listed is None or action.resource is Resource.TOPIC, action
     assert {Action.CONNECT} == ANYBODY
 

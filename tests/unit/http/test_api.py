@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from polywire.broker.actions import Action, Resource
-from polywire.broker.permissions import EVERYTHING, NOTHING, parse_grants
+from polywire.broker.permissions import EVERYTHING, NOTHING, Action, Resource, parse_grants
 from polywire.http import api, records
 from polywire.http.api import Api
 from polywire.http.endpoints import PREFIX, Endpoint
@@ -251,7 +250,7 @@ def path_of(endpoint: Endpoint) -> str:
     return PREFIX + endpoint.path.format(topic="shop.t", partition="0", group="g", user=user, token="kept")
 
 
-OWN = [endpoint for endpoint in ENDPOINTS if endpoint.action.is_everybodys]
+OWN = [endpoint for endpoint in ENDPOINTS if endpoint.action.needs_no_permission]
 BODY = {"to": "earliest", "password": "pass-word", "active": True, "partition": 0, "offset": 0}
 
 

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from polywire.broker.audit import AuditEvent, Outcome
+from polywire.broker.authorization import AuditEvent, Outcome
 from polywire.server.audit import LINES_MAX, WINDOW_S, AuditLog
 from polywire.testing.clock import SimulatedClock
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from polywire.broker.access import Access, Principal
-from polywire.broker.actions import ADMINISTRATION, ANYBODY, Action, Resource
-from polywire.broker.permissions import Permission
+from polywire.broker.permissions import ADMINISTRATION, ANYBODY, Action, Permission, Resource
 from polywire.broker.settings import Listed
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, Denied

@@ -10,8 +10,8 @@ from array import array
 from functools import partial
 from typing import Final
 
-from polywire.broker.actions import Action
 from polywire.broker.changes import SnapshotSaved
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, Invalid
 from polywire.log.base import Read

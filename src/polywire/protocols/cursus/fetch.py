@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Corrupt
 from polywire.log.base import Handle, Read

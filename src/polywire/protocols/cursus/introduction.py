@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.matching import DIGITS, LOWER, consists_of
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, encoded, integer, quote
 from polywire.protocols.cursus.session import Command, CursusSession, Reply

@@ -14,7 +14,7 @@ from itertools import chain
 from math import inf
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.protocols.cursus import decoder

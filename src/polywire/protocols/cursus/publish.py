@@ -9,8 +9,8 @@ from array import array
 from functools import partial
 from typing import Final
 
-from polywire.broker.actions import Action
 from polywire.broker.owners import NO_CALLER, Caller
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.cursus.messages import Refused, Request, integer, quote, topic_word
 from polywire.protocols.cursus.session import CursusSession

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
 from polywire.protocols.cursus.context import CursusBroker, CursusState

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Handle, Read

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topic_verbs import Then
 from polywire.broker.topics import Partition, Topic

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from polywire.broker.actions import Action
 from polywire.broker.changes import TransactionState
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import HeldOffsets, Scope, Transaction
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.protocols.flux import fetch, groups, produce, replicas, topics
 from polywire.protocols.flux.carrying import CarryingFluxSession
 from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings

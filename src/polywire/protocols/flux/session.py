@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import cython
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import Action, Resource
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.permissions import Action, Resource
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.flux import decoder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.flux.messages import (

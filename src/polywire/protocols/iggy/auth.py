@@ -14,8 +14,7 @@ from struct import Struct
 from typing import Final
 
 from polywire.broker.access import Principal, User
-from polywire.broker.actions import Action
-from polywire.broker.permissions import Grants, Permission, resource_name, split_resource_name
+from polywire.broker.permissions import Action, Grants, Permission, resource_name, split_resource_name
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode
 from polywire.log.base import Completion
 from polywire.protocols.iggy import errors, vsr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.protocols.iggy import auth, fetch, groups, held_polls, histories, offsets, produce, server, topics, vsr
 from polywire.protocols.iggy.carrying import CarryingIggySession
 from polywire.protocols.iggy.context import IggyBroker, IggySettings, Shared

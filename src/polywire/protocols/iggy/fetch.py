@@ -11,7 +11,7 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from polywire.broker.access import Principal, Where
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.errors import ErrorCode, Unavailable
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.directory import CHOSEN_MAX, NUMBER_MAX, STREAMS_SHARD, StreamKept

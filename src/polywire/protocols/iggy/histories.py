@@ -11,7 +11,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.lookup import partition_at, topic_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.directory import Stream

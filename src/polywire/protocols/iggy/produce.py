@@ -9,8 +9,8 @@ from functools import partial
 from struct import Struct
 from typing import Final
 
-from polywire.broker.actions import Action
 from polywire.broker.owners import NO_CALLER
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import decoder, errors

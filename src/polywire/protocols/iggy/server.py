@@ -18,7 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.build_info import VERSION
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors

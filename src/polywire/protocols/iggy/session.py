@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol
 
 from polywire.broker.access import Principal, Where
-from polywire.broker.actions import Action
 from polywire.broker.owners import ITSELF, Caller, caller_of
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Completion

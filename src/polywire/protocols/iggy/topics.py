@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.settings import TOPIC_RANGES, TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors

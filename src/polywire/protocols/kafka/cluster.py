@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.settings import TOPIC_RANGES, BrokerSettings, Compression, TopicSettings
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.protocols.kafka import schema

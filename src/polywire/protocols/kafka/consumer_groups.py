@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.groups.consumer import AWAY, JOINING, Beat, Subscription
 from polywire.broker.groups.consumer_groups import Beaten
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema

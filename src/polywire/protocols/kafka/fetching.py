@@ -13,7 +13,7 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Handle, Read

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.groups.classic import Phase
 from polywire.broker.groups.classic_groups import ClassicView
 from polywire.broker.groups.views import ConsumerGroupView
+from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, Denied, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from polywire.broker.actions import Action
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
+from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, Denied, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error

@@ -5,7 +5,7 @@ A client without permission gets the same error whether or not the topic exists.
 
 from __future__ import annotations
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka.errors import wire_error

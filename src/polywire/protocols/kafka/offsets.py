@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Completion

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from polywire.broker.access import Principal, Where
-from polywire.broker.actions import Action
 from polywire.broker.owners import Caller
+from polywire.broker.permissions import Action
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.messages import Request
 

@@ -11,9 +11,9 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from polywire.broker.actions import Action
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka import schema

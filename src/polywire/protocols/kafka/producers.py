@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.changes import ProducerState
 from polywire.broker.owners import ITSELF
+from polywire.broker.permissions import Action
 from polywire.broker.producers import WRAP
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import Transaction

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal, Where
-from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.protocols.kafka.codec import (
     BARE,

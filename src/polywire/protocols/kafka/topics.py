@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.protocols.kafka import schema

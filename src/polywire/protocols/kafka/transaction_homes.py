@@ -16,7 +16,7 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import produce as producing
 from polywire.protocols.kafka import producers, schema, transaction_lists, transactions

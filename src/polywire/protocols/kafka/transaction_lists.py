@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.changes import TransactionState
+from polywire.broker.permissions import Action
 from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from polywire.broker.actions import Action
 from polywire.broker.changes import TransactionState
 from polywire.broker.groups.commits import Commit
 from polywire.broker.owners import ITSELF
+from polywire.broker.permissions import Action
 from polywire.broker.producers import WRAP
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import Scope, Transaction, level_of

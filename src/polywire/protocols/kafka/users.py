@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from polywire.broker.actions import Action
-from polywire.broker.permissions import split_resource_name
+from polywire.broker.permissions import Action, split_resource_name
 from polywire.broker.scram import ITERATIONS_RANGE, Mechanism, Verifier, is_salt, verifier_of
 from polywire.broker.users import User
 from polywire.errors import BrokerError, ErrorCode
@@ -126,7 +125,7 @@ def _allowed(session: KafkaSession, user: User) -> Iterator[tuple[Resource, list
         return
     grants = user.grants.opened()
     cluster = [
-        number for number, action in CLUSTER_OPERATIONS if action.is_everybodys or grants.everywhere & action.bits
+        number for number, action in CLUSTER_OPERATIONS if action.needs_no_permission or grants.everywhere & action.bits
     ]
     yield Resource(CLUSTER, CLUSTER_NAME, LITERAL), cluster
     yield Resource(TOPIC, EVERY, LITERAL), _operations(grants.everywhere)

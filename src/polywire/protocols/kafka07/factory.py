@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.protocols.kafka07.carrying import CarryingKafkaSession
 from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX

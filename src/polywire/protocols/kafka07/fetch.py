@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Handle, Read

@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from polywire.broker.actions import Action
 from polywire.broker.owners import Caller
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07 import decoder, messages

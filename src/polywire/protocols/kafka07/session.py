@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, PeerError
 from polywire.log.base import Completion

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import Action, Resource
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.permissions import Action, Resource
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX, kind_of

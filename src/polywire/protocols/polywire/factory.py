@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.protocols.polywire import groups, produce, sealed_ranges, topics, transactions
 from polywire.protocols.polywire.carrying import CarryingSession
 from polywire.protocols.polywire.codec import NAME

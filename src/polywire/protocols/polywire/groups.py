@@ -10,7 +10,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import check_name, find_partition, kind_of, level_of

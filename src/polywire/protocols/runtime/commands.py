@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
-from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.permissions import ANYBODY, Action
 
 _Name = TypeVar("_Name")
 _Handler = TypeVar("_Handler")

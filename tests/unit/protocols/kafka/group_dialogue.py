@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from polywire.broker.access import Principal, Where
-from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.permissions import Action
 from polywire.protocols.kafka import consumer_groups, group_lists, groups, positions, producers, schema
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.codec import decode_request, encode_response

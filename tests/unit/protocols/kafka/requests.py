@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from struct import pack
 from typing import Any, NamedTuple
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import encode_request

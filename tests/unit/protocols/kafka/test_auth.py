@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from polywire.broker.access import ConfiguredUser
-from polywire.broker.audit import AuditEvent, Outcome
-from polywire.broker.login_queue import ADDRESS_FREE, DELAY_MIN_S
-from polywire.broker.passwords import hash_password
+from polywire.broker.authorization import AuditEvent, Outcome
+from polywire.broker.passwords import ADDRESS_FREE, DELAY_MIN_S, hash_password
 from polywire.broker.permissions import EVERYTHING, Grants
 from polywire.broker.scram import Mechanism, make_verifier
 from polywire.protocols.kafka import schema

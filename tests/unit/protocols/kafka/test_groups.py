@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from polywire.broker.access import Where
-from polywire.broker.actions import Action
 from polywire.broker.groups import classic
+from polywire.broker.permissions import Action
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing, Unavailable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polywire.broker.actions import Action
+from polywire.broker.permissions import Action
 from polywire.protocols.cursus.factory import COMMANDS as CURSUS
 from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
 from polywire.protocols.iggy.factory import COMMANDS as IGGY

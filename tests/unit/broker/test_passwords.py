@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polywire.broker.login_queue import (
+from polywire.broker.passwords import (
     ADDRESS_DELAY_MAX_S,
     ADDRESS_FREE,
     FAILURES_FORGOTTEN_S,

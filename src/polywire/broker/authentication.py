@@ -12,12 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
-from polywire.broker.actions import Action
-from polywire.broker.audit import AuditEvent, AuditSink, Outcome
-from polywire.broker.authorization import Authorization, KnownStreams
-from polywire.broker.login_queue import origin_of
+from polywire.broker.authorization import AuditEvent, AuditSink, Authorization, KnownStreams, Outcome
 from polywire.broker.owners import ANONYMOUS
-from polywire.broker.passwords import Passwords
+from polywire.broker.passwords import Passwords, origin_of
+from polywire.broker.permissions import Action
 from polywire.broker.scram import Mechanism, Verifier, no_verifier
 from polywire.broker.users import DEFAULT_NAME, DEFAULT_PASSWORD, ROOT, Principal, Token, User, digest_of, is_password
 from polywire.clock import Clock
@@ -33,12 +31,12 @@ KEPT_AS: Final = "scram"  # the key of a secret for the salts of unknown names, 
 KEY: Final = "key"
 KEY_BYTES: Final = 32
 # A hash of random bytes that are not stored. It is verified for unknown users, so that response times reveal nothing.
-NOBODYS_HASH: Final = (
+UNKNOWN_USER_HASH: Final = (
     "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
 )
 
 
-class Host(Protocol):
+class AuthBroker(Protocol):
     """The broker's operations that authentication uses."""
 
     @property
@@ -54,7 +52,7 @@ class Host(Protocol):
         """Store a value of a protocol; None removes it. Raises Busy."""
 
 
-class Identification(Authorization):
+class Authentication(Authorization):
     """The identity of clients; a subclass provides the users.
 
     Invariant: ``_logins`` counts how often a user's logins were ended. ``_salting`` has the secret if it could not be
@@ -64,7 +62,7 @@ class Identification(Authorization):
     __slots__ = ("_on_end", "_salting")
 
     audit: AuditSink
-    _broker: Host
+    _broker: AuthBroker
     _by_digest: dict[bytes, tuple[int, Token]]
     _by_name: dict[str, User]
     _clock: Clock
@@ -127,9 +125,9 @@ class Identification(Authorization):
         if user is None and self.is_open and (name, password) == (DEFAULT_NAME, DEFAULT_PASSWORD):
             self._passwords.soon(done, ROOT)
             return
-        kept = NOBODYS_HASH if user is None else user.password_hash
+        kept = UNKNOWN_USER_HASH if user is None else user.password_hash
         if not is_password(password):
-            kept, password = NOBODYS_HASH, "-"
+            kept, password = UNKNOWN_USER_HASH, "-"
 
         def verified(right: bool | Busy) -> None:
             done(self._let_in(name, right, peer, lambda user: user.password_hash == kept))
