@@ -1,7 +1,7 @@
 """Register the data source ``polywire`` with Spark, which searches top-level modules named ``pyspark_*``.
 
-``format("polywire")`` works without registration in any session that can import this module. The Spark worker that
-searches for data sources here exits without a traceback.
+``format("polywire")`` works without registration in any session that can import this module. Spark imports the module
+in a worker process that searches for data sources. If this worker loses its driver, it exits without a traceback.
 """
 
 from __future__ import annotations

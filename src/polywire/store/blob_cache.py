@@ -71,8 +71,8 @@ class CachedBlob:
 class BlobCache:
     """Cached blobs, oldest first. Thread-safe. Writers write ``stretch_bytes`` at a time.
 
-    Allocating more memory than writing needs is limited to a share of the time. So while the cache grows, it evicts
-    older blobs although the limit would allow more.
+    New memory is slow to allocate. Beyond the memory needed for writing, the cache spends at most an eighth of its
+    running time on allocating. So while the cache grows, it evicts older blobs although the limit would allow more.
 
     Args:
         bytes_max: limit of the cache; 0 caches nothing, but still provides memory to write from.

@@ -84,7 +84,8 @@ class _Entry:
 class ClassicGroups:
     """All classic groups of one broker.
 
-    Invariant: ``_table`` has the group of every entry. Other parts of the broker look up members in it.
+    Invariant: the group of each entry in ``_entries`` is also in ``_table``, in which other parts of the broker look up
+    members.
     """
 
     __slots__ = (

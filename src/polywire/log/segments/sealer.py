@@ -52,10 +52,10 @@ class Owner(Protocol):
         """
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        """Write a journal group that lists the segments of a slot, and the snapshot (its name, sequence of the broker's
-        state).
+        """Write a journal group that lists a slot's segments and names its snapshot.
 
-        ``done`` is called once that group is durable.
+        ``snapshot`` is the snapshot's name and the sequence of the last group that its broker state depends on. ``done`` is
+        called once the journal group is durable.
         """
 
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
