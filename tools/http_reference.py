@@ -146,7 +146,7 @@ def http_page(limits: Iterator[str]) -> Iterator[str]:
     """Yield every path with method, permission and parameters. ``limits``: the lines of the table of limits."""
     yield from ["# HTTP", "", MADE, ""]
     yield "HTTP listens on `127.0.0.1:9080` by default ([monitor](../operate/monitor.md), [console](../operate/console.md))."
-    yield "With users it takes `Basic` credentials, or an access token as `Bearer`."
+    yield "If the broker has users, it requires `Basic` credentials, or an access token as `Bearer`."
     yield ""
     rows = [("GET", f"`{path}`", _of_action(action), PAGES[path]) for path, action in HTTP_PAGES.items()]
     yield from table(("method", "path", "permission", "response"), rows)

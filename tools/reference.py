@@ -350,13 +350,15 @@ def _size(value: int) -> str:
 def compatibility_page() -> Iterator[str]:
     """Yield the page of features by protocol."""
     yield from ["# Compatibility", "", MADE, ""]
-    yield "All protocols share one log: records written over one can be read over every other. A protocol supports what it can express."
+    yield "Records written over one protocol can be read over every other. The table shows what Polywire's"
+    yield "[Python client](../develop/python.md) supports over each protocol. Clients of other systems may use more features of their own"
+    yield "protocol: [Protocols](protocols/index.md) describes each one."
     yield ""
     rows = [(ability.value, *("yes" if ability in wire.abilities else "–" for wire in WIRES)) for ability in Ability]
     yield from table(("feature", *(wire.name for wire in WIRES)), rows)
     yield ""
     yield "The test suite runs each scenario over every protocol that has the features it needs, and from every writing protocol to every"
-    yield "reading one. [Protocols](protocols/index.md) describes each of them."
+    yield "reading one."
 
 
 # Permissions.
@@ -365,9 +367,9 @@ def compatibility_page() -> Iterator[str]:
 def permissions_page() -> Iterator[str]:
     """Yield the page of permissions: actions, and the commands of each protocol by action."""
     yield from ["# Permissions", "", MADE, ""]
-    yield "On a broker with users, every request of every protocol is one of these actions. An action needs one of its permissions:"
-    yield "for everything, for the stream, or for the topic. *Any* means that the permission for any stream or topic is enough, and the"
-    yield "response covers only those. A topic's access list can restrict what a permission allows."
+    yield "On a broker with users, every request of every protocol is one of these actions. An action needs one of the listed"
+    yield "permissions, granted for everything, for the stream, or for the topic. *Any* means that the permission for any stream or topic"
+    yield "is enough, and the response covers only those. A topic's access list can restrict what a permission allows."
     yield "[How to give permissions](../operate/secure.md#choose-permissions)."
     yield ""
     rows = [

@@ -203,7 +203,7 @@ class BrokerSettings:
     """Defaults and limits of one broker.
 
     auto_create: create missing topics when a client produces to them or reads them.
-    partition_count: partitions of a topic that is created without a number.
+    partition_count: partitions of a topic that is created without a partition count.
     partition_count_max: partitions of one topic.
     topics_max: topics of the broker.
     partitions_max: partitions of the broker; one costs about 2 KiB of memory.
@@ -211,27 +211,29 @@ class BrokerSettings:
     record_bytes_max: key and value of one record; the largest payload that a protocol documents is 10 MB (Iggy). Small journal files
         lower it.
     durability: minimum level of every acknowledgement. With SYNCED, consumers see synced records only.
-    retention_age_us, retention_bytes: retention of topics without their own setting; 0 retains records forever.
+    retention_age_us: retention time of topics without their own setting; 0 retains records forever.
+    retention_bytes: retention size of each partition of topics without their own setting; 0 for no limit.
     tombstone_age_us: how long compaction retains a null value, so that consumers learn of the deletion.
     retention_interval_s: interval at which retention runs.
     retention_partitions_max: partitions checked per run, so that a run takes at most two milliseconds.
     member_timeout_s: a group member without a heartbeat for this long is removed.
     groups_max: groups of the broker.
-    members_max: members of one group; each change of members writes the whole group.
+    members_max: members of one group.
     members_total_max: members of all groups, about 700 bytes each.
     group_bytes_max: metadata and assignments of one classic group together; its leader receives them in one response.
-    session_timeout_min_s, session_timeout_max_s: session timeout that a member of a classic group may choose.
+    session_timeout_min_s: shortest session timeout that a member of a classic group may choose.
+    session_timeout_max_s: longest session timeout that a member of a classic group may choose.
     consumer_session_timeout_s: session timeout of members of consumer groups.
     group_expiry_us: when a group without members and offsets is deleted, unless it was created explicitly.
     positions_expiry_us: when unused offsets of a group without members are deleted; 0 never deletes them.
-    expiry_interval_s: interval at which expired state is searched.
+    expiry_interval_s: interval at which the broker searches for expired state.
     expiry_count_max: objects checked per search.
     expiry_grace_s: no offsets expire for this long after a start, because reads of offsets are not stored.
     name_bytes_max: length of the name of a group, member, consumer or writer.
     positions_max: committed offsets, about 150 bytes each.
     position_owners_max: consumers and groups with offsets, counted per topic, about 700 bytes each.
     position_metadata_bytes_max: metadata of one committed offset.
-    stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer is repeated.
+    stage_expiry_us: when staged batches that were not published are discarded; a Spark batch that takes longer is repeated.
     staged_bytes_max: staged bytes that are not published yet.
     producers_max: pairs of partition and idempotent producer, about 500 bytes each. Above it, the one idle for longest is forgotten.
     producer_expiry_us: when an idle producer is forgotten, which is longer than any client retries.
@@ -242,7 +244,8 @@ class BrokerSettings:
     bulk_share: share of topics, partitions, aggregates, events, snapshot bytes and staged bytes that one user or address may use.
     owner_share: share of every other limit on state that one user, or one address without a user, may use.
     state_bytes_max: memory for groups, offsets, writers, transactional ids, aggregates and protocol state, estimated.
-    reserved_count, reserved_bytes: state that every user may have even if others have used up the limits.
+    reserved_count: objects of each kind that every user may have even if others have used up the limits.
+    reserved_bytes: bytes of state that every user may have even if others have used up the limits.
     aggregates_max: aggregates, about 300 bytes each.
     events_max: events with remembered offsets, 8 to 16 bytes each.
     aggregate_key_bytes_max: key of an aggregate.
@@ -254,13 +257,13 @@ class BrokerSettings:
     transaction_batches_max: batches of one transaction; records, if the protocol stages them one by one.
     transaction_partitions_max: partitions that transactions of one epoch write to.
     transaction_positions_max: offsets that one transaction commits.
-    transaction_scopes_max: members, groups and topics of these offsets.
+    transaction_scopes_max: pairs of group and topic for which one transaction commits offsets.
     wire_state_bytes_max: size of one value of a protocol's own state.
     wire_state_keys_max: keys of one protocol's own state.
     users_max: users of the broker.
     tokens_max: access tokens of one user.
-    logins_waiting_max: logins that wait for their password to be hashed, about 40 ms each. Further ones get ``busy``, first those of the
-        address with the most.
+    logins_waiting_max: logins that wait for their password to be hashed, about 40 ms each. If more wait, logins of the address with
+        the most waiting logins get ``busy`` first.
     logins_cached_max: verified logins that are remembered, so that the same password need not be hashed again.
     """
 

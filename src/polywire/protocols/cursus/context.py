@@ -62,7 +62,8 @@ class CursusSettings:
     compression: compression of all frames to the broker; empty detects it for each frame (spec: cursus#compression).
     bare_publish: an envelope whose payload is not a command publishes it to its topic (spec: cursus#envelope). If unset, a mistyped command
         is an error instead.
-    host, port: address in METADATA and FIND_COORDINATOR; by default the address that the client connected to.
+    host: host in METADATA and FIND_COORDINATOR; by default the one that the client connected to.
+    port: port in METADATA and FIND_COORDINATOR; by default the one that the client connected to.
     idle_timeout_s: how long a connection without a stream may be idle (spec: cursus#connections).
     topic_wait_s: how long a write waits for its topic to be created (spec: cursus#publish).
     keepalive_s: interval of empty frames on a stream (spec: cursus#stream).

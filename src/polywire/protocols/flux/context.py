@@ -32,10 +32,13 @@ class FluxSettings:
     """Settings of FLUX, with the defaults of the original broker (spec: flux#settings).
 
     broker_id: id of this broker in metadata and roles.
-    host, port: address of this broker in metadata.
-    replication_factor, replication_factor_max: default and maximum number of replicas of a topic.
+    host: host of this broker in metadata.
+    port: port of this broker in metadata.
+    replication_factor: default number of replicas of a topic.
+    replication_factor_max: maximum number of replicas of a topic.
     min_isr: in-sync replicas that ``acks=all`` needs.
-    lag_max, lag_timeout_ms: records and time by which an in-sync follower may be behind.
+    lag_max: records by which an in-sync follower may be behind.
+    lag_timeout_ms: time since the last report of an in-sync follower.
     ack_all_timeout_ms: how long ``acks=all`` waits; clients time out after 5 s.
     strict_leaders: create topics without leaders, as the original broker does (spec: flux#our-choices).
     admin: enable ADMIN_* and SET_PARTITION_ROLE (spec: flux#our-choices).

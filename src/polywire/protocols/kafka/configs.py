@@ -95,7 +95,7 @@ TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
     "cleanup.policy": Config(
         LIST,
         "delete",
-        "`compact` retains the newest record of each key; retention applies with either",
+        "`compact` retains the newest record of each key; retention limits apply with every value",
         frozenset({"delete", "compact", "compact,delete", "delete,compact"}),
     ),
     "compression.type": Config(
