@@ -28,6 +28,7 @@ REWRITTEN_TESTS: Final = (
         for name in ("__main__", "chance", "disk", "files", "lone_world", "node", "process", "promises")
     ),
     *(f"tests/sim/{name}.py" for name in ("schedule", "shrink", "story", "tokens", "world", "worlds")),
+    *(f"tests/unit/{package}" for package in ("broker", "log")),
 )
 """Parts of the tests that have the new wording. Add a part here when it is rewritten."""
 

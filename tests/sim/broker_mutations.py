@@ -157,7 +157,7 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
         "reserve",
         "what belongs together is one group",
         replaced(FileLog, "reserve", nothing),
-        test=prepared(test_log.test_reserve_keeps_additions_in_one_group),
+        test=prepared(test_log.test_reserve_puts_several_appends_into_one_group),
     ),
     BrokerMutation(
         "answers", "a change is answered at its level", wrapped(WriteBatchVerbs, "change_all", _answered_in_memory)

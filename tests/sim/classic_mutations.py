@@ -66,7 +66,7 @@ CLASSIC_MUTATIONS: Final[Sequence[Mutation]] = (
         "what members have settled on is kept",
         replaced(ClassicGroups, "_keep", nothing),
         test=prepared(
-            test_classic_groups.test_members_have_their_generation_over_a_restart, memory=MemoryBroker, snapshot=bool
+            test_classic_groups.test_members_keep_their_generation_over_a_restart, memory=MemoryBroker, snapshot=bool
         ),
     ),
     ClassicMutation(

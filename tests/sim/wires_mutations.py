@@ -245,7 +245,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "not-back",
         "who has not come back stores nothing that others were dealt",
         replaced(Coordinator, "has_changed", lambda *_: False),
-        test=test_consumer_groups.test_who_has_not_come_back_stores_nothing_once_others_were_dealt_partitions_anew,
+        test=test_consumer_groups.test_a_member_cannot_commit_after_a_restart_once_partitions_were_reassigned,
     ),
     WiresMutation("wire-abort", "what is aborted is not there", wrapped(Transactions, "abort", _committed)),
     WiresMutation(

@@ -1,4 +1,4 @@
-"""Batches to produce and callbacks that remember what they were told."""
+"""Batches to produce, and completion callbacks that record their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polywire.types import Buffer
 
 
 class Answers:
-    """A completion that keeps its answers; an error has the offset -1."""
+    """A completion callback that records results; an error is recorded as offset -1."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
@@ -25,23 +25,23 @@ class Answers:
 
     @property
     def reported(self) -> bool:
-        """Whether there is an answer."""
+        """Return whether a result has arrived."""
         return bool(self.offsets)
 
     @property
     def code(self) -> ErrorCode:
-        """The code of the only answer, which is an error."""
+        """Return the code of the only result, which must be an error."""
         [error] = self.errors
         assert len(self.offsets) == 1
         return error.code
 
     def check(self) -> None:
-        """There is one answer, and it is no error."""
+        """Assert that there is exactly one result and that it is no error."""
         assert (len(self.offsets), self.errors) == (1, []), (self.offsets, self.errors)
 
 
 def batch_of(*values: bytes) -> bytearray:
-    """An unnumbered batch of records without keys."""
+    """Return a batch of keyless records without sequence numbers."""
     spans = array("q")
     at = 0
     for value in values:
@@ -51,7 +51,7 @@ def batch_of(*values: bytes) -> bytearray:
 
 
 def batch_by(producer: bytes, epoch: int, base: int, count: int = 1) -> bytearray:
-    """A batch of ``count`` one-byte records of an idempotent producer."""
+    """Return a batch of ``count`` one-byte records of an idempotent producer."""
     columns: dict[int, Buffer] = {
         Column.VALUE_OFFSETS: array("i", range(count + 1)).tobytes(),
         Column.VALUE_BYTES: b"v" * count,

@@ -1,4 +1,4 @@
-"""What the broker's tests have in common: a broker in memory and the answers it gave."""
+"""Fixtures of the broker's tests: a broker in memory and recorded results."""
 
 from __future__ import annotations
 

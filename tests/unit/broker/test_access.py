@@ -1,4 +1,4 @@
-"""Users, tokens and permissions: who is let in, what they may do, and that it outlives restarts."""
+"""Users, tokens, logins and permissions, live and after restarts."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ WAIT_S_MAX = 60.0
 
 
 def settle(memory: MemoryBroker, reported: list[Any]) -> Any:
-    """What a callback was told, once the thread that hashes is done."""
+    """Return the callback's result, once the hashing thread is done."""
     deadline = time.monotonic() + WAIT_S_MAX
     while not reported:
-        assert time.monotonic() < deadline, "nobody answered"
+        assert time.monotonic() < deadline, "no result arrived"
         memory.run()
         time.sleep(0.001)
     return reported.pop()
@@ -47,7 +47,7 @@ def settle(memory: MemoryBroker, reported: list[Any]) -> Any:
 def log_in(memory: MemoryBroker, name: str, password: str) -> Principal | BrokerError:
     reported: list[Any] = []
     memory.broker.access.log_in(name, password, reported.append)
-    assert not reported, "never from inside the call"
+    assert not reported, "the callback ran inside the call"
     answer: Principal | BrokerError = settle(memory, reported)
     return answer
 
@@ -65,7 +65,7 @@ def refused(answer: Principal | BrokerError) -> ErrorCode:
     return answer.code
 
 
-def test_a_new_password_ends_what_proved_the_old_one(memory: MemoryBroker) -> None:
+def test_a_new_password_drops_stored_scram_verifiers(memory: MemoryBroker) -> None:
     access = memory.broker.access
     carol = create(memory, "carol", "old")
     kept = make_verifier("old", Mechanism.SHA_256)
@@ -104,7 +104,7 @@ def test_configured_users_close_the_broker(memory: MemoryBroker) -> None:
     access.authorize(alice, Action.CLUSTER_ALTER)
     assert access.recall("alice", "secret") == alice
     assert access.recall("alice", "wrong") is None
-    assert log_in(memory, "alice", "secret") == alice, "and from what is remembered"
+    assert log_in(memory, "alice", "secret") == alice, "restored from the stored users"
     with pytest.raises(Denied):
         access.delete_user(access.user("alice"))
     with pytest.raises(Denied):
@@ -124,7 +124,7 @@ def test_configured_users_follow_their_file(memory: MemoryBroker) -> None:
     assert [user.name for user in access.users()] == ["bob"]
     with pytest.raises(Invalid):
         access.configure([])
-    assert not access.is_open, "an empty list opens the broker to nobody"
+    assert not access.is_open, "an empty list of users does not open the broker"
     assert [user.name for user in access.users()] == ["bob"]
 
 
@@ -147,7 +147,7 @@ def test_users_outlive_restarts(memory: MemoryBroker, snapshot: bool) -> None:
         assert caught.value.code is ErrorCode.DENIED
 
 
-def test_changes_count_at_once(memory: MemoryBroker) -> None:
+def test_changes_take_effect_immediately(memory: MemoryBroker) -> None:
     access = memory.broker.access
     user = create(memory, "dave", "first", EVERYTHING)
     principal = Principal(user.id, "dave")
@@ -177,7 +177,7 @@ def test_changes_count_at_once(memory: MemoryBroker) -> None:
     assert caught.value.code is ErrorCode.USER_MISSING
 
 
-def test_ids_are_never_given_twice(memory: MemoryBroker) -> None:
+def test_user_ids_are_never_reused(memory: MemoryBroker) -> None:
     first = create(memory, "first", "x")
     memory.broker.access.delete_user(first)
     memory.run()
@@ -195,7 +195,7 @@ def test_ids_are_never_given_twice(memory: MemoryBroker) -> None:
     assert access.user("alice").id > access.user("bob").id > alice
 
 
-def test_ids_go_on_where_they_were_not_counted_yet(memory: MemoryBroker) -> None:
+def test_user_ids_continue_without_a_stored_counter(memory: MemoryBroker) -> None:
     user = create(memory, "first", "x")
     memory.broker.set_wire_state(KEPT_AS, NEXT_ID_KEY, None)
     memory.run()
@@ -203,7 +203,7 @@ def test_ids_go_on_where_they_were_not_counted_yet(memory: MemoryBroker) -> None
     assert create(memory, "second", "x").id == user.id + 1
 
 
-def test_what_ends_logins(memory: MemoryBroker) -> None:
+def test_changes_to_a_user_end_its_logins(memory: MemoryBroker) -> None:
     access = memory.broker.access
     ended: list[int] = []
     access.on_end(ended.append)
@@ -229,7 +229,7 @@ def test_what_ends_logins(memory: MemoryBroker) -> None:
     reported_once(user)
     assert not access.is_current(by_password)
     assert not access.is_current(by_other)
-    assert access.is_current(access.renewed(by_password)), "who replaced it goes on"
+    assert access.is_current(access.renewed(by_password)), "the login that replaced the password stays valid"
     with pytest.raises(Denied):
         access.log_in_with_token(other)
     again = log_in(memory, "mallory", "second")
@@ -238,7 +238,7 @@ def test_what_ends_logins(memory: MemoryBroker) -> None:
     reported_once(user)
     access.update_user(access.user("mallory"), active=True)
     memory.run()
-    assert not access.is_current(again), "a login does not come back with its user"
+    assert not access.is_current(again), "recreating the user does not revive the login"
     again = log_in(memory, "mallory", "second")
     assert isinstance(again, Principal)
     access.delete_user(access.user("mallory"))
@@ -256,7 +256,7 @@ def test_configured_users_that_change_are_logged_out(memory: MemoryBroker) -> No
     bob = access.user("bob")
     access.configure([ALICE, ConfiguredUser("bob", HASH, NOTHING_GRANTED)])
     memory.run()
-    assert not ended, "other permissions count from the next request on"
+    assert not ended, "changed permissions apply from the next request"
     access.configure([ALICE, ConfiguredUser("bob", hash_password("other"), EVERYTHING)])
     memory.run()
     access.configure([ALICE])
@@ -273,7 +273,7 @@ def test_tokens_that_have_expired_end_logins(memory: MemoryBroker) -> None:
     assert not access.is_current(principal)
 
 
-def test_nobody_gives_what_it_does_not_have(memory: MemoryBroker) -> None:
+def test_users_cannot_grant_permissions_they_lack(memory: MemoryBroker) -> None:
     access = memory.broker.access
     access.configure([ALICE])
     clerk_user = create(memory, "clerk", "x", parse_grants(["manage_users", "consume@shop"]))
@@ -320,7 +320,7 @@ def test_tokens(memory: MemoryBroker) -> None:
         with pytest.raises(Denied):
             access.log_in_with_token(wrong)
     again = access.create_token(access.user("eve"), "short", None)
-    assert len(access.user("eve").tokens) == 1, "the expired one is gone"
+    assert len(access.user("eve").tokens) == 1, "the expired token is gone"
     access.delete_token(access.user("eve"), "short")
     with pytest.raises(Denied):
         access.log_in_with_token(again)
@@ -386,7 +386,7 @@ def test_a_guesser_waits_longer_and_longer(memory: MemoryBroker) -> None:
     assert isinstance(settle(memory, reported), Denied)
 
 
-def test_two_who_want_one_name(memory: MemoryBroker) -> None:
+def test_concurrent_creation_of_one_user_name_succeeds_once(memory: MemoryBroker) -> None:
     reported: list[Any] = []
     for _ in range(2):
         memory.broker.access.create_user("heidi", "x", None, done=reported.append)
@@ -423,8 +423,8 @@ def test_hashes() -> None:
     assert not check_password("rubbish", "secret")
 
 
-def test_a_login_that_is_over_may_do_nothing(memory: MemoryBroker) -> None:
-    """Not even what everybody who has logged in may do."""
+def test_an_ended_login_is_permitted_nothing(memory: MemoryBroker) -> None:
+    """Not even the actions that every logged-in user may take."""
     access = memory.broker.access
     access.configure([ALICE])
     user = create(memory, "trent", "first")

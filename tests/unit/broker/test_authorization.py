@@ -1,4 +1,4 @@
-"""What the table of permissions means: names, scopes, access lists, and what earlier releases have stored."""
+"""Permission checks: names, scopes, access lists and what earlier releases stored."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from polywire.types import TopicName
 HASH = hash_password("secret")
 
 
-def somebody(memory: MemoryBroker, words: str, name: str = "bob") -> Principal:
-    """A user who may do what the words say, on a broker that has users."""
+def user_with(memory: MemoryBroker, words: str, name: str = "bob") -> Principal:
+    """Create a user with these permissions, on a broker that has users."""
     access = memory.broker.access
     grants = parse_grants(words.split(",")) if words else Grants()
     access.configure([ConfiguredUser(name, HASH, grants), ConfiguredUser("other", HASH, Grants())])
@@ -46,7 +46,7 @@ def test_the_first_dot_of_a_full_name_ends_its_stream(full: str, stream: str, to
     assert name.is_plain
 
 
-def test_every_action_asks_for_something_of_something() -> None:
+def test_every_action_requires_a_permission_on_a_resource() -> None:
     for action in Action:
         assert action.needs_no_permission is (action.resource is Resource.NOTHING), action
         assert action.listed is None or action.resource is Resource.TOPIC, action
@@ -65,8 +65,8 @@ def test_every_action_asks_for_something_of_something() -> None:
         ("produce", False),
     ],
 )
-def test_nobody_makes_a_stream_in_passing(memory: MemoryBroker, words: str, allowed: bool) -> None:
-    bob, access = somebody(memory, words), memory.broker.access
+def test_creating_a_stream_implicitly_needs_the_permission(memory: MemoryBroker, words: str, allowed: bool) -> None:
+    bob, access = user_with(memory, words), memory.broker.access
     name = TopicName.parse("shop.new")
     assert access.permits(bob, Action.TOPIC_CREATE, name) is allowed
     memory.broker.streams.declare("shop")
@@ -78,46 +78,48 @@ def test_nobody_makes_a_stream_in_passing(memory: MemoryBroker, words: str, allo
     assert access.permits(bob, Action.TOPIC_CREATE, name) is allowed
 
 
-def test_a_dotted_name_means_the_same_to_who_makes_it_and_who_reads_it(memory: MemoryBroker) -> None:
-    bob, access = somebody(memory, "consume@shop"), memory.broker.access
+def test_a_dotted_name_resolves_the_same_for_creation_and_access(memory: MemoryBroker) -> None:
+    bob, access = user_with(memory, "consume@shop"), memory.broker.access
     for full, seen in (("shop.orders", True), ("shopping.orders", False), ("orders", False)):
         memory.broker.ensure_topic(full)
         assert access.permits(bob, Action.FETCH, memory.broker.resource(full)) is seen, full
-    assert access.permits(bob, Action.FETCH, memory.broker.resource("shop.missing")), "it tells nobody what exists"
+    assert access.permits(bob, Action.FETCH, memory.broker.resource("shop.missing")), (
+        "a denial must not reveal which topics exist"
+    )
 
 
-def test_rights_with_one_topic_count_however_it_was_spelled(memory: MemoryBroker) -> None:
+def test_permissions_on_one_topic_ignore_how_its_name_is_spelled(memory: MemoryBroker) -> None:
     for words in ("produce@shop/a.b", "produce@default/shop.a.b"):
-        bob = somebody(memory, words)
+        bob = user_with(memory, words)
         assert memory.broker.access.permits(bob, Action.PRODUCE, TopicName.parse("shop.a.b")), words
         assert not memory.broker.access.permits(bob, Action.PRODUCE, TopicName.parse("shop.a")), words
 
 
-def test_an_access_list_counts_for_everybody(memory: MemoryBroker) -> None:
+def test_an_access_list_applies_to_every_user(memory: MemoryBroker) -> None:
     access = memory.broker.access
     topic = memory.broker.create_topic(
         TopicName("default", "t"), settings=TopicSettings(access=AccessList(("bob",), ()))
     )
-    assert not access.permits(None, Action.FETCH, topic), "on an open broker nobody is bob"
+    assert not access.permits(None, Action.FETCH, topic), "on an open broker nothing authenticates bob"
     assert access.permits(None, Action.TOPIC_DESCRIBE, topic)
-    bob = somebody(memory, "admin,consume,produce,group")
+    bob = user_with(memory, "admin,consume,produce,group")
     other = Principal(access.user("other").id, "other")
     for action in Action:
         assert access.permits(bob, action, topic) is (action.listed is not Listed.WRITERS), action
-    assert not access.permits(other, Action.FETCH, topic), "a list gives no right"
+    assert not access.permits(other, Action.FETCH, topic), "an access list grants nothing"
     memory.broker.configure_topic(topic, TopicSettings(access=AccessList(None, ("*",))))
     assert access.permits(bob, Action.PRODUCE, topic)
 
 
-def test_who_comes_without_a_login_is_the_configured_anonymous(memory: MemoryBroker) -> None:
+def test_clients_without_a_login_act_as_the_configured_anonymous_user(memory: MemoryBroker) -> None:
     access = memory.broker.access
-    assert access.permits(access.nameless(None), Action.CLUSTER_ALTER), "an open broker asks nobody"
-    somebody(memory, "consume@shop")
+    assert access.permits(access.nameless(None), Action.CLUSTER_ALTER), "an open broker checks no permissions"
+    user_with(memory, "consume@shop")
     assert not access.has_anonymous
     with pytest.raises(Denied) as caught:
         access.nameless(None)
     assert caught.value.code is ErrorCode.LOGIN_REQUIRED
-    anonymous = somebody(memory, "consume@shop", ANONYMOUS_NAME)
+    anonymous = user_with(memory, "consume@shop", ANONYMOUS_NAME)
     assert access.has_anonymous
     assert access.nameless(None) == anonymous
     other = access.certified("other")
@@ -153,10 +155,10 @@ def test_topics_of_earlier_releases_keep_their_full_names() -> None:
         ({"auth_policy": "acl", "read_acl": "bob,eve", "write_acl": "eve"}, True, False),
     ],
 )
-def test_access_lists_of_earlier_releases_count(
+def test_access_lists_of_earlier_releases_still_apply(
     memory: MemoryBroker, policy: dict[str, str], reads: bool, writes: bool
 ) -> None:
-    bob = somebody(memory, "consume,produce")
+    bob = user_with(memory, "consume,produce")
     old = TopicSettings(wire_options={"cursus": msgspec.json.encode(policy)})
     made = memory.broker.create_topic(TopicName("default", "t"), settings=old)
     memory.run()

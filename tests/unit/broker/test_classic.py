@@ -1,4 +1,4 @@
-"""Classic groups: each rule of joining, sharing out, staying alive and leaving (concepts: groups#classic-groups)."""
+"""Classic groups: joining, assignment, sessions and leaving (concepts: groups#classic-groups)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def protocols(*names: str, metadata: bytes = b"m") -> tuple[tuple[str, bytes], .
 
 
 class Crowd:
-    """A group, its time, and what its members were answered last."""
+    """A group, its clock, and the latest response to each member."""
 
     def __init__(self, *, members_max: int = 10, bytes_max: int = 10_000) -> None:
         self.group = ClassicGroup("g", Limits(members_max, bytes_max))
@@ -72,7 +72,7 @@ class Crowd:
         self.group.leave(member, instance_id=instance, now=self.now)
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes; what has to end on the way ends when it is due."""
+        """Advance the clock; deadlines on the way expire when they are due."""
         end = self.now + seconds
         while (deadline := self.group.deadline) <= end:
             self.now = max(self.now, deadline)
@@ -80,7 +80,7 @@ class Crowd:
         self.now = end
 
     def reported(self, member: str, asked: Asked = Asked.JOIN) -> object:
-        """What a member was answered last; what the others were stays."""
+        """Return the latest response to a member and remove it; other members' responses stay."""
         self.answers += self.group.take_answers()
         mine = [answer for answer in self.answers if (answer.member_id, answer.asked) == (member, asked)]
         self.answers = [answer for answer in self.answers if answer not in mine]
@@ -102,7 +102,7 @@ class Crowd:
         return reported.code
 
     def settle(self, *members: str) -> None:
-        """A stable group of these, the first of which leads; each has its own name as its assignment."""
+        """Create a stable group of these members, led by the first; each is assigned its own name."""
         for count, member in enumerate(members):
             self.join(new_id=member)
             for earlier in members[:count]:
@@ -135,7 +135,7 @@ def test_one_member_leads_itself(crowd: Crowd) -> None:
     crowd.beat("a")
 
 
-def test_who_has_no_id_is_given_one_and_comes_back_with_it(crowd: Crowd) -> None:
+def test_a_member_without_an_id_gets_one_and_joins_with_it(crowd: Crowd) -> None:
     assert crowd.join(new_id="a", id_first=True) == "a"
     assert crowd.reported("a") == IdGiven("a")
     assert (crowd.phase(), crowd.group.member_count, crowd.group.has_members) == (Phase.EMPTY, 1, False)
@@ -143,7 +143,7 @@ def test_who_has_no_id_is_given_one_and_comes_back_with_it(crowd: Crowd) -> None
     assert crowd.joined("a").generation == 1
 
 
-def test_an_id_that_nobody_comes_back_with_is_forgotten(crowd: Crowd) -> None:
+def test_an_issued_id_that_is_never_used_expires(crowd: Crowd) -> None:
     crowd.join(new_id="a", id_first=True)
     assert crowd.group.deadline == SESSION_S
     crowd.pass_time(SESSION_S)
@@ -152,7 +152,7 @@ def test_an_id_that_nobody_comes_back_with_is_forgotten(crowd: Crowd) -> None:
         crowd.join("a", id_first=True)
 
 
-def test_a_generation_waits_for_whoever_was_given_an_id(crowd: Crowd) -> None:
+def test_a_rebalance_waits_for_a_member_that_was_issued_an_id(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join(new_id="b", id_first=True)
     crowd.join("a")
@@ -178,7 +178,7 @@ def test_a_second_member_has_the_first_join_again(crowd: Crowd) -> None:
     assert (crowd.assigned("a"), crowd.assigned("b")) == (b"1", b"2")
 
 
-def test_who_is_not_assigned_anything_is_told_so(crowd: Crowd) -> None:
+def test_a_member_without_an_assignment_gets_an_empty_one(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join("a")
     crowd.join("b")
@@ -187,7 +187,7 @@ def test_who_is_not_assigned_anything_is_told_so(crowd: Crowd) -> None:
     assert (crowd.assigned("a"), crowd.assigned("b")) == (b"1", b"")
 
 
-def test_the_same_is_assigned_as_often_as_somebody_asks(crowd: Crowd) -> None:
+def test_repeated_syncs_return_the_same_assignment(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     for _ in range(2):
         crowd.sync("b")
@@ -197,7 +197,7 @@ def test_the_same_is_assigned_as_often_as_somebody_asks(crowd: Crowd) -> None:
     assert crowd.assigned("b") == b"b"
 
 
-def test_most_members_decide_between_protocols_that_all_know(crowd: Crowd) -> None:
+def test_the_majority_chooses_among_protocols_all_members_support(crowd: Crowd) -> None:
     crowd.join(new_id="a", offered=protocols("sticky", "range", "odd"))
     crowd.join(new_id="b", offered=protocols("range", "sticky"))
     crowd.join(new_id="c", offered=protocols("range", "sticky"))
@@ -231,7 +231,7 @@ def test_the_first_member_must_have_a_protocol(
         crowd.join(new_id="a", protocol_type=protocol_type, offered=offered)
 
 
-def test_a_follower_that_says_the_same_again_disturbs_nobody(crowd: Crowd) -> None:
+def test_a_follower_rejoining_unchanged_causes_no_rebalance(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join("b")
     assert crowd.joined("b") == Joined("b", crowd.group.generation, "consumer", "range", "a")
@@ -240,7 +240,7 @@ def test_a_follower_that_says_the_same_again_disturbs_nobody(crowd: Crowd) -> No
     assert crowd.assigned("b") == b"b"
 
 
-def test_a_follower_that_says_something_else_has_all_join_again(crowd: Crowd) -> None:
+def test_a_follower_rejoining_with_new_metadata_causes_a_rebalance(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join("b", offered=protocols("range", metadata=b"other"))
     assert crowd.phase() is Phase.PREPARING
@@ -248,7 +248,7 @@ def test_a_follower_that_says_something_else_has_all_join_again(crowd: Crowd) ->
     assert [view.metadata for view in crowd.joined("a").members] == [b"mrange", b"otherrange"]
 
 
-def test_a_leader_that_joins_a_stable_group_begins_a_generation(crowd: Crowd) -> None:
+def test_a_leader_that_joins_a_stable_group_starts_a_rebalance(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join("a")
     assert crowd.joined("a").generation == 2
@@ -261,7 +261,7 @@ def test_a_leader_that_joins_while_others_wait_for_it_gets_the_same_generation(c
     assert crowd.joined("a") == first
 
 
-def test_who_waits_for_an_assignment_is_sent_to_join_when_the_group_changes(crowd: Crowd) -> None:
+def test_a_member_waiting_to_sync_must_rejoin_when_the_group_changes(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join("a")
     crowd.join("b")
@@ -276,7 +276,7 @@ def test_who_waits_for_an_assignment_is_sent_to_join_when_the_group_changes(crow
 
 
 @pytest.mark.parametrize("member", ["b", ""])
-def test_strangers_are_refused(crowd: Crowd, member: str) -> None:
+def test_unknown_members_are_refused(crowd: Crowd, member: str) -> None:
     crowd.settle("a")
     for verb in (crowd.beat, crowd.sync, crowd.leave):
         with pytest.raises(Missing) as caught:
@@ -306,7 +306,7 @@ def test_an_assignment_of_another_protocol_is_refused(crowd: Crowd, protocol_typ
     assert crowd.assigned("a") == b""
 
 
-def test_silent_members_are_taken_out(crowd: Crowd) -> None:
+def test_silent_members_are_removed(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.pass_time(SESSION_S - 1)
     crowd.beat("a")
@@ -319,7 +319,7 @@ def test_silent_members_are_taken_out(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("sign", ["beat", "sync", "join", "commit"])
-def test_what_is_a_sign_of_life(crowd: Crowd, sign: str) -> None:
+def test_every_request_of_a_member_renews_its_session(crowd: Crowd, sign: str) -> None:
     crowd.settle("a", "b")
     crowd.pass_time(SESSION_S - 1)
     match sign:
@@ -337,7 +337,7 @@ def test_what_is_a_sign_of_life(crowd: Crowd, sign: str) -> None:
     assert "b" not in {view.id for view in crowd.group.members}
 
 
-def test_who_does_not_join_again_in_time_is_taken_out(crowd: Crowd) -> None:
+def test_a_member_that_does_not_rejoin_in_time_is_removed(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join(new_id="c")
     for _ in range(int(REBALANCE_S) - 1):
@@ -352,7 +352,7 @@ def test_who_does_not_join_again_in_time_is_taken_out(crowd: Crowd) -> None:
     assert crowd.joined("c").generation == joined.generation
 
 
-def test_a_leader_that_assigns_nothing_does_not_keep_the_others_for_ever(crowd: Crowd) -> None:
+def test_a_leader_that_never_syncs_does_not_block_the_group(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join("a")
     crowd.join("b")
@@ -362,10 +362,10 @@ def test_a_leader_that_assigns_nothing_does_not_keep_the_others_for_ever(crowd: 
         crowd.beat("a")
         crowd.pass_time(1)
     assert crowd.refused("b", Asked.SYNC) is ErrorCode.GROUP_REBALANCING
-    assert [view.id for view in crowd.group.members] == ["b"], "who has asked for what it is assigned stays"
+    assert [view.id for view in crowd.group.members] == ["b"], "members that asked to sync stay"
 
 
-def test_who_never_asks_for_its_assignment_is_taken_out(crowd: Crowd) -> None:
+def test_a_member_that_never_syncs_is_removed(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join("a")
     crowd.join("b")
@@ -380,7 +380,7 @@ def test_who_never_asks_for_its_assignment_is_taken_out(crowd: Crowd) -> None:
     assert [view.id for view in crowd.group.members] == ["a"]
 
 
-def test_who_joined_first_and_went_away_does_not_wait_for_ever(crowd: Crowd) -> None:
+def test_a_new_member_that_disconnects_while_joining_is_removed(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join(new_id="b", rebalance_s=10 * NEW_MEMBER_S)
     for _ in range(int(NEW_MEMBER_S)):
@@ -391,7 +391,7 @@ def test_who_joined_first_and_went_away_does_not_wait_for_ever(crowd: Crowd) -> 
     assert [view.id for view in crowd.group.members] == ["a"]
 
 
-def test_leaving_has_the_others_join_again(crowd: Crowd) -> None:
+def test_leaving_makes_the_others_rejoin(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.leave("a")
     crowd.join("b")
@@ -408,7 +408,7 @@ def test_the_last_to_leave_empties_the_group(crowd: Crowd) -> None:
     assert crowd.joined("b").generation == 3
 
 
-def test_whoever_waits_and_leaves_is_answered(crowd: Crowd) -> None:
+def test_a_member_that_leaves_while_joining_gets_an_error(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join(new_id="b")
     crowd.leave("b")
@@ -417,7 +417,7 @@ def test_whoever_waits_and_leaves_is_answered(crowd: Crowd) -> None:
     crowd.joined("a")
 
 
-def test_an_id_can_be_given_back(crowd: Crowd) -> None:
+def test_an_issued_id_can_be_returned(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join(new_id="b", id_first=True)
     crowd.join("a")
@@ -426,7 +426,7 @@ def test_an_id_can_be_given_back(crowd: Crowd) -> None:
 
 
 def static_pair(crowd: Crowd) -> None:
-    """A stable group of two static members, the first of which leads."""
+    """Return a stable group of two static members, led by the first."""
     crowd.join(new_id="a", instance="A", id_first=True)
     crowd.join(new_id="b", instance="B", id_first=True)
     crowd.join("a", instance="A")
@@ -437,7 +437,7 @@ def static_pair(crowd: Crowd) -> None:
     crowd.group.take_answers()
 
 
-def test_a_static_member_comes_back_without_disturbing_anybody(crowd: Crowd) -> None:
+def test_a_static_member_returns_without_a_rebalance(crowd: Crowd) -> None:
     static_pair(crowd)
     assert crowd.join(new_id="b2", instance="B") == "b2"
     assert crowd.joined("b2") == Joined("b2", 2, "consumer", "range", "a")
@@ -456,7 +456,7 @@ def test_a_static_member_comes_back_without_disturbing_anybody(crowd: Crowd) -> 
 
 
 @pytest.mark.parametrize("may_skip", [False, True])
-def test_a_static_leader_that_comes_back_does_not_assign_anew(crowd: Crowd, may_skip: bool) -> None:
+def test_a_returning_static_leader_causes_no_new_assignment(crowd: Crowd, may_skip: bool) -> None:
     static_pair(crowd)
     crowd.join(new_id="a2", instance="A", may_skip=may_skip)
     joined = crowd.joined("a2")
@@ -471,7 +471,7 @@ def test_a_static_leader_that_comes_back_does_not_assign_anew(crowd: Crowd, may_
     assert crowd.assigned("a2") == b"1"
 
 
-def test_a_static_member_that_comes_back_for_another_protocol_has_all_join_again(crowd: Crowd) -> None:
+def test_a_static_member_that_returns_with_another_protocol_causes_a_rebalance(crowd: Crowd) -> None:
     offered = protocols("range", "sticky")
     for member in ("a", "b"):
         crowd.join(new_id=member, instance=member.upper(), offered=offered)
@@ -481,12 +481,12 @@ def test_a_static_member_that_comes_back_for_another_protocol_has_all_join_again
     preferred = protocols("sticky", "range")
     crowd.join(new_id="a2", instance="A", offered=preferred)
     crowd.group.take_answers()
-    assert crowd.phase() is Phase.STABLE, "one of two votes changes nothing"
+    assert crowd.phase() is Phase.STABLE, "one of two votes does not change the protocol"
     crowd.join(new_id="b2", instance="B", offered=preferred)
     assert crowd.phase() is Phase.PREPARING
 
 
-def test_who_waited_under_the_old_id_is_fenced(crowd: Crowd) -> None:
+def test_a_join_waiting_under_the_replaced_id_is_fenced(crowd: Crowd) -> None:
     crowd.settle("a")
     crowd.join(new_id="b", instance="B")
     crowd.join(new_id="b2", instance="B")
@@ -495,7 +495,7 @@ def test_who_waited_under_the_old_id_is_fenced(crowd: Crowd) -> None:
     assert crowd.joined("b2").generation == 2
 
 
-def test_a_static_member_keeps_its_place_until_its_session_ends(crowd: Crowd) -> None:
+def test_a_static_member_keeps_its_membership_until_its_session_ends(crowd: Crowd) -> None:
     static_pair(crowd)
     crowd.join(new_id="c", session_s=100.0, rebalance_s=5.0)
     crowd.join("a", instance="A", rebalance_s=5.0)
@@ -513,7 +513,7 @@ def test_a_static_member_leaves_by_its_instance(crowd: Crowd) -> None:
         crowd.leave("", instance="B")
 
 
-def test_who_may_commit(crowd: Crowd) -> None:
+def test_commits_need_the_current_member_and_generation(crowd: Crowd) -> None:
     group = crowd.group
     group.check_commit("", -1, now=0.0)
     crowd.join(new_id="a")
@@ -556,7 +556,7 @@ def test_bytes_of_members_are_limited() -> None:
     assert crowd.group.bytes <= 1000
 
 
-def test_a_group_ends_without_members_only(crowd: Crowd) -> None:
+def test_only_a_group_without_members_can_be_deleted(crowd: Crowd) -> None:
     crowd.settle("a")
     with pytest.raises(Conflict) as caught:
         crowd.group.end()

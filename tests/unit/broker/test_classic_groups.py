@@ -1,4 +1,4 @@
-"""Classic groups of a whole broker: answers, timers, limits, positions, and who may have which name (concepts: groups#classic-groups)."""
+"""Classic groups of a whole broker: timers, limits, offsets and names (concepts: groups#classic-groups)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SESSION_S = 10.0
 
 
 class Reported:
-    """What a member was answered."""
+    """The responses to one member."""
 
     def __init__(self) -> None:
         self.answers: list[object] = []
@@ -34,14 +34,14 @@ class Reported:
 
     @property
     def joined(self) -> Joined:
-        """The generation that the only answer tells of."""
+        """Return the join result in the only response."""
         [answer] = self.answers
         assert isinstance(answer, Joined), answer
         return answer
 
     @property
     def code(self) -> ErrorCode:
-        """Why the only answer refuses."""
+        """Return the error code in the only response."""
         [answer] = self.answers
         assert isinstance(answer, BrokerError), answer
         return answer.code
@@ -86,7 +86,7 @@ def code_of(caught: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
     return caught.value.code
 
 
-def test_answers_come_from_the_loop(memory: MemoryBroker) -> None:
+def test_responses_arrive_from_the_loop(memory: MemoryBroker) -> None:
     reported = join(memory, "a")
     assert reported.answers == []
     memory.run()
@@ -97,7 +97,7 @@ def test_answers_come_from_the_loop(memory: MemoryBroker) -> None:
     memory.broker.classic.heartbeat("g", "a", 1)
 
 
-def test_an_id_is_given_and_ends_by_itself(memory: MemoryBroker) -> None:
+def test_an_issued_id_expires(memory: MemoryBroker) -> None:
     reported = join(memory, "a", id_first=True)
     memory.run()
     assert reported.answers == [IdGiven("a")]
@@ -107,7 +107,7 @@ def test_an_id_is_given_and_ends_by_itself(memory: MemoryBroker) -> None:
     assert memory.broker.classic.names() == []
 
 
-def test_silent_members_are_taken_out_when_they_are_due(memory: MemoryBroker) -> None:
+def test_silent_members_are_removed_when_they_are_due(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.run()
     sync(memory, "a", 1)
@@ -124,7 +124,7 @@ def test_silent_members_are_taken_out_when_they_are_due(memory: MemoryBroker) ->
     assert code_of(caught) is ErrorCode.MEMBER_MISSING
 
 
-def test_who_asks_again_takes_the_place_of_its_earlier_question(memory: MemoryBroker) -> None:
+def test_a_repeated_join_replaces_the_waiting_one(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.run()
     first = join(memory, "b")
@@ -136,7 +136,7 @@ def test_who_asks_again_takes_the_place_of_its_earlier_question(memory: MemoryBr
     assert again.joined.generation == 2
 
 
-def test_a_group_that_nobody_uses_is_forgotten(memory: MemoryBroker) -> None:
+def test_an_unused_group_is_forgotten(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.run()
     memory.broker.classic.leave("g", "a")
@@ -146,7 +146,7 @@ def test_a_group_that_nobody_uses_is_forgotten(memory: MemoryBroker) -> None:
 
 
 @pytest.mark.parametrize("session_s", [5.9, 1800.1])
-def test_a_session_has_its_limits(memory: MemoryBroker, session_s: float) -> None:
+def test_session_timeouts_are_bounded(memory: MemoryBroker, session_s: float) -> None:
     with pytest.raises(Invalid) as caught:
         join(memory, "a", session_s=session_s)
     assert code_of(caught) is ErrorCode.INVALID_SESSION_TIMEOUT
@@ -154,7 +154,7 @@ def test_a_session_has_its_limits(memory: MemoryBroker, session_s: float) -> Non
 
 
 @pytest.mark.parametrize("group", ["", "g" * 256])
-def test_a_group_has_a_name(memory: MemoryBroker, group: str) -> None:
+def test_a_group_needs_a_valid_name(memory: MemoryBroker, group: str) -> None:
     with pytest.raises(Invalid) as caught:
         join(memory, "a", group=group)
     assert code_of(caught) is ErrorCode.INVALID_NAME
@@ -176,7 +176,7 @@ def test_groups_members_and_bytes_are_limited() -> None:
     join(memory, "e", group="three")
 
 
-def test_what_a_group_takes_is_given_back(memory: MemoryBroker) -> None:
+def test_the_memory_of_a_deleted_group_is_released(memory: MemoryBroker) -> None:
     usage = memory.broker._state.usage
     before = usage.bytes
     join(memory, "a", metadata=b"x" * 100, by=Caller(None, 7))
@@ -189,7 +189,7 @@ def test_what_a_group_takes_is_given_back(memory: MemoryBroker) -> None:
 
 
 class Writing:
-    """How members of these tests write what is assigned: they do not."""
+    """The assignment format of these tests: the broker cannot write it."""
 
     def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
         return b""
@@ -206,7 +206,7 @@ def restart(memory: MemoryBroker, *, snapshot: bool = False) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_members_have_their_generation_over_a_restart(memory: MemoryBroker, snapshot: bool) -> None:
+def test_members_keep_their_generation_over_a_restart(memory: MemoryBroker, snapshot: bool) -> None:
     joined = [join(memory, "a"), join(memory, "b", metadata=b"b says", instance="B")]
     memory.run()
     rejoined = join(memory, "", member="a")
@@ -238,10 +238,10 @@ def test_members_have_their_generation_over_a_restart(memory: MemoryBroker, snap
     memory.advance(2)
     with pytest.raises(Conflict) as caught:
         memory.broker.classic.heartbeat("g", "a", 2)
-    assert code_of(caught) is ErrorCode.GROUP_REBALANCING, "one whole session is over in which the other was silent"
+    assert code_of(caught) is ErrorCode.GROUP_REBALANCING, "the other member was silent for a whole session"
 
 
-def test_nothing_is_kept_of_a_group_that_has_not_settled(memory: MemoryBroker) -> None:
+def test_a_group_that_has_not_settled_is_not_stored(memory: MemoryBroker) -> None:
     for act in (
         lambda: join(memory, "b"),
         lambda: memory.broker.classic.leave("g", "a"),
@@ -260,7 +260,7 @@ def test_nothing_is_kept_of_a_group_that_has_not_settled(memory: MemoryBroker) -
             memory.broker.classic.heartbeat("g", "a", generation)
 
 
-def test_too_much_is_not_kept(memory: MemoryBroker) -> None:
+def test_assignments_over_the_limit_are_not_stored(memory: MemoryBroker) -> None:
     join(memory, "a", metadata=bytes(KEPT_BYTES_MAX))
     memory.run()
     reported = sync(memory, "a", 1)
@@ -270,7 +270,7 @@ def test_too_much_is_not_kept(memory: MemoryBroker) -> None:
     assert memory.broker.classic.view("g") is None
 
 
-def test_what_could_not_be_kept_at_once_is_kept_later(memory: MemoryBroker) -> None:
+def test_a_failed_store_of_assignments_is_retried(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.run()
     memory.log.disk_full = True
@@ -284,7 +284,7 @@ def test_what_could_not_be_kept_at_once_is_kept_later(memory: MemoryBroker) -> N
     memory.broker.classic.heartbeat("g", "a", 1)
 
 
-def test_what_is_shared_or_has_been_succeeded_begins_anew(memory: MemoryBroker) -> None:
+def test_stored_assignments_end_with_sharing_or_a_newer_generation(memory: MemoryBroker) -> None:
     memory.broker.ensure_topic("t")
     for group in ("g", "h"):
         join(memory, "a", group=group)
@@ -306,7 +306,7 @@ def test_what_is_shared_or_has_been_succeeded_begins_anew(memory: MemoryBroker) 
     assert not memory.broker._state.classic_groups
 
 
-def test_a_full_disk_keeps_nobody_from_sharing(memory: MemoryBroker) -> None:
+def test_a_full_disk_does_not_block_assignments(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.run()
     memory.log.disk_full = True
@@ -318,7 +318,7 @@ def test_a_full_disk_keeps_nobody_from_sharing(memory: MemoryBroker) -> None:
     memory.broker.classic.leave("g", "a")
 
 
-def test_members_join_again_after_a_restart_and_go_on_from_their_positions(memory: MemoryBroker) -> None:
+def test_members_rejoin_after_a_restart_and_resume_from_their_offsets(memory: MemoryBroker) -> None:
     memory.broker.ensure_topic("t")
     join(memory, "a")
     memory.run()
@@ -340,7 +340,7 @@ def test_members_join_again_after_a_restart_and_go_on_from_their_positions(memor
     memory.broker.classic.check_commit("g", "", -1)
 
 
-def test_what_was_read_before_a_restart_can_be_stored_until_somebody_joins(memory: MemoryBroker) -> None:
+def test_offsets_read_before_a_restart_can_be_committed_until_a_member_joins(memory: MemoryBroker) -> None:
     memory.broker.ensure_topic("t")
     for generation in (4, 7):
         memory.broker.classic.commit("g", {"t": {generation: Commit(5)}}, generation=generation, done=None)
@@ -361,7 +361,7 @@ def test_what_was_read_before_a_restart_can_be_stored_until_somebody_joins(memor
     assert classic.view("g") is not None
 
 
-def test_what_is_written_beside_positions_has_a_limit_and_is_counted(memory: MemoryBroker) -> None:
+def test_commit_metadata_is_limited_and_counted(memory: MemoryBroker) -> None:
     memory.broker.ensure_topic("t")
     classic, usage = memory.broker.classic, memory.broker._state.usage
     for metadata in ("x" * 4097, "é" * 2049, "\ud800"):
@@ -384,14 +384,14 @@ def test_what_is_written_beside_positions_has_a_limit_and_is_counted(memory: Mem
     assert classic.names() == []
 
 
-def test_one_topic_that_is_refused_does_not_keep_the_others(memory: MemoryBroker) -> None:
+def test_one_refused_topic_does_not_block_the_others(memory: MemoryBroker) -> None:
     commits = {"t": {0: Commit(1)}, "u": {0: Commit(1, metadata="x" * 5000)}}
     refused = memory.broker.classic.commit("g", commits, generation=-1, done=None)
     assert list(refused) == ["u"]
     assert memory.broker.classic.topics("g") == ["t"]
 
 
-def test_a_name_with_members_of_other_wires_is_theirs_in_that_topic(memory: MemoryBroker) -> None:
+def test_a_topic_with_members_of_other_protocols_refuses_classic_members(memory: MemoryBroker) -> None:
     groups, classic = memory.broker.groups, memory.broker.classic
     memory.broker.groups.join("g", "t", "m", wire="flux")
     with pytest.raises(Conflict) as caught:
@@ -407,7 +407,7 @@ def test_a_name_with_members_of_other_wires_is_theirs_in_that_topic(memory: Memo
     join(memory, "b", topics=("t",))
 
 
-def test_a_name_with_classic_members_is_theirs_in_their_topics(memory: MemoryBroker) -> None:
+def test_topics_with_classic_members_refuse_members_of_other_protocols(memory: MemoryBroker) -> None:
     join(memory, "a")
     with pytest.raises(Conflict) as caught:
         memory.broker.groups.join("g", "t", "m", wire="flux")
@@ -420,7 +420,7 @@ def test_a_name_with_classic_members_is_theirs_in_their_topics(memory: MemoryBro
     memory.broker.groups.join("g", "t", "m", wire="flux")
 
 
-def test_groups_of_all_wires_are_listed(memory: MemoryBroker) -> None:
+def test_groups_of_all_protocols_are_listed(memory: MemoryBroker) -> None:
     memory.broker.groups.join("coordinated", "t", "m", wire="flux")
     join(memory, "a", group="classic")
     memory.broker.commit_position("t", 0, GROUP, "positions", 1)
@@ -456,7 +456,7 @@ def test_a_deleted_group_and_its_positions_are_gone(memory: MemoryBroker) -> Non
     assert memory.broker.classic.names() == []
 
 
-def test_positions_stay_while_there_are_members_and_then_have_their_time() -> None:
+def test_offsets_stay_while_there_are_members_and_expire_afterwards() -> None:
     memory = MemoryBroker(BrokerSettings(positions_expiry_us=10_000_000, expiry_grace_s=0, expiry_interval_s=1))
     classic = memory.broker.classic
     memory.broker.ensure_topic("t")

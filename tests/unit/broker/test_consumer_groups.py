@@ -1,4 +1,4 @@
-"""Consumer groups of a whole broker: epochs, handing over, members of other wires, restarts, limits (concepts: groups#handing-over)."""
+"""Consumer groups of a whole broker: epochs, restarts and limits (concepts: groups#handing-over)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REBALANCE_S = 20.0
 
 
 class Consumer:
-    """A client that lets go as soon as it is told."""
+    """A client that releases partitions as soon as they are revoked."""
 
     def __init__(self, memory: MemoryBroker, id_: str, *topics: str, instance: str | None = None) -> None:
         self.memory = memory
@@ -60,7 +60,7 @@ class Consumer:
 
     @property
     def partitions(self) -> list[int]:
-        """What it reads in its only topic."""
+        """Return the partitions it reads of its only topic."""
         assert len(self.reading) <= 1
         return sorted(one for partitions in self.reading.values() for one in partitions)
 
@@ -85,7 +85,7 @@ def code_of(caught: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
 def commit(
     memory: MemoryBroker, consumer: Consumer, partition: int, epoch: int | None = None, *, topic: str = "t"
 ) -> ErrorCode | None:
-    """Store a position as clients do; why it was refused."""
+    """Commit an offset as clients do; return the error code, if any."""
     consumers, epoch = memory.broker.consumers, consumer.epoch if epoch is None else epoch
     try:
         consumers.check_epoch("g", consumer.id, epoch, instance_id=consumer.instance)
@@ -99,16 +99,16 @@ def commit(
     return refused[topic].code if refused else None
 
 
-def test_one_member_is_told_everything_at_once(memory: MemoryBroker) -> None:
+def test_a_single_member_is_assigned_everything_at_once(memory: MemoryBroker) -> None:
     one = Consumer(memory, "m1")
     reported = one.beat()
     assert one.partitions == [0, 1, 2, 3]
     assert reported.is_settled
     assert reported.epoch > 0
-    assert one.beat(is_full=False).assignment is None, "nothing has changed"
+    assert one.beat(is_full=False).assignment is None, "nothing has changed, so no assignment is sent"
 
 
-def test_a_partition_is_told_to_its_next_reader_after_the_last_one_let_go(memory: MemoryBroker) -> None:
+def test_a_partition_is_assigned_after_its_last_reader_released_it(memory: MemoryBroker) -> None:
     one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
     one.beat()
     assert not two.beat().is_settled
@@ -116,17 +116,17 @@ def test_a_partition_is_told_to_its_next_reader_after_the_last_one_let_go(memory
     epoch = one.epoch
     reported = one.beat(is_full=False)
     assert (one.partitions, reported.epoch, reported.is_settled) == ([0, 2], epoch, False), (
-        "its epoch is the old one while it lets go"
+        "a member keeps its old epoch until it has released its partitions"
     )
     two.beat(is_full=False)
-    assert two.partitions == [], "nobody has said that it let go"
+    assert two.partitions == [], "the first member has not confirmed the revocation"
     assert one.beat().is_settled
     assert two.beat(is_full=False).is_settled
     assert (one.partitions, two.partitions) == ([0, 2], [1, 3])
     assert one.epoch == two.epoch > epoch
 
 
-def test_a_member_reads_several_topics_and_others_some_of_them(memory: MemoryBroker) -> None:
+def test_members_with_different_subscriptions_share_a_group(memory: MemoryBroker) -> None:
     memory.broker.create_topic(TopicName.parse("u"), 2)
     one, two = Consumer(memory, "m1", "t", "u"), Consumer(memory, "m2", "u")
     one.beat()
@@ -140,7 +140,7 @@ def test_a_member_reads_several_topics_and_others_some_of_them(memory: MemoryBro
     assert one.epoch == two.epoch
 
 
-def test_who_reads_a_topic_no_more_lets_go_of_it_first(memory: MemoryBroker) -> None:
+def test_a_member_that_unsubscribes_releases_the_topic_first(memory: MemoryBroker) -> None:
     memory.broker.create_topic(TopicName.parse("u"), 2)
     one, two = Consumer(memory, "m1", "t", "u"), Consumer(memory, "m2", "u")
     one.beat()
@@ -154,7 +154,7 @@ def test_who_reads_a_topic_no_more_lets_go_of_it_first(memory: MemoryBroker) -> 
     assert two.partitions == [0, 1]
 
 
-def test_a_topic_that_comes_and_goes(memory: MemoryBroker) -> None:
+def test_a_topic_that_is_created_and_deleted_is_assigned_and_revoked(memory: MemoryBroker) -> None:
     one = Consumer(memory, "m1", "later")
     assert one.beat().is_settled
     assert one.reading == NOTHING
@@ -168,12 +168,12 @@ def test_a_topic_that_comes_and_goes(memory: MemoryBroker) -> None:
     assert one.reading == {again.id: {0, 1, 2}}
 
 
-def test_members_of_another_wire_share_a_group(memory: MemoryBroker) -> None:
+def test_members_of_another_protocol_share_a_group(memory: MemoryBroker) -> None:
     groups = memory.broker.groups
     one = Consumer(memory, "m1")
     one.beat()
     before = groups.join("g", "t", "m2", wire="flux")
-    assert before.partitions == (), "all of them are still read"
+    assert before.partitions == (), "every partition is still being read"
     one.beat(is_full=False)
     assert groups.heartbeat("g", "t", "m2", before.generation, wire="flux").partitions == ()
     one.beat()
@@ -194,7 +194,7 @@ def test_members_of_another_wire_share_a_group(memory: MemoryBroker) -> None:
     assert groups.view("g", "t") is not None
 
 
-def test_handing_over_among_consumers_begins_no_generation_for_others(memory: MemoryBroker) -> None:
+def test_a_handover_among_consumers_starts_no_generation_for_other_members(memory: MemoryBroker) -> None:
     memory.broker.grow_topic(memory.broker.topic("t"), 6)
     groups = memory.broker.groups
     one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
@@ -216,7 +216,7 @@ def test_handing_over_among_consumers_begins_no_generation_for_others(memory: Me
     assert found == [[0, 4], [1, 5], [2], [3]]
 
 
-def test_a_lost_answer_is_told_again(memory: MemoryBroker) -> None:
+def test_a_lost_response_is_repeated(memory: MemoryBroker) -> None:
     one = Consumer(memory, "m1")
     one.beat()
     epoch, reading = one.epoch, one.reading
@@ -230,13 +230,13 @@ def test_a_lost_answer_is_told_again(memory: MemoryBroker) -> None:
     one.epoch, one.reading = epoch, reading
     with pytest.raises(Conflict) as caught:
         one.beat()
-    assert code_of(caught) is ErrorCode.GENERATION_STALE, "it reads what it may not"
+    assert code_of(caught) is ErrorCode.GENERATION_STALE, "it reads partitions that are not assigned to it"
     one.epoch = 99
     with pytest.raises(Conflict):
         one.beat()
 
 
-def test_silent_members_are_gone(memory: MemoryBroker) -> None:
+def test_silent_members_are_removed(memory: MemoryBroker) -> None:
     one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
     one.beat()
     memory.advance(30.0)
@@ -251,7 +251,7 @@ def test_silent_members_are_gone(memory: MemoryBroker) -> None:
         one.beat(is_full=False)
 
 
-def test_who_does_not_let_go_in_time_is_gone(memory: MemoryBroker) -> None:
+def test_a_member_that_does_not_release_in_time_is_removed(memory: MemoryBroker) -> None:
     one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
     one.beat()
     two.beat()
@@ -265,7 +265,7 @@ def test_who_does_not_let_go_in_time_is_gone(memory: MemoryBroker) -> None:
     assert two.partitions == [0, 1, 2, 3]
 
 
-def test_a_static_member_keeps_its_place_while_it_is_away(memory: MemoryBroker) -> None:
+def test_a_static_member_keeps_its_assignment_while_it_is_away(memory: MemoryBroker) -> None:
     one, two = Consumer(memory, "m1", instance="i"), Consumer(memory, "m2")
     for consumer in (one, two, one, one, two):
         consumer.beat()
@@ -290,7 +290,7 @@ def test_a_static_member_keeps_its_place_while_it_is_away(memory: MemoryBroker) 
     assert two.partitions == [0, 1, 2, 3]
 
 
-def test_after_a_restart_members_have_their_seats_until_they_are_back(memory: MemoryBroker) -> None:
+def test_members_keep_their_assignments_over_a_restart_until_they_return(memory: MemoryBroker) -> None:
     groups = memory.broker.groups
     one = Consumer(memory, "m1")
     one.beat()
@@ -301,7 +301,7 @@ def test_after_a_restart_members_have_their_seats_until_they_are_back(memory: Me
     memory.restart()
     groups = memory.broker.groups
     assert groups.join("g", "t", "m2", wire="flux").partitions == (1, 3)
-    assert commit(memory, one, 0) is None, "what it has read before may be stored"
+    assert commit(memory, one, 0) is None, "records read before the restart can be committed"
     assert commit(memory, one, 1) is ErrorCode.PARTITION_NOT_ASSIGNED
     with pytest.raises(Missing):
         one.beat(is_full=False)
@@ -312,11 +312,13 @@ def test_after_a_restart_members_have_their_seats_until_they_are_back(memory: Me
     assert commit(memory, one, 0, epoch) is ErrorCode.GENERATION_STALE or one.epoch == epoch
     memory.restart()
     memory.advance(11.0)
-    assert memory.broker.groups.join("g", "t", "m2", wire="flux").partitions == (0, 1, 2, 3), "one has not come back"
+    assert memory.broker.groups.join("g", "t", "m2", wire="flux").partitions == (0, 1, 2, 3), (
+        "the first member has not returned"
+    )
 
 
-def test_who_has_not_come_back_stores_nothing_once_others_were_dealt_partitions_anew() -> None:
-    """What it was dealt may have been somebody else's meanwhile, who has read on."""
+def test_a_member_cannot_commit_after_a_restart_once_partitions_were_reassigned() -> None:
+    """Another member may have read its partitions meanwhile, and read further."""
     memory = broker_with_a_topic()
     one = Consumer(memory, "m1")
     one.beat()
@@ -330,7 +332,7 @@ def test_who_has_not_come_back_stores_nothing_once_others_were_dealt_partitions_
     assert commit(memory, one, one.partitions[0]) is None
 
 
-def test_commits_are_of_an_epoch(memory: MemoryBroker) -> None:
+def test_commits_need_the_current_epoch(memory: MemoryBroker) -> None:
     one = Consumer(memory, "m1")
     one.beat()
     assert commit(memory, one, 0) is None
@@ -338,15 +340,15 @@ def test_commits_are_of_an_epoch(memory: MemoryBroker) -> None:
     assert memory.broker.position("t", 0, PositionKind.GROUP, "g") == 7
 
 
-def test_a_member_stores_positions_of_a_topic_that_it_does_not_read(memory: MemoryBroker) -> None:
-    """After it has stopped reading the topic, in one that never had a group, and after a restart before it is back."""
+def test_a_member_can_commit_a_topic_that_it_does_not_read(memory: MemoryBroker) -> None:
+    """After it stopped reading the topic, in a topic that never had a group, and after a restart before it returned."""
     for name in ("u", "v"):
         memory.broker.create_topic(TopicName.parse(name), 2)
     one = Consumer(memory, "m1", "t", "u")
     one.beat()
     one.topics = frozenset({"t"})
     one.beat()
-    assert commit(memory, one, 0, topic="u") is None, "it has not let go of it yet"
+    assert commit(memory, one, 0, topic="u") is None, "the first member has not released it yet"
     one.beat()
     for topic in ("u", "v"):
         assert commit(memory, one, 0, topic=topic) is None
@@ -358,14 +360,16 @@ def test_a_member_stores_positions_of_a_topic_that_it_does_not_read(memory: Memo
         assert memory.broker.position(topic, 1, PositionKind.GROUP, "g") == 7
 
 
-def test_a_member_stores_no_position_that_another_member_reads(memory: MemoryBroker) -> None:
+def test_a_member_cannot_commit_a_partition_that_another_member_reads(memory: MemoryBroker) -> None:
     memory.broker.create_topic(TopicName.parse("u"), 2)
     one, two = Consumer(memory, "m1", "t", "u"), Consumer(memory, "m2", "u")
     one.beat()
     one.topics = frozenset({"t"})
     one.beat()
     two.beat()
-    assert commit(memory, two, 0, topic="u") is ErrorCode.PARTITION_NOT_ASSIGNED, "the first has not let go of it yet"
+    assert commit(memory, two, 0, topic="u") is ErrorCode.PARTITION_NOT_ASSIGNED, (
+        "the first member has not released it yet"
+    )
     assert commit(memory, one, 0, topic="u") is None
     one.beat()
     two.beat()
@@ -376,7 +380,7 @@ def test_a_member_stores_no_position_that_another_member_reads(memory: MemoryBro
     assert commit(memory, one, 0, topic="w") is ErrorCode.PARTITION_NOT_ASSIGNED
 
 
-def test_what_a_member_has_to_say_when_it_joins(memory: MemoryBroker) -> None:
+def test_a_joining_member_must_send_its_subscription(memory: MemoryBroker) -> None:
     consumers = memory.broker.consumers
     for beat in (
         Beat("m", JOINING, "kafka"),
@@ -407,7 +411,7 @@ def test_limits() -> None:
     assert [member.id for member in view.members] == ["m1", "m2"]
 
 
-def test_everything_that_was_counted_is_given_back(memory: MemoryBroker) -> None:
+def test_counted_memory_is_released(memory: MemoryBroker) -> None:
     before = memory.broker._state.usage.bytes
     one, two = Consumer(memory, "m1"), Consumer(memory, "m2", instance="i")
     for consumer in (one, two, one, one, two):
@@ -420,7 +424,7 @@ def test_everything_that_was_counted_is_given_back(memory: MemoryBroker) -> None
     assert memory.broker.consumers.names() == []
 
 
-def test_a_group_that_is_deleted_has_its_members_again(memory: MemoryBroker) -> None:
+def test_a_deleted_group_gets_its_members_back(memory: MemoryBroker) -> None:
     one = Consumer(memory, "m1")
     one.beat()
     memory.broker.groups.delete("g", "t")
@@ -429,7 +433,7 @@ def test_a_group_that_is_deleted_has_its_members_again(memory: MemoryBroker) -> 
     assert one.partitions == [0, 1, 2, 3]
 
 
-def test_seats_in_many_topics_are_taken_in_slices(memory: MemoryBroker) -> None:
+def test_memberships_in_many_topics_are_added_in_slices(memory: MemoryBroker) -> None:
     count = 2 * SEATS_AT_ONCE_MAX + 1
     names = [f"many{number}" for number in range(count)]
     for name in names:
@@ -437,14 +441,14 @@ def test_seats_in_many_topics_are_taken_in_slices(memory: MemoryBroker) -> None:
     memory.run()
     one = Consumer(memory, "m1", *names)
     reported = one.beat()
-    assert (len(one.reading), reported.is_settled) == (SEATS_AT_ONCE_MAX, False), "it comes back soon"
+    assert (len(one.reading), reported.is_settled) == (SEATS_AT_ONCE_MAX, False), "it returns within the session"
     memory.run()
     reported = one.beat(is_full=False)
     assert (len(one.reading), reported.is_settled) == (count, True)
     assert one.beat(is_full=False).assignment is None
 
 
-def test_who_goes_while_its_seats_are_taken_leaves_none(memory: MemoryBroker) -> None:
+def test_a_member_that_leaves_while_its_memberships_are_added_leaves_none_behind(memory: MemoryBroker) -> None:
     names = [f"many{number}" for number in range(3 * SEATS_AT_ONCE_MAX)]
     for name in names:
         memory.broker.create_topic(TopicName.parse(name), 1)
@@ -457,7 +461,7 @@ def test_who_goes_while_its_seats_are_taken_leaves_none(memory: MemoryBroker) ->
     assert not any(view.members for view in views if view is not None)
 
 
-def test_who_is_gone_leaves_its_many_seats_in_several_passes(memory: MemoryBroker) -> None:
+def test_many_memberships_of_an_expired_member_are_removed_in_several_passes(memory: MemoryBroker) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
     names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
@@ -484,7 +488,7 @@ def test_who_is_gone_leaves_its_many_seats_in_several_passes(memory: MemoryBroke
     assert list(memory.broker.consumers.view("g").members[0].topics) == [names[-1]]  # type: ignore[union-attr]  # it is there
 
 
-def test_who_leaves_many_seats_does_so_in_several_passes(memory: MemoryBroker) -> None:
+def test_many_memberships_of_a_leaving_member_are_removed_in_several_passes(memory: MemoryBroker) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
     names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
@@ -511,7 +515,7 @@ def test_who_leaves_many_seats_does_so_in_several_passes(memory: MemoryBroker) -
 
 
 @pytest.mark.parametrize("instance", [None, "i"])
-def test_who_comes_back_while_its_many_seats_are_left_is_a_member(memory: MemoryBroker, instance: str | None) -> None:
+def test_a_member_can_rejoin_while_its_many_memberships_are_removed(memory: MemoryBroker, instance: str | None) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
     names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
@@ -528,7 +532,7 @@ def test_who_comes_back_while_its_many_seats_are_left_is_a_member(memory: Memory
     assert len(again.reading) == len(names)
 
 
-def test_who_is_gone_is_taken_out_one_in_a_pass(memory: MemoryBroker) -> None:
+def test_expired_members_are_removed_one_per_pass(memory: MemoryBroker) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
     for number in range(5):

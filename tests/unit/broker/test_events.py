@@ -1,4 +1,4 @@
-"""Aggregates: versions without gaps, places of events, snapshots, and all of it after a restart."""
+"""Aggregates: gapless versions, offsets of events, snapshots, and all of it after a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polywire.types import Level, TopicName
 
 
 def partition_of(broker: Broker) -> Partition:
-    """The one partition of a topic of events."""
+    """Return the only partition of the topic of events."""
     topic = broker.find_topic("ev")
     if topic is None:
         topic = broker.create_topic(TopicName("default", "ev"), 1, TopicSettings(event_sourcing=True))
@@ -38,7 +38,7 @@ def places(memory: MemoryBroker, key: bytes, first_version: int = 1) -> tuple[in
     return version, list(offsets)
 
 
-def test_versions_follow_each_other_and_know_their_places() -> None:
+def test_versions_are_consecutive_and_map_to_offsets() -> None:
     memory = MemoryBroker()
     offsets = [append(memory, key, version) for key, version in ((b"a", 1), (b"b", 1), (b"a", 2), (b"a", 3))]
     memory.run()
@@ -54,7 +54,7 @@ def test_versions_follow_each_other_and_know_their_places() -> None:
     assert memory.broker.events.version(partition_of(memory.broker), b"a") == 3
 
 
-def test_plain_records_of_the_same_turn_do_not_move_an_event() -> None:
+def test_plain_records_of_the_same_turn_do_not_shift_an_event() -> None:
     memory = MemoryBroker()
     partition = partition_of(memory.broker)
     reported: list[int] = []
@@ -68,7 +68,7 @@ def test_plain_records_of_the_same_turn_do_not_move_an_event() -> None:
     memory.broker.produce(partition, from_records([Record(value=b"p")]), level=Level.WRITTEN, done=appends_more)
     offset = append(memory, b"a", 1)
     memory.run()
-    assert offset == 1, "nobody is told while an event gets its offset"
+    assert offset == 1, "the callback ran before the event had its offset"
     assert reported == [0, 2, 3]
     assert places(memory, b"a") == (1, [offset])
     (read,) = [memory.broker.fetch(partition, offset, bytes_max=1, then=lambda _: None)]
@@ -89,7 +89,7 @@ def test_a_topic_without_events_and_a_bad_key_are_refused() -> None:
             memory.broker.events.append(partition, key, 1, event(b"k", 1), level=Level.WRITTEN, done=None)
 
 
-def test_everything_outlives_a_restart_by_changes_and_by_snapshot() -> None:
+def test_versions_and_snapshots_survive_a_restart_from_changes_and_from_a_snapshot() -> None:
     memory = MemoryBroker()
     for version in (1, 2, 3):
         append(memory, b"a", version)
@@ -106,7 +106,7 @@ def test_everything_outlives_a_restart_by_changes_and_by_snapshot() -> None:
         memory.run()
 
 
-def test_retention_takes_events_but_neither_versions_nor_snapshots() -> None:
+def test_retention_removes_events_but_keeps_versions_and_snapshots() -> None:
     memory = MemoryBroker(BrokerSettings(events_max=4))
     for version in (1, 2, 3, 4):
         append(memory, b"a", version)

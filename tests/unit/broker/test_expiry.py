@@ -1,4 +1,4 @@
-"""What nobody uses any more ends in its time, whatever the clock on the wall does; what is used, or was made for itself, stays."""
+"""Expiry of unused groups, offsets, writers and transactions, independent of the wall clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_groups_without_members_and_positions_end_after_an_hour(idle: MemoryBrok
     idle.advance(0.5 * HOUR)
     assert groups(idle) == ["dead", "left", "living", "made"]
     idle.advance(1.5 * HOUR)
-    assert groups(idle) == ["dead", "living", "made"]  # nobody has taken out the dead one's member before
+    assert groups(idle) == ["dead", "living", "made"]  # the expired member has not been removed before
     idle.advance(2 * HOUR)
     assert groups(idle) == ["living", "made"]
     assert idle.broker.groups.topic_of("flux", "left") is None
@@ -90,7 +90,7 @@ def test_positions_end_after_seven_days_without_use(idle: MemoryBroker) -> None:
     assert position(idle, "asks", PositionKind.CONSUMER) == 5
 
 
-def test_a_clock_that_is_set_ends_nothing(idle: MemoryBroker) -> None:
+def test_setting_the_wall_clock_expires_nothing(idle: MemoryBroker) -> None:
     commit(idle)
     join(idle)
     idle.broker.transactions.begin_epoch("x", done=None)
@@ -107,7 +107,7 @@ def test_a_clock_that_is_set_ends_nothing(idle: MemoryBroker) -> None:
     assert idle.broker.transactions.begin_epoch("x", done=None).epoch == 1
 
 
-def test_what_was_stored_without_a_time_counts_from_the_start() -> None:
+def test_offsets_stored_without_a_time_expire_counting_from_the_start() -> None:
     memory = MemoryBroker(OFTEN)
     topic = memory.broker.ensure_topic("t")
     old = changes.PositionStored(topic.id, "", 0, PositionKind.CONSUMER, "old", 5)
@@ -131,7 +131,7 @@ def test_bare_names_without_a_group_end(idle: MemoryBroker) -> None:
     assert idle.broker._state.usage.count(Kind.BINDINGS) == 0
 
 
-def test_a_pass_is_bounded_and_goes_on_where_it_was() -> None:
+def test_a_pass_is_bounded_and_the_next_one_resumes_there() -> None:
     memory = MemoryBroker(BrokerSettings(expiry_interval_s=600.0, expiry_count_max=10))
     memory.broker.ensure_topic("t")
     for number in range(25):
@@ -143,7 +143,7 @@ def test_a_pass_is_bounded_and_goes_on_where_it_was() -> None:
     assert groups(memory) == []
 
 
-def test_a_full_disk_puts_it_off(idle: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_delays_expiry(idle: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     join(idle)
     idle.broker.groups.leave("g", "t", "m", None, wire="flux")
     with monkeypatch.context() as full:
@@ -158,7 +158,7 @@ def test_a_full_disk_puts_it_off(idle: MemoryBroker, monkeypatch: pytest.MonkeyP
     assert groups(idle) == []
 
 
-def test_what_is_deleted_is_forgotten_for_good(idle: MemoryBroker) -> None:
+def test_deleted_state_stays_deleted_and_frees_its_memory(idle: MemoryBroker) -> None:
     transactions = idle.broker.transactions
     transactions.begin(transactions.begin_epoch("x", done=None), done=None)
     idle.broker.publish("w", 7, [], done=None)
@@ -188,7 +188,7 @@ def test_what_is_deleted_is_forgotten_for_good(idle: MemoryBroker) -> None:
     assert restored.usage.bytes == 0
 
 
-def test_nothing_is_looked_for_once_storage_has_failed(idle: MemoryBroker) -> None:
+def test_expiry_stops_once_storage_has_failed(idle: MemoryBroker) -> None:
     idle.broker.configure_topic(idle.broker.topic("t"), TopicSettings(retention_bytes=1))
     for _ in range(2):
         idle.broker.produce(idle.broker.topic("t").partitions[0], batch_of(b"v"), level=Level.WRITTEN, done=None)

@@ -1,4 +1,4 @@
-"""Consumer groups: joining, dealing out, expiry and commits (concepts: groups#what-a-group-is)."""
+"""Consumer groups: joining, assignment, expiry and commits (concepts: groups#what-a-group-is)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refusal(memory: MemoryBroker, member: str, generation: int, *, topic: str = 
 
 
 def listed(owned: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Shares as plain numbers."""
+    """Return assignments as plain numbers."""
     return {member: tuple(partitions) for member, partitions in owned.items()}
 
 
@@ -65,11 +65,11 @@ def test_generations_count_from_two_and_rejoining_is_free(memory: MemoryBroker) 
     assert join(memory, "c").generation == 5
 
 
-def test_a_wire_that_counts_from_zero(memory: MemoryBroker) -> None:
+def test_a_protocol_whose_generations_count_from_zero(memory: MemoryBroker) -> None:
     assert memory.broker.groups.join("g", "t", "a", wire="cursus", first_generation=0).generation == 1
 
 
-def test_switching_topic_costs_two_and_leaves_the_old_one(memory: MemoryBroker) -> None:
+def test_switching_topic_costs_two_generations_and_leaves_the_old_one(memory: MemoryBroker) -> None:
     join(memory, "a", Assignor.RANGE)
     join(memory, "b")
     assert join(memory, "a", topic="u") == Membership(5, (0, 1, 2))
@@ -81,14 +81,14 @@ def test_switching_topic_costs_two_and_leaves_the_old_one(memory: MemoryBroker) 
     assert join(memory, "a").generation == 7
 
 
-def test_switching_takes_only_members_of_that_wire(memory: MemoryBroker) -> None:
+def test_switching_moves_only_members_of_that_protocol(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.broker.groups.join("g", "t", "i", wire="iggy")
     join(memory, "a", topic="u")
     assert memory.broker.groups.heartbeat("g", "t", "i", 4, wire="iggy") == Membership(4, (0, 1, 2))
 
 
-def test_members_of_several_wires_share_a_group(memory: MemoryBroker) -> None:
+def test_members_of_several_protocols_share_a_group(memory: MemoryBroker) -> None:
     join(memory, "a")
     assert memory.broker.groups.join("g", "t", "b", wire="iggy") == Membership(3, (1,))
     assert beat(memory, "a", 3) == Membership(3, (0, 2))
@@ -124,7 +124,7 @@ def test_removals_of_one_pass_cost_one_generation(memory: MemoryBroker) -> None:
     assert beat(memory, "c", 5) == Membership(5, (0, 1, 2))
 
 
-def test_commits_and_failed_calls_are_no_sign_of_life(memory: MemoryBroker) -> None:
+def test_commits_and_failed_calls_do_not_renew_a_session(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.advance(6)
     memory.broker.groups.commit("g", "t", "a", 2, 0, 1, wire="flux")
@@ -138,7 +138,7 @@ def test_commits_and_failed_calls_are_no_sign_of_life(memory: MemoryBroker) -> N
     assert beat(memory, "a", again).generation == again
 
 
-def test_leaving_counts_and_the_empty_group_stays(memory: MemoryBroker) -> None:
+def test_leaving_starts_a_generation_and_the_empty_group_stays(memory: MemoryBroker) -> None:
     answers = Answers()
     join(memory, "a")
     memory.broker.groups.leave("g", "t", "a", 2, wire="flux", done=answers)
@@ -211,7 +211,7 @@ def test_heartbeats_write_nothing(memory: MemoryBroker) -> None:
     assert memory.log.group_count == groups
 
 
-def test_a_join_is_answered_when_it_is_journalled(memory: MemoryBroker) -> None:
+def test_a_join_is_acknowledged_when_it_is_journalled(memory: MemoryBroker) -> None:
     first, again = Answers(), Answers()
     memory.broker.groups.join("g", "t", "a", wire="flux", level=Level.SYNCED, done=first)
     memory.broker.groups.join("g", "t", "a", wire="flux", level=Level.SYNCED, done=again)
@@ -237,7 +237,7 @@ def test_automatic_creation_changes_no_generation(memory: MemoryBroker) -> None:
     assert beat(memory, "a", 2).generation == 2
 
 
-def test_groups_go_with_their_topic_and_can_be_deleted(memory: MemoryBroker) -> None:
+def test_groups_are_deleted_with_their_topic_or_on_request(memory: MemoryBroker) -> None:
     topic = memory.broker.ensure_topic("t")
     join(memory, "a")
     memory.broker.groups.commit("g", "t", "a", 2, 0, 7, wire="flux")
@@ -269,7 +269,7 @@ def test_limits_and_names() -> None:
         assert caught.value.code is ErrorCode.INVALID_NAME
 
 
-def test_views_show_who_holds_what(memory: MemoryBroker) -> None:
+def test_views_show_each_members_partitions(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.advance(4)
     join(memory, "b")
@@ -280,7 +280,7 @@ def test_views_show_who_holds_what(memory: MemoryBroker) -> None:
     ]
 
 
-def test_who_has_expired_is_not_shown_and_looking_changes_nothing(memory: MemoryBroker) -> None:
+def test_views_omit_expired_members_without_changing_the_group(memory: MemoryBroker) -> None:
     groups = memory.broker.groups
     join(memory, "a")
     memory.advance(6)
@@ -289,7 +289,7 @@ def test_who_has_expired_is_not_shown_and_looking_changes_nothing(memory: Memory
     for view in (*groups.views(), groups.view("g", "t")):
         assert view is not None
         assert [(member.id, member.partitions) for member in view.members] == [("b", (0, 1, 2))]
-        assert view.generation == generation + 1, "as its members will find it"
+        assert view.generation == generation + 1, "the generation that its members will see"
     assert not memory.broker.uncommitted
     assert beat(memory, "b", generation + 1) == Membership(generation + 1, (0, 1, 2))
     memory.advance(10.001)
@@ -328,13 +328,13 @@ def test_a_group_begins_without_members(memory: MemoryBroker) -> None:
     assert groups.has_member("g", "t", "a")
 
 
-def test_a_connected_member_needs_no_sign_of_life(memory: MemoryBroker) -> None:
+def test_a_connected_member_needs_no_heartbeat(memory: MemoryBroker) -> None:
     groups = memory.broker.groups
     memory.broker.create_topic(TopicName("default", "t"), 2)
     groups.join("g", "t", "a", wire="iggy", connected=True)
     groups.join("g", "t", "b", wire="flux")
     memory.advance(60)
-    assert groups.heartbeat("g", "t", "a", None, wire="iggy").partitions == (0, 1), "the other one has expired"
+    assert groups.heartbeat("g", "t", "a", None, wire="iggy").partitions == (0, 1), "the other member has expired"
     memory.advance(60)
     assert groups.heartbeat("g", "t", "a", None, wire="iggy").partitions == (0, 1)
     groups.leave("g", "t", "a", None, wire="iggy")
@@ -346,7 +346,7 @@ def test_a_connected_member_needs_no_sign_of_life(memory: MemoryBroker) -> None:
     assert groups.join("g", "t", "c", wire="iggy").partitions == (0, 1), "connections end with the broker"
 
 
-def test_a_change_is_as_large_as_what_changed_however_many_members_stay(
+def test_the_size_of_a_stored_change_does_not_depend_on_the_group_size(
     memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -375,7 +375,7 @@ def test_a_change_is_as_large_as_what_changed_however_many_members_stay(
     assert [member.id for member in view.members] == [*members, "one more"]
 
 
-def test_positions_of_a_transaction_are_told_once_each(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_of_a_transaction_are_recorded_once_each(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     transactions = memory.broker.transactions
     transaction = transactions.begin_epoch("x", done=None)
     transactions.begin(transaction, done=None)

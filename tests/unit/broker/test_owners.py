@@ -1,4 +1,4 @@
-"""What belongs to a user is refused to others: transactional ids, writers, staged tokens, groups, positions, producers."""
+"""Owned state is refused to other users: transactional ids, writers, staged tokens, groups, offsets, producers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_NUMBER = 2**63 - 1
 
 
 def guard(memory: MemoryBroker) -> None:
-    """From now on there are users, and one who may manage servers."""
+    """Add users to the broker, one of whom may manage servers."""
     words = ("produce", "consume", "group", "transaction")
     users = [ConfiguredUser(name, "", parse_grants(words)) for name in USERS]
     memory.broker.access.configure([*users, ConfiguredUser("root", "", parse_grants(["admin"]))])
@@ -97,7 +97,7 @@ VERBS: dict[str, Verb] = {
 
 
 def fill(memory: MemoryBroker, by: Caller) -> None:
-    """Everything that can belong to somebody."""
+    """Create one of everything that can have an owner."""
     broker = memory.broker
     broker.transactions.begin_epoch("x", by=by, done=None)
     stage(memory, by, A)
@@ -111,7 +111,7 @@ def fill(memory: MemoryBroker, by: Caller) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_stranger_may_not_use_what_is_anothers(guarded: MemoryBroker, verb: str) -> None:
+def test_other_users_are_refused(guarded: MemoryBroker, verb: str) -> None:
     fill(guarded, user(guarded, "alice"))
     before = guarded.broker._state.snapshot()
     for stranger in (user(guarded, "bob"), NO_CALLER, caller_of(None, "10.0.0.9:1")):
@@ -124,7 +124,7 @@ def test_a_stranger_may_not_use_what_is_anothers(guarded: MemoryBroker, verb: st
     assert publish(guarded, user(guarded, "alice"), 2, B).duplicate is False
 
 
-def test_a_transactional_id_of_another_user_looks_like_none(guarded: MemoryBroker) -> None:
+def test_a_transactional_id_of_another_user_looks_missing(guarded: MemoryBroker) -> None:
     fill(guarded, user(guarded, "alice"))
     find = guarded.broker.transactions.find
     assert find("x", by=user(guarded, "bob")) is find("x", by=NO_CALLER) is None
@@ -132,9 +132,11 @@ def test_a_transactional_id_of_another_user_looks_like_none(guarded: MemoryBroke
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_its_owner_an_administrator_and_everybody_on_an_open_broker_may(memory: MemoryBroker, verb: str) -> None:
+def test_the_owner_an_administrator_and_any_client_of_an_open_broker_are_allowed(
+    memory: MemoryBroker, verb: str
+) -> None:
     if verb == "publish the last number":
-        return  # nobody may
+        return  # refused for every user
     guard(memory)
     fill(memory, user(memory, "alice"))
     VERBS[verb](memory, user(memory, "alice"))
@@ -156,12 +158,12 @@ def test_owners_outlive_a_restart(guarded: MemoryBroker, verb: str) -> None:
     again.restore(snapshot)
     assert again.snapshot() == snapshot
     guarded.restart()
-    if verb != "fence producer":  # recovery has it from batches, which do not say whose they are
+    if verb != "fence producer":  # recovered from batches, which do not record their owner
         with pytest.raises(Denied):
             VERBS[verb](guarded, user(guarded, "bob"))
 
 
-def test_what_an_administrator_has_used_stays_its_owners(guarded: MemoryBroker) -> None:
+def test_use_by_an_administrator_does_not_change_the_owner(guarded: MemoryBroker) -> None:
     fill(guarded, user(guarded, "alice"))
     guarded.broker.transactions.begin_epoch("x", by=user(guarded, "root"), done=None)
     publish(guarded, user(guarded, "root"), 2)
@@ -172,7 +174,7 @@ def test_what_an_administrator_has_used_stays_its_owners(guarded: MemoryBroker) 
     assert guarded.broker.transactions.begin_epoch("x", by=user(guarded, "alice"), done=None).epoch == 2
 
 
-def test_what_was_nobodys_is_the_first_users_who_uses_it(memory: MemoryBroker) -> None:
+def test_unowned_state_belongs_to_the_first_user_who_uses_it(memory: MemoryBroker) -> None:
     fill(memory, NO_CALLER)
     guard(memory)
     _join(memory, user(memory, "bob"))
@@ -185,14 +187,14 @@ def test_what_was_nobodys_is_the_first_users_who_uses_it(memory: MemoryBroker) -
         publish(memory, user(memory, "bob"), 3)
 
 
-def test_consumers_without_a_group_are_whoever_says_so(guarded: MemoryBroker) -> None:
+def test_offsets_of_consumers_without_a_group_have_no_owner(guarded: MemoryBroker) -> None:
     for name in USERS:
         guarded.broker.commit_position("t", 0, PositionKind.CONSUMER, "1", 3, by=user(guarded, name))
     guarded.run()
 
 
 def test_a_number_far_ahead_is_refused_and_the_owners_batch_is_stored(memory: MemoryBroker) -> None:
-    assert not publish(memory, NO_CALLER, 7).duplicate  # the first one is free
+    assert not publish(memory, NO_CALLER, 7).duplicate  # the first number is free
     stage(memory, NO_CALLER, A, ("w", 8))
     step = BrokerSettings().writer_step_max
     for number in (LAST_NUMBER, 7 + step + 1):
@@ -203,13 +205,13 @@ def test_a_number_far_ahead_is_refused_and_the_owners_batch_is_stored(memory: Me
     assert not publish(memory, NO_CALLER, 8 + step).duplicate
 
 
-def test_a_new_epoch_begins_anew(memory: MemoryBroker) -> None:
+def test_a_new_epoch_restarts_the_sequence(memory: MemoryBroker) -> None:
     partition = memory.broker.ensure_topic("t").partitions[0]
 
     def produce(epoch: int, base: int) -> None:
         memory.broker.produce(partition, batch_by(b"p", epoch, base), level=Level.WRITTEN, done=None)
 
-    produce(1, 40)  # nothing is known of it: it may have been forgotten
+    produce(1, 40)  # an unknown producer may start anywhere: it may have been forgotten
     produce(1, 41)
     with pytest.raises(Invalid) as caught:
         produce(2, 42)
@@ -219,7 +221,7 @@ def test_a_new_epoch_begins_anew(memory: MemoryBroker) -> None:
     produce(3, 0)
 
 
-def test_addresses_are_told_apart_by_their_networks() -> None:
+def test_addresses_are_distinguished_by_their_networks() -> None:
     one = owner_of_address("10.0.0.1:80")
     assert one == owner_of_address("10.0.0.1:90") == owner_of_address("::ffff:10.0.0.1:90") < UNOWNED
     assert one != owner_of_address("10.0.0.2:80")
@@ -228,7 +230,7 @@ def test_addresses_are_told_apart_by_their_networks() -> None:
     assert owner_of_address("unix") == owner_of_address("unix") < UNOWNED
 
 
-def test_who_owns_what_was_used() -> None:
+def test_ownership_passes_to_the_first_user_or_address() -> None:
     someone, address = Caller(None, 7), Caller(None, -5)
     assert heir(UNOWNED, NO_CALLER) == UNOWNED
     assert heir(UNOWNED, address) == -5

@@ -1,4 +1,4 @@
-"""Turns of logins: by address, the blameless first, and who guessed wrong later."""
+"""The order of queued logins: fair by address, and delays after wrong passwords."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_addresses_take_turns() -> None:
     assert order(queue) == ["a1", "b1", "a2", "b2", "a3"]
 
 
-def test_who_comes_back_waits_its_turn() -> None:
+def test_a_returning_address_waits_its_turn() -> None:
     queue = LoginQueue(64)
     for name in "12":
         queue.add(attempt("a", name))
@@ -52,15 +52,15 @@ def test_who_comes_back_waits_its_turn() -> None:
         found = queue.take(0.0)
         assert found is not None
         taken.append(found.origin.address)
-    assert taken.count("a") == 2, "an address that comes again and again holds up nobody for ever"
+    assert taken.count("a") == 2, "an address that keeps returning must not starve others"
 
 
-def test_the_blameless_go_first_within_an_address() -> None:
+def test_clients_without_failures_go_first_within_an_address() -> None:
     queue = LoginQueue(64)
     for name in "12":
         queue.add(attempt("a", name, strikes=3))
-    queue.add(attempt("a", "new"))
-    assert order(queue) == ["anew", "a1", "a2"]
+    queue.add(attempt("a", "3"))
+    assert order(queue) == ["a3", "a1", "a2"]
 
 
 def test_names_take_turns_within_an_address() -> None:
@@ -77,22 +77,22 @@ def test_names_take_turns_within_an_address() -> None:
         found = queue.take(0.0)
         assert found is not None
         taken.append(found.origin.name)
-    assert taken.count("alice") == 2, "new names hold up nobody for ever"
+    assert taken.count("alice") == 2, "new names must not starve earlier ones"
 
 
-def test_the_greedy_are_given_up_first() -> None:
+def test_addresses_with_the_most_attempts_are_dropped_first() -> None:
     queue = LoginQueue(3)
     first, worse, third = attempt("a", "1", strikes=1), attempt("a", "2", strikes=2), attempt("a", "3", strikes=1)
     for each in (first, worse, third):
         assert queue.add(each) is None
     assert queue.add(attempt("b")) is worse
-    assert queue.add(attempt("c")) is third, "the last come, of those who are alike"
+    assert queue.add(attempt("c")) is third, "among equals the latest attempt is dropped"
     late = attempt("c", "2")
     assert queue.add(late) is late
     assert len(queue) == 3
 
 
-def test_a_login_that_is_held_back_holds_up_nobody() -> None:
+def test_a_delayed_login_does_not_delay_others() -> None:
     queue = LoginQueue(64)
     queue.add(attempt("a", ready_at=5.0))
     queue.add(attempt("b", ready_at=1.0))
@@ -103,7 +103,7 @@ def test_a_login_that_is_held_back_holds_up_nobody() -> None:
     assert queue.next_at() is None
 
 
-def test_wrong_logins_slow_an_address_and_a_name_down() -> None:
+def test_wrong_logins_delay_an_address_and_a_name() -> None:
     backoff = Backoff()
     for number in range(ADDRESS_FREE):
         backoff.wrong(Origin(f"p{number}", "a", f"n{number}"), 0.0)
@@ -119,7 +119,7 @@ def test_wrong_logins_slow_an_address_and_a_name_down() -> None:
     assert NAME_FREE < 100
 
 
-def test_who_was_right_there_before_does_not_wait_for_guessers() -> None:
+def test_an_earlier_success_from_an_address_avoids_delays_caused_by_others() -> None:
     backoff = Backoff()
     home = Origin("p", "a", "alice")
     backoff.right(home)
@@ -130,10 +130,10 @@ def test_who_was_right_there_before_does_not_wait_for_guessers() -> None:
     assert backoff.delay_s(Origin("p", "c", "alice"), 0.0) > 0
     backoff.wrong(Origin("q", "a", "alice"), 0.0)
     backoff.wrong(Origin("q", "a", "alice"), 0.0)
-    assert backoff.delay_s(home, 0.0) > 0, "it guesses itself"
+    assert backoff.delay_s(home, 0.0) > 0, "wrong passwords of its own do delay it"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_failures_are_bounded() -> None:
     failures = Failures()
     for number in range(FAILURES_KEPT_MAX + 1):
         failures.add(str(number), 0.0)
@@ -143,7 +143,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert failures.count("1", 0.0) == 0
 
 
-def test_an_address_is_what_one_peer_has_for_itself() -> None:
+def test_an_ipv6_address_counts_by_its_64_bit_network() -> None:
     assert origin_of("10.0.0.1:5", "n") == Origin("10.0.0.1:5", "10.0.0.1", "n")
     site = origin_of("2001:db8::1:5", "n").address
     assert site == origin_of("2001:db8::ffff:6", "n").address

@@ -1,4 +1,4 @@
-"""Positions, the wires' own state and retention."""
+"""Committed offsets, protocol-specific state and retention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.broker.answers import Answers, batch_of
 GROUP, CONSUMER = PositionKind.GROUP, PositionKind.CONSUMER
 
 
-def test_positions_are_kept_as_given(memory: MemoryBroker) -> None:
+def test_committed_offsets_are_stored_as_given(memory: MemoryBroker) -> None:
     memory.broker.ensure_topic("orders")
     for offset in (5, 2, -7, 10**12):
         answers = Answers()
@@ -32,8 +32,8 @@ def test_positions_are_kept_as_given(memory: MemoryBroker) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_many_positions_are_one_change(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch, snapshot: bool) -> None:
-    """A group of 10,000 partitions commits all of them at once: a change for each would keep everybody else waiting."""
+def test_many_offsets_are_one_change(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch, snapshot: bool) -> None:
+    """Committing 10,000 partitions at once writes one change: a change for each would block other clients."""
     change = MemoryLog.change
     made: list[bytes] = []
 
@@ -47,7 +47,7 @@ def test_many_positions_are_one_change(memory: MemoryBroker, monkeypatch: pytest
     offsets = {number: number + 1 for number in range(1000)}
     memory.broker.commit_positions("wide", offsets, GROUP, "g")
     memory.broker.commit_positions("wide", {0: 77}, GROUP, "g")
-    memory.broker.commit_positions("wide", {}, GROUP, "nobody")
+    memory.broker.commit_positions("wide", {}, GROUP, "groupless")
     assert len(made) == 3
     memory.run()
     if snapshot:
@@ -59,7 +59,7 @@ def test_many_positions_are_one_change(memory: MemoryBroker, monkeypatch: pytest
     assert broker.positions_in("wide", GROUP, "g") == {0: 77}
 
 
-def test_positions_of_older_brokers_are_read(memory: MemoryBroker) -> None:
+def test_offsets_of_older_brokers_are_read(memory: MemoryBroker) -> None:
     topic = memory.broker.create_topic(TopicName("default", "old"))
     singly = tuple(changes.PositionStored(topic.id, "", number, GROUP, "g", 5) for number in range(2))
     memory.broker.change_all(singly, level=Level.WRITTEN, done=None)
@@ -68,7 +68,7 @@ def test_positions_of_older_brokers_are_read(memory: MemoryBroker) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_a_position_waits_for_its_topic(memory: MemoryBroker, snapshot: bool) -> None:
+def test_an_offset_waits_for_its_topic(memory: MemoryBroker, snapshot: bool) -> None:
     memory.broker.commit_position("later", 0, GROUP, "g", 3)
     memory.run()
     if snapshot:
@@ -81,7 +81,7 @@ def test_a_position_waits_for_its_topic(memory: MemoryBroker, snapshot: bool) ->
     assert memory.restart().position("later", 0, GROUP, "g") == 3
 
 
-def test_positions_go_with_their_topic(memory: MemoryBroker) -> None:
+def test_offsets_are_deleted_with_their_topic(memory: MemoryBroker) -> None:
     topic = memory.broker.ensure_topic("orders")
     memory.broker.commit_position("orders", 0, GROUP, "g", 3)
     memory.broker.delete_topic(topic)
@@ -92,7 +92,7 @@ def test_positions_go_with_their_topic(memory: MemoryBroker) -> None:
     assert memory.restart().position("orders", 0, GROUP, "g") is None
 
 
-def test_positions_of_one_owner_are_listed_and_deleted(memory: MemoryBroker) -> None:
+def test_offsets_of_one_owner_are_listed_and_deleted(memory: MemoryBroker) -> None:
     memory.broker.ensure_topic("a")
     for topic, partition, offset in (("a", 0, 1), ("a", 1, 2), ("b", 0, 3)):
         memory.broker.commit_position(topic, partition, GROUP, "g", offset)
@@ -108,7 +108,7 @@ def test_positions_of_one_owner_are_listed_and_deleted(memory: MemoryBroker) -> 
     assert memory.broker.positions(GROUP, "other") == {("a", 0): 9}
 
 
-def test_positions_are_bounded_but_can_still_move() -> None:
+def test_a_limit_on_offsets_still_allows_updates() -> None:
     memory = MemoryBroker(BrokerSettings(positions_max=1))
     memory.broker.commit_position("a", 0, GROUP, "g", 1)
     memory.broker.commit_position("a", 0, GROUP, "g", 2)
@@ -121,14 +121,14 @@ def test_positions_are_bounded_but_can_still_move() -> None:
 @pytest.mark.parametrize(
     ("partition", "name", "offset"), [(-1, "g", 0), (10_000, "g", 0), (0, "", 0), (0, "g" * 256, 0), (0, "g", 2**63)]
 )
-def test_bad_positions(memory: MemoryBroker, partition: int, name: str, offset: int) -> None:
+def test_invalid_offsets_are_refused(memory: MemoryBroker, partition: int, name: str, offset: int) -> None:
     with pytest.raises(BrokerError) as caught:
         memory.broker.commit_position("a", partition, GROUP, name, offset)
     assert caught.value.code in (ErrorCode.INVALID_NAME, ErrorCode.INVALID_REQUEST)
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_wire_state_is_kept_apart_and_survives(memory: MemoryBroker, snapshot: bool) -> None:
+def test_protocol_state_is_separate_and_survives_a_restart(memory: MemoryBroker, snapshot: bool) -> None:
     memory.broker.set_wire_state("flux", "leader", b"\x01")
     memory.broker.set_wire_state("flux", "gone", b"\x02")
     memory.broker.set_wire_state("iggy", "leader", b"\x03")
@@ -142,7 +142,7 @@ def test_wire_state_is_kept_apart_and_survives(memory: MemoryBroker, snapshot: b
     assert dict(memory.broker.wire_state("other")) == {}
 
 
-def test_wire_state_is_bounded() -> None:
+def test_protocol_state_is_bounded() -> None:
     memory = MemoryBroker(BrokerSettings(wire_state_bytes_max=2, wire_state_keys_max=1))
     with pytest.raises(BrokerError):
         memory.broker.set_wire_state("flux", "a", b"123")
@@ -155,7 +155,7 @@ def test_wire_state_is_bounded() -> None:
 
 
 def fill(memory: MemoryBroker, topic: str, settings: TopicSettings, seconds: int) -> None:
-    """One record a second into partition 0."""
+    """Write one record a second to partition 0."""
     partition = memory.broker.create_topic(TopicName("default", topic), 1, settings).partitions[0]
     for _ in range(seconds):
         memory.broker.produce(partition, batch_of(b"v" * 100), level=Level.WRITTEN, done=None)
@@ -167,7 +167,7 @@ def first(memory: MemoryBroker, topic: str) -> int:
     return memory.broker.topic(topic).partitions[0].log.first_offset
 
 
-def test_retention_by_age_and_size_trims_what_is_beyond() -> None:
+def test_retention_by_age_and_size_trims_older_records() -> None:
     memory = MemoryBroker(BrokerSettings(retention_age_us=5_000_000))
     fill(memory, "aged", TopicSettings(), 4)
     fill(memory, "kept", TopicSettings(retention_age_us=KEEP), 4)
@@ -180,7 +180,7 @@ def test_retention_by_age_and_size_trims_what_is_beyond() -> None:
     assert (first(memory, "aged"), first(memory, "kept"), first(memory, "sized")) == (4, 0, 3)
 
 
-def test_retention_looks_at_a_bounded_number_and_comes_round() -> None:
+def test_retention_checks_a_bounded_number_of_partitions_in_turn() -> None:
     memory = MemoryBroker(BrokerSettings(retention_age_us=1, retention_partitions_max=1, retention_interval_s=1000))
     for topic in ("a", "b"):
         fill(memory, topic, TopicSettings(), 1)
@@ -190,7 +190,7 @@ def test_retention_looks_at_a_bounded_number_and_comes_round() -> None:
     assert (first(memory, "a"), first(memory, "b")) == (1, 1)
 
 
-def test_retention_goes_on_when_the_log_had_no_room() -> None:
+def test_retention_resumes_after_a_full_disk() -> None:
     memory = MemoryBroker(BrokerSettings(retention_age_us=1, retention_partitions_max=8, retention_interval_s=1000))
     for topic in ("a", "b"):
         fill(memory, topic, TopicSettings(), 1)
@@ -202,7 +202,7 @@ def test_retention_goes_on_when_the_log_had_no_room() -> None:
     assert (first(memory, "a"), first(memory, "b")) == (1, 1)
 
 
-def test_a_closed_broker_does_nothing_more(memory: MemoryBroker) -> None:
+def test_a_closed_broker_trims_nothing(memory: MemoryBroker) -> None:
     answers = Answers()
     partition = memory.broker.ensure_topic("a").partitions[0]
     memory.broker.produce(partition, batch_of(b"v"), level=Level.SYNCED, done=answers)
@@ -214,7 +214,7 @@ def test_a_closed_broker_does_nothing_more(memory: MemoryBroker) -> None:
     assert caught.value.code is ErrorCode.STOPPING
 
 
-def test_owners_of_positions_are_bounded() -> None:
+def test_owners_of_offsets_are_bounded() -> None:
     memory = MemoryBroker(BrokerSettings(position_owners_max=1))
     memory.broker.commit_position("a", 0, GROUP, "g", 1)
     memory.broker.commit_position("a", 1, GROUP, "g", 2)
@@ -224,7 +224,7 @@ def test_owners_of_positions_are_bounded() -> None:
     memory.broker.commit_position("a", 0, GROUP, "h", 1)
 
 
-def test_positions_of_older_brokers_have_nothing_beside_them() -> None:
+def test_offsets_of_older_brokers_have_no_metadata() -> None:
     older = [6, b"i" * 16, "", 3, "group", "g", 5, 1, 0, 99], [30, b"i" * 16, "", "group", "g", {3: 5}, 1, 0, 99]
     one, several = (changes.decode_change(msgspec.msgpack.encode(stored)) for stored in older)
     assert one == changes.PositionStored(b"i" * 16, "", 3, GROUP, "g", 5, 1, 0, 99, epoch=-1, metadata="")

@@ -1,4 +1,4 @@
-"""Producers whose sequences wrap around: Kafka's rules, and the ids they get (spec: kafka#idempotent-producers)."""
+"""Producers whose sequences wrap around: Kafka's rules, and producer ids (spec: kafka#idempotent-producers)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def partition_of(memory: MemoryBroker, number: int = 0) -> Partition:
 
 
 def begin(memory: MemoryBroker, epoch: int, sequence: int, count: int = 1, number: int = 0) -> Answers:
-    """Produce as a wire does whose sequences wrap, and leave the answer for later. Raises what is refused."""
+    """Produce as a protocol with wrapping sequences does, without waiting for the acknowledgement."""
     partition, answers = partition_of(memory, number), Answers()
     base = memory.broker.producer_sequence(partition, ID, epoch=epoch, sequence=sequence)
     memory.broker.produce(partition, batch_by(ID, epoch, base, count), level=Level.WRITTEN, done=answers)
@@ -28,7 +28,7 @@ def begin(memory: MemoryBroker, epoch: int, sequence: int, count: int = 1, numbe
 
 
 def produced(memory: MemoryBroker, epoch: int, sequence: int, count: int = 1, number: int = 0) -> int:
-    """Where its first record lies."""
+    """Return the offset of the batch's first record."""
     answers = begin(memory, epoch, sequence, count, number)
     memory.run()
     assert answers.errors == []
@@ -41,7 +41,7 @@ def refused(memory: MemoryBroker, epoch: int, sequence: int, count: int = 1) -> 
     return caught.value.code
 
 
-def test_ids_are_never_given_twice(memory: MemoryBroker) -> None:
+def test_producer_ids_are_never_reused(memory: MemoryBroker) -> None:
     given = [memory.broker.new_producer_id() for _ in range(3)]
     for synced_only in (False, True):
         memory.restart(synced_only=synced_only)
@@ -50,12 +50,12 @@ def test_ids_are_never_given_twice(memory: MemoryBroker) -> None:
     assert all(0 <= id_ < 2**63 for id_ in given)
 
 
-def test_an_unknown_producer_begins_anywhere(memory: MemoryBroker) -> None:
+def test_an_unknown_producer_may_start_at_any_sequence(memory: MemoryBroker) -> None:
     assert produced(memory, 3, 1000) == 0
     assert produced(memory, 3, 1001) == 1
 
 
-def test_the_last_five_batches_are_answered_again_with_their_offsets(memory: MemoryBroker) -> None:
+def test_the_last_five_batches_are_acknowledged_again_with_their_offsets(memory: MemoryBroker) -> None:
     offsets = [produced(memory, 0, 2 * at, 2) for at in range(9)]
     assert offsets == [2 * at for at in range(9)]
     for at in range(4, 9):
@@ -63,13 +63,13 @@ def test_the_last_five_batches_are_answered_again_with_their_offsets(memory: Mem
     assert produced(memory, 0, 18) == 18
 
 
-def test_repeats_in_flight_wait_for_the_original(memory: MemoryBroker) -> None:
+def test_duplicates_in_flight_wait_for_the_original(memory: MemoryBroker) -> None:
     flight = [begin(memory, 0, at) for at in range(5)] + [begin(memory, 0, at) for at in range(5)]
     memory.run()
     assert [answers.offsets for answers in flight] == [[at] for at in range(5)] * 2
 
 
-def test_what_is_stored_but_whose_place_is_forgotten_is_a_repeat() -> None:
+def test_a_duplicate_outside_the_window_is_detected_without_an_offset() -> None:
     memory = MemoryBroker(BrokerSettings(producer_window=5))
     for at in range(7):
         produced(memory, 0, at)
@@ -78,14 +78,14 @@ def test_what_is_stored_but_whose_place_is_forgotten_is_a_repeat() -> None:
     assert produced(memory, 0, 7) == 7
 
 
-def test_gaps_and_what_is_stored_in_part_are_refused(memory: MemoryBroker) -> None:
+def test_gaps_and_partial_duplicates_are_refused(memory: MemoryBroker) -> None:
     produced(memory, 0, 0, 3)
     assert refused(memory, 0, 4) is ErrorCode.SEQUENCE_GAP
     assert refused(memory, 0, 2, 2) is ErrorCode.SEQUENCE_GAP
     assert produced(memory, 0, 3) == 3
 
 
-def test_a_new_epoch_begins_at_0_and_ends_the_older_ones(memory: MemoryBroker) -> None:
+def test_a_new_epoch_starts_at_0_and_fences_older_ones(memory: MemoryBroker) -> None:
     produced(memory, 4, 0, 5)
     for sequence in (1, 5):
         assert refused(memory, 5, sequence) is ErrorCode.SEQUENCE_GAP
@@ -95,14 +95,14 @@ def test_a_new_epoch_begins_at_0_and_ends_the_older_ones(memory: MemoryBroker) -
     assert produced(memory, 5, 1) == 6
 
 
-def test_partitions_count_apart(memory: MemoryBroker) -> None:
+def test_partitions_have_separate_sequences(memory: MemoryBroker) -> None:
     for number in range(3):
         assert produced(memory, 0, 0, number=number) == 0
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4])
 def test_sequences_wrap_around(memory: MemoryBroker, cut: int) -> None:
-    """Batches of five over the end of the range, which lies in the middle of one of them or between two."""
+    """The end of the sequence range lies inside one batch of five or between two."""
     sequence, offset = WRAP - cut - 5, 0
     sent = []
     for _ in range(4):
@@ -115,7 +115,7 @@ def test_sequences_wrap_around(memory: MemoryBroker, cut: int) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_what_is_known_survives_a_kill(memory: MemoryBroker, snapshot: bool) -> None:
+def test_sequences_and_offsets_survive_a_kill(memory: MemoryBroker, snapshot: bool) -> None:
     produced(memory, 1, WRAP - 2, 2)
     produced(memory, 1, 0, 3)
     if snapshot:
@@ -128,7 +128,7 @@ def test_what_is_known_survives_a_kill(memory: MemoryBroker, snapshot: bool) -> 
     assert produced(memory, 1, 3) == 5
 
 
-def test_an_idle_producer_is_forgotten_after_its_time() -> None:
+def test_an_idle_producer_is_forgotten_after_its_expiry() -> None:
     memory = MemoryBroker(BrokerSettings(producer_expiry_us=10_000_000))
     produced(memory, 0, 0, 3)
     memory.advance(9)

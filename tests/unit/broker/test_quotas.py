@@ -1,4 +1,4 @@
-"""What one owner may fill, by counts and bytes: the others are never locked out, and what is used follows from the state."""
+"""Quotas of one owner, by count and bytes: other owners are never locked out, and usage follows from the state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Fill = Callable[[MemoryBroker, Caller, str], object]
 
 
 def append_event(memory: MemoryBroker, by: Caller, key: str) -> None:
-    """The next event of an aggregate."""
+    """Append the next event of an aggregate."""
     broker = memory.broker
     topic = broker.find_topic("ev")
     if topic is None:
@@ -52,7 +52,7 @@ def append_event(memory: MemoryBroker, by: Caller, key: str) -> None:
 
 
 def save_snapshot(memory: MemoryBroker, by: Caller, key: str) -> None:
-    """A snapshot of an aggregate that is nobody's."""
+    """Save a snapshot of an unowned aggregate."""
     append_event(memory, NO_CALLER, key)
     events, (partition,) = memory.broker.events, memory.broker.topic("ev").partitions
     events.save_snapshot(partition, key.encode(), 1, b"s" * (300 - len(key)), by=by, level=Level.WRITTEN, done=None)
@@ -78,19 +78,19 @@ FILLS: dict[str, Fill] = {
 
 
 def fill(memory: MemoryBroker, by: Caller, how: Fill, size: int = 1) -> int:
-    """Until the broker refuses; how many it took."""
+    """Add until the broker refuses; return how many it accepted."""
     for number in count():
         try:
             how(memory, by, f"{number:05}{by.owner % 1000}{'x' * size}")
         except Busy:
             return number
-        assert number < 10_000, "nothing stops it"
+        assert number < 10_000, "no limit was reached"
     raise AssertionError
 
 
 @pytest.mark.parametrize("what", FILLS)
 @pytest.mark.parametrize("size", [1, 200])
-def test_what_one_address_fills_leaves_room_for_others_also_after_a_restart(what: str, size: int) -> None:
+def test_one_address_cannot_use_up_the_quota_of_others_even_after_a_restart(what: str, size: int) -> None:
     memory = MemoryBroker(SETTINGS)
     memory.broker.ensure_topic("t")
     taken = fill(memory, HOSTILE, FILLS[what], size)
@@ -105,7 +105,7 @@ def test_what_one_address_fills_leaves_room_for_others_also_after_a_restart(what
 
 
 @pytest.mark.parametrize("what", FILLS)
-def test_what_many_addresses_fill_leaves_users_their_reserve(what: str) -> None:
+def test_many_addresses_cannot_use_up_the_reserve_of_users(what: str) -> None:
     memory = MemoryBroker(SETTINGS)
     memory.broker.ensure_topic("t")
     memory.broker.access.configure([ConfiguredUser("alice", "", parse_grants(["all"]))])
@@ -118,7 +118,7 @@ def test_what_many_addresses_fill_leaves_users_their_reserve(what: str) -> None:
         FILLS[what](memory, caller_of(Principal(alice.id, "alice"), "10.0.0.1:1"), name)
 
 
-def test_what_is_used_is_the_same_from_changes_and_from_a_snapshot_and_nothing_in_the_end() -> None:
+def test_usage_is_equal_from_changes_and_a_snapshot_and_zero_after_deletion() -> None:
     memory = MemoryBroker()
     topic = memory.broker.ensure_topic("t")
     for number, how in enumerate(FILLS.values()):
@@ -150,7 +150,7 @@ def test_what_is_used_is_the_same_from_changes_and_from_a_snapshot_and_nothing_i
     assert kinds == [Kind.TRANSACTIONAL_IDS, Kind.WRITERS]
 
 
-def test_a_transaction_counts_what_it_holds() -> None:
+def test_an_open_transaction_counts_its_staged_offsets() -> None:
     memory = MemoryBroker(SETTINGS)
     transactions = memory.broker.transactions
     transactions.begin(transactions.begin_epoch("x", by=HOSTILE, done=None), done=None)
@@ -166,7 +166,7 @@ def test_a_transaction_counts_what_it_holds() -> None:
     assert memory.broker._state.usage.bytes < 1_000
 
 
-def test_events_that_retention_removed_count_for_nobody_any_more() -> None:
+def test_events_removed_by_retention_no_longer_count() -> None:
     memory = MemoryBroker(SETTINGS)
     append_event(memory, OTHER, "shared")
     held = fill(memory, HOSTILE, FILLS["events of one aggregate"])
@@ -178,7 +178,7 @@ def test_events_that_retention_removed_count_for_nobody_any_more() -> None:
     assert (usage.count_of(Kind.EVENTS, OTHER.owner), usage.count_of(Kind.EVENTS, HOSTILE.owner)) == (0, 2)
 
 
-def test_those_idle_for_too_long_make_room() -> None:
+def test_long_idle_owners_are_evicted() -> None:
     memory = MemoryBroker(SETTINGS)
     days = 24 * 3600
     for what, after in (("transactional ids", 8 * days), ("writers", 31 * days)):
@@ -188,7 +188,7 @@ def test_those_idle_for_too_long_make_room() -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 12])
-def test_one_address_makes_nearly_all_topics_but_not_all(partitions: int) -> None:
+def test_one_address_can_create_most_topics_but_not_all(partitions: int) -> None:
     memory = MemoryBroker(replace(SETTINGS, topics_max=40, partitions_max=200))
     made = fill(memory, HOSTILE, lambda m, by, name: m.broker.create_topic(TopicName("s", name), partitions, by=by))
     assert made == (36 if partitions == 1 else 15)
@@ -209,7 +209,7 @@ def test_one_address_makes_nearly_all_topics_but_not_all(partitions: int) -> Non
         assert again.usage.count(kind) == state.usage.count(kind)
 
 
-def test_what_wires_keep_with_a_topic_counts_and_has_a_limit() -> None:
+def test_protocol_options_of_topics_count_and_are_limited() -> None:
     memory = MemoryBroker(SETTINGS)
     topic = memory.broker.create_topic(TopicName("s", "t"), 1, by=HOSTILE)
     memory.broker.configure_topic(topic, TopicSettings(wire_options={"cursus": b"x" * 15_000}))
@@ -222,7 +222,7 @@ def test_what_wires_keep_with_a_topic_counts_and_has_a_limit() -> None:
         )
 
 
-def test_usage_keeps_nothing_of_who_has_nothing() -> None:
+def test_usage_keeps_no_entry_for_an_owner_without_state() -> None:
     usage = Usage()
     usage.charge(Kind.GROUPS, 5, 2, 100)
     usage.charge(Kind.GROUPS, 5, -2, -100)
@@ -231,13 +231,13 @@ def test_usage_keeps_nothing_of_who_has_nothing() -> None:
     assert not usage._counts
 
 
-def test_what_nobody_asked_for_counts_in_all_only() -> None:
+def test_state_created_without_a_caller_counts_in_the_total_only() -> None:
     memory = MemoryBroker(SETTINGS)
     memory.broker.ensure_topic("t")
     assert fill(memory, NO_CALLER, FILLS["groups without members"]) == SETTINGS.groups_max
 
 
-def test_who_fills_the_producers_makes_its_own_be_forgotten() -> None:
+def test_an_owner_at_the_producer_limit_evicts_its_own_producers() -> None:
     memory = MemoryBroker(replace(SETTINGS, producers_max=20))
     partition = memory.broker.ensure_topic("t").partitions[0]
 
@@ -254,7 +254,7 @@ def test_who_fills_the_producers_makes_its_own_be_forgotten() -> None:
     assert not memory.broker._state.producers._owned
 
 
-def test_one_address_leaves_others_room_to_stage() -> None:
+def test_one_address_leaves_staging_capacity_for_others() -> None:
     memory = MemoryBroker(replace(SETTINGS, staged_bytes_max=100_000, stage_expiry_us=1_000_000))
     partition = memory.broker.ensure_topic("t").partitions[0]
 

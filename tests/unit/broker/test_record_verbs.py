@@ -29,7 +29,7 @@ def partition_of(memory: MemoryBroker) -> Partition:
 
 
 def produced(memory: MemoryBroker, batch: bytearray, level: Level = Level.WRITTEN) -> int:
-    """Produce and run until the answer."""
+    """Produce and run until the acknowledgement."""
     answers = Answers()
     memory.broker.produce(partition_of(memory), batch, level=level, done=answers)
     memory.run()
@@ -51,7 +51,7 @@ def test_records_get_consecutive_offsets_and_are_read_back(memory: MemoryBroker)
     assert (read.next_offset, read.readable_offset) == (3, 3)
 
 
-def test_levels_are_answered_when_they_are_reached(memory: MemoryBroker) -> None:
+def test_levels_are_acknowledged_when_they_are_reached(memory: MemoryBroker) -> None:
     answers = {level: Answers() for level in Level}
     for level, answer in answers.items():
         memory.broker.produce(partition_of(memory), batch_of(b"v"), level=level, done=answer)
@@ -62,7 +62,7 @@ def test_levels_are_answered_when_they_are_reached(memory: MemoryBroker) -> None
     assert [answers[level].offsets for level in Level] == [[0], [1], [2], [3]]
 
 
-def test_power_loss_takes_only_what_was_not_synced(memory: MemoryBroker) -> None:
+def test_power_loss_drops_only_unsynced_records(memory: MemoryBroker) -> None:
     produced(memory, batch_of(b"synced"), Level.SYNCED)
     produced(memory, batch_of(b"written"), Level.WRITTEN)
     assert partition_of(memory).log.next_offset == 2
@@ -73,7 +73,7 @@ def test_power_loss_takes_only_what_was_not_synced(memory: MemoryBroker) -> None
     assert partition.log.epoch_end(1) == 1
 
 
-def test_synced_durability_hides_what_is_not_synced() -> None:
+def test_synced_durability_hides_unsynced_records() -> None:
     memory = MemoryBroker(BrokerSettings(durability=Level.SYNCED))
     answers = Answers()
     partition = partition_of(memory)
@@ -84,7 +84,7 @@ def test_synced_durability_hides_what_is_not_synced() -> None:
     assert (answers.offsets, partition.log.readable_offset) == ([0], 1)
 
 
-def test_a_batch_must_be_whole_and_within_limits() -> None:
+def test_batches_must_be_complete_and_within_limits() -> None:
     memory = MemoryBroker(BrokerSettings(record_bytes_max=1000, batch_bytes_max=4000))
     assert refused(memory, batch_of(b"v") + b"\0") is ErrorCode.INVALID_BATCH
     assert refused(memory, batch_of(b"v" * 1001)) is ErrorCode.RECORD_TOO_LARGE
@@ -106,7 +106,7 @@ def test_a_full_disk_refuses_and_recovers(memory: MemoryBroker) -> None:
     assert produced(memory, batch_by(b"p", 0, 0)) == 0
 
 
-def test_a_failed_disk_is_told_to_everyone_who_waits(memory: MemoryBroker) -> None:
+def test_a_failed_disk_is_reported_to_every_waiting_producer(memory: MemoryBroker) -> None:
     original, repeat = Answers(), Answers()
     memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.WRITTEN, done=original)
     memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.WRITTEN, done=repeat)
@@ -115,7 +115,7 @@ def test_a_failed_disk_is_told_to_everyone_who_waits(memory: MemoryBroker) -> No
     assert refused(memory, batch_of(b"v")) is ErrorCode.STORAGE_FAILED
 
 
-def test_a_repeat_gets_the_original_offset(memory: MemoryBroker) -> None:
+def test_a_duplicate_gets_the_original_offset(memory: MemoryBroker) -> None:
     produced(memory, batch_of(b"before"))
     assert produced(memory, batch_by(b"p", 0, 0, 3)) == 1
     assert produced(memory, batch_by(b"p", 0, 3, 2)) == 4
@@ -124,7 +124,7 @@ def test_a_repeat_gets_the_original_offset(memory: MemoryBroker) -> None:
     assert partition_of(memory).log.next_offset == 6
 
 
-def test_a_repeat_in_the_same_turn_waits_for_the_original(memory: MemoryBroker) -> None:
+def test_a_duplicate_in_the_same_turn_waits_for_the_original(memory: MemoryBroker) -> None:
     original, repeat = Answers(), Answers()
     memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 7), level=Level.WRITTEN, done=original)
     memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 7), level=Level.SYNCED, done=repeat)
@@ -135,7 +135,7 @@ def test_a_repeat_in_the_same_turn_waits_for_the_original(memory: MemoryBroker) 
     assert partition_of(memory).log.next_offset == 1
 
 
-def test_a_repeat_waits_for_the_level_it_asks_for(memory: MemoryBroker) -> None:
+def test_a_duplicate_waits_for_the_level_it_requests(memory: MemoryBroker) -> None:
     produced(memory, batch_by(b"p", 0, 0), Level.WRITTEN)
     repeat = Answers()
     memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.SYNCED, done=repeat)
@@ -161,7 +161,7 @@ def test_epochs_fence(memory: MemoryBroker) -> None:
     assert produced(memory, batch_by(b"p", 4, 1)) == 2
 
 
-def test_a_place_out_of_the_window_is_still_a_repeat() -> None:
+def test_a_duplicate_outside_the_window_is_still_detected() -> None:
     memory = MemoryBroker(BrokerSettings(producer_window=2))
     for sequence in range(5):
         produced(memory, batch_by(b"p", 0, sequence))
@@ -184,7 +184,7 @@ def test_producers_are_known_after_a_restart(memory: MemoryBroker, snapshot: boo
     assert produced(memory, batch_by(b"p", 2, 3)) == 3
 
 
-def test_a_snapshot_between_write_and_sync_knows_the_batch_but_not_its_place(memory: MemoryBroker) -> None:
+def test_a_snapshot_between_write_and_sync_has_the_sequence_but_not_the_offset(memory: MemoryBroker) -> None:
     answers = Answers()
     memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.SYNCED, done=answers)
     memory.log.take_snapshot()
@@ -225,7 +225,7 @@ def test_a_wall_clock_set_forward_and_back_forgets_no_producer(memory: MemoryBro
     assert [produced(memory, batch_by(b"p", 0, number)) for number in (0, 1, 2)] == [0, 1, 2]
 
 
-def test_a_producer_that_was_forgotten_and_began_anew_is_known_after_a_restart() -> None:
+def test_a_forgotten_producer_that_restarted_is_known_after_a_restart() -> None:
     memory = MemoryBroker(BrokerSettings(producer_expiry_us=1_000_000))
     for number in range(3):
         produced(memory, batch_by(b"p", 0, number))
@@ -236,7 +236,7 @@ def test_a_producer_that_was_forgotten_and_began_anew_is_known_after_a_restart()
     assert produced(memory, batch_by(b"p", 0, 1)) == 4
 
 
-def test_a_producer_is_forgotten_when_time_has_passed_whatever_restarts_there_were() -> None:
+def test_producer_expiry_counts_elapsed_time_across_restarts() -> None:
     memory = MemoryBroker(BrokerSettings(producer_expiry_us=10_000_000))
     produced(memory, batch_by(b"p", 5, 0))
     memory.advance(6)
@@ -261,7 +261,7 @@ def test_waits_wake_once_when_there_is_something(memory: MemoryBroker) -> None:
     assert woken == [1]
 
 
-def test_bounds_sync_first(memory: MemoryBroker) -> None:
+def test_reading_bounds_syncs_first(memory: MemoryBroker) -> None:
     reported: list[Bounds | BrokerError] = []
     produced(memory, batch_of(b"ab", b"c"), Level.WRITTEN)
     memory.broker.bounds(partition_of(memory), then=reported.append)
@@ -271,7 +271,7 @@ def test_bounds_sync_first(memory: MemoryBroker) -> None:
     assert memory.restart(synced_only=True).topic("orders").partitions[0].log.next_offset == 2
 
 
-def test_batches_told_twice_in_recovery_change_nothing(memory: MemoryBroker) -> None:
+def test_replaying_a_batch_twice_changes_nothing(memory: MemoryBroker) -> None:
     gone = memory.broker.ensure_topic("gone")
     ended = gone.partitions[0]
     memory.broker.produce(ended, batch_by(b"p", 0, 0), level=Level.WRITTEN, done=None)

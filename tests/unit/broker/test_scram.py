@@ -1,4 +1,4 @@
-"""Verifiers of SCRAM, against the exchange that is printed in RFC 7677."""
+"""SCRAM verifiers, against the exchange printed in RFC 7677."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_the_exchange_of_the_rfc() -> None:
 
 
 @pytest.mark.parametrize("mechanism", Mechanism)
-def test_a_verifier_is_spelled_and_read(mechanism: Mechanism) -> None:
+def test_a_verifier_is_formatted_and_parsed(mechanism: Mechanism) -> None:
     verifier = make_verifier("pencil", mechanism)
     assert parse_verifier(str(verifier)) == verifier
     assert verifier.iterations == ITERATIONS
     assert make_verifier("pencil", mechanism).salt != verifier.salt
 
 
-def test_nobodys_verifier_looks_like_others_and_fits_nothing() -> None:
+def test_the_verifier_of_an_unknown_user_looks_real_and_never_matches() -> None:
     first, again = (no_verifier(b"key", "bob", Mechanism.SHA_512) for _ in range(2))
     assert first.salt == again.salt
     assert len(first.salt) == len(make_verifier("x", Mechanism.SHA_512).salt)

@@ -1,4 +1,4 @@
-"""Classic groups whose members share topics with members of other wires (concepts: groups#one-group-for-all)."""
+"""Classic groups whose members share topics with members of other protocols (concepts: groups#one-group-for-all)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WRITING = Writing()
 
 
 class Classic:
-    """A client that joins when it is told to; it reads nothing meanwhile, but for what it keeps."""
+    """A client that rejoins when it must; meanwhile it reads nothing, except partitions that it retains."""
 
     def __init__(self, memory: MemoryBroker, id_: str, *topics: str, knows: bool = True, keeps: bool = False) -> None:
         self.memory = memory
@@ -77,11 +77,11 @@ class Classic:
             except Conflict:
                 self.join()
             except Missing:
-                self.begin_anew()
+                self.reset()
         self.joined.append(answer)
 
     def _assigned(self, joined: Joined) -> dict[str, bytes]:
-        """What a leader deals out: everything to itself, but for what others keep."""
+        """Return the leader's assignment: everything for itself, except partitions that other members retain."""
         kept = {member.id: WRITING.decode(member.metadata) for member in joined.members if member.id != self.id}
         found = {id_: WRITING.encode(held) for id_, held in kept.items()}
         free: dict[str, list[int]] = {}
@@ -91,13 +91,13 @@ class Classic:
             free[topic] = [one for one in range(0 if there is None else len(there.partitions)) if one not in taken]
         return found | {self.id: WRITING.encode(free)}
 
-    def begin_anew(self) -> None:
-        """It is no member any more, and reads nothing; it comes back under another id."""
+    def reset(self) -> None:
+        """Forget its membership and stop reading; it returns under another id."""
         self.id, self.reading, self.is_known, self.generation = f"{self.id}+", {}, False, -1
 
     @property
     def leads(self) -> bool:
-        """Whether it shares the work out, all of it to itself."""
+        """Return whether it computes the assignment, with every partition for itself."""
         return self.leader == self.id
 
     def _on_synced(self, answer: Synced | BrokerError) -> None:
@@ -110,10 +110,10 @@ class Classic:
     def beat(self) -> None:
         try:
             self.memory.broker.classic.heartbeat("g", self.id, self.generation)
-        except Conflict:  # the group rebalances, or has done so
+        except Conflict:  # a rebalance is running or has finished
             self.join()
         except Missing:
-            self.begin_anew()
+            self.reset()
             self.join()
 
     @property
@@ -121,7 +121,7 @@ class Classic:
         return sorted(one for partitions in self.reading.values() for one in partitions)
 
     def commit(self, partition: int) -> ErrorCode | None:
-        """Store a position as clients do; why it was refused."""
+        """Commit an offset as clients do; return the error code, if any."""
         classic, done = self.memory.broker.classic, Answers()
         try:
             classic.check_commit("g", self.id, self.generation)
@@ -142,7 +142,7 @@ def memory() -> MemoryBroker:
 
 
 def stable(memory: MemoryBroker, *members: Classic) -> None:
-    """All members beat until nothing is to do any more."""
+    """Send heartbeats of all members until the group is settled."""
     for _ in range(6):
         for member in members:
             member.beat()
@@ -153,7 +153,7 @@ def flux(memory: MemoryBroker, member: str = "z") -> tuple[int, ...]:
     return memory.broker.groups.join("g", "t", member, wire="flux").partitions
 
 
-def test_without_others_members_share_the_work_out_themselves(memory: MemoryBroker) -> None:
+def test_without_other_protocols_members_assign_themselves(memory: MemoryBroker) -> None:
     one = Classic(memory, "a")
     one.join()
     memory.run()
@@ -161,14 +161,14 @@ def test_without_others_members_share_the_work_out_themselves(memory: MemoryBrok
     assert memory.broker.groups.view("g", "t") is None
 
 
-def test_others_come_to_members_that_read(memory: MemoryBroker) -> None:
+def test_members_of_other_protocols_join_members_that_read(memory: MemoryBroker) -> None:
     one, two = Classic(memory, "a"), Classic(memory, "b")
     one.join()
     two.join()
     memory.run()
     stable(memory, one, two)
     assert {tuple(one.partitions), tuple(two.partitions)} == {(), (0, 1, 2, 3)}
-    assert flux(memory) == (), "they are read until their reader joins again"
+    assert flux(memory) == (), "its partitions stay assigned until their reader rejoins"
     stable(memory, one, two)
     found = [one.partitions, two.partitions, list(flux(memory))]
     assert found == [[0, 3], [1], [2]]
@@ -179,7 +179,7 @@ def test_others_come_to_members_that_read(memory: MemoryBroker) -> None:
     memory.broker.groups.commit("g", "t", "z", place.generation, 2, 5, wire="flux")
 
 
-def test_who_comes_to_others_is_assigned_to(memory: MemoryBroker) -> None:
+def test_the_broker_assigns_classic_members_that_join_other_protocols(memory: MemoryBroker) -> None:
     assert flux(memory) == (0, 1, 2, 3)
     one = Classic(memory, "a")
     one.join()
@@ -195,13 +195,13 @@ def test_who_comes_to_others_is_assigned_to(memory: MemoryBroker) -> None:
     assert view.members == ()
 
 
-def test_members_that_keep_what_they_read_hand_over_in_two_steps(memory: MemoryBroker) -> None:
+def test_cooperative_members_hand_over_in_two_steps(memory: MemoryBroker) -> None:
     one = Classic(memory, "a", keeps=True)
     one.join()
     memory.run()
     assert flux(memory) == ()
     one.beat()
-    assert flux(memory) == (), "it joins, and reads on"
+    assert flux(memory) == (), "it rejoins and continues to read"
     stable(memory, one)
     assert (one.partitions, flux(memory)) == ([0, 2], (1, 3))
     two = Classic(memory, "b", keeps=True)
@@ -211,7 +211,7 @@ def test_members_that_keep_what_they_read_hand_over_in_two_steps(memory: MemoryB
     assert all([one.partitions, two.partitions, flux(memory)])
 
 
-def test_members_that_are_gone_hold_nothing(memory: MemoryBroker) -> None:
+def test_members_that_left_hold_nothing(memory: MemoryBroker) -> None:
     one, two = Classic(memory, "a"), Classic(memory, "b")
     one.join()
     two.join()
@@ -229,7 +229,7 @@ def test_members_that_are_gone_hold_nothing(memory: MemoryBroker) -> None:
     assert flux(memory) == (0, 1, 2, 3)
 
 
-def test_who_cannot_be_assigned_to_keeps_others_out(memory: MemoryBroker) -> None:
+def test_a_member_that_the_broker_cannot_assign_excludes_other_protocols(memory: MemoryBroker) -> None:
     odd = Classic(memory, "a", knows=False)
     odd.join()
     memory.run()
@@ -246,7 +246,7 @@ def test_who_cannot_be_assigned_to_keeps_others_out(memory: MemoryBroker) -> Non
         Classic(memory, "d", knows=False).join()
 
 
-def test_too_many_seats_keep_others_out(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_memberships_exclude_other_protocols(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classic, "SEATS_MAX", 3)
     one = Classic(memory, "a", "t", "u")
     one.join()
@@ -265,8 +265,8 @@ def test_too_many_seats_keep_others_out(memory: MemoryBroker, monkeypatch: pytes
         one.join()
 
 
-def test_seats_are_taken_in_slices(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced, "SLICE_S", -1.0)  # a step in a pass
+def test_memberships_are_added_in_slices(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced, "SLICE_S", -1.0)  # one step per pass
     assert isinstance(memory.loop, ManualLoop)
     names = [f"t{number:03}" for number in range(3 * SEATS_AT_ONCE_MAX)]
     for name in names:
@@ -275,7 +275,7 @@ def test_seats_are_taken_in_slices(memory: MemoryBroker, monkeypatch: pytest.Mon
     one.join()
     memory.run()
     flux(memory)
-    assert seats(memory) == 0, "who comes does not wait for seats"
+    assert seats(memory) == 0, "a joining member does not wait for memberships"
     one.beat()
     most, passes, before = 0, 0, seats(memory)
     while one.generation < 2 or len(one.synced) < 2:
@@ -288,17 +288,17 @@ def test_seats_are_taken_in_slices(memory: MemoryBroker, monkeypatch: pytest.Mon
     assert len(one.partitions) == len(names) + 2
     memory.broker.classic.leave("g", "a")
     memory.loop.run_pass()
-    assert seats(memory) > len(names) // 2, "they are given back in slices, too"
+    assert seats(memory) > len(names) // 2, "they are removed in slices, too"
     memory.run()
     assert (seats(memory), bool(memory.broker.groups.holdings)) == (0, False)
 
 
 def seats(memory: MemoryBroker) -> int:
-    """What classic members have in the coordinator's groups."""
+    """Return the number of classic members' memberships in the coordinator's groups."""
     return sum(member.wire == "kafka" for view in memory.broker.groups.views() for member in view.members)
 
 
-def test_somebody_who_goes_before_the_seats_are_taken_leaves_none(
+def test_a_member_that_leaves_before_its_memberships_are_added_leaves_none_behind(
     memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sliced, "SLICE_S", -1.0)
@@ -314,7 +314,7 @@ def test_somebody_who_goes_before_the_seats_are_taken_leaves_none(
     assert seats(memory) == 1
 
 
-def test_a_group_of_many_topics_finds_out_that_nobody_else_is_left(
+def test_a_group_of_many_topics_detects_that_other_protocols_left(
     memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classic_sharing, "LOOKS_AT_ONCE_MAX", 2)
@@ -331,7 +331,7 @@ def test_a_group_of_many_topics_finds_out_that_nobody_else_is_left(
     assert (one.leads, len(one.partitions)) == (True, 9)
 
 
-def test_consumers_of_both_protocols_share_a_group(memory: MemoryBroker) -> None:
+def test_consumers_of_both_kafka_protocols_share_a_group(memory: MemoryBroker) -> None:
     one = Classic(memory, "a")
     one.join()
     memory.run()
@@ -352,7 +352,7 @@ def test_consumers_of_both_protocols_share_a_group(memory: MemoryBroker) -> None
     assert one.commit(1) is ErrorCode.PARTITION_NOT_ASSIGNED
 
 
-def test_several_topics_and_one_that_comes_later(memory: MemoryBroker) -> None:
+def test_members_share_several_topics_and_one_created_later(memory: MemoryBroker) -> None:
     flux(memory)
     one = Classic(memory, "a", "t", "later")
     one.join()
@@ -363,7 +363,7 @@ def test_several_topics_and_one_that_comes_later(memory: MemoryBroker) -> None:
     assert {topic: list(held) for topic, held in one.reading.items()} == {"t": [0, 2], "later": [0, 1]}
 
 
-def test_what_was_counted_is_given_back(memory: MemoryBroker) -> None:
+def test_memory_of_a_shared_group_is_released(memory: MemoryBroker) -> None:
     flux(memory)
     before = memory.broker._state.usage.bytes
     one = Classic(memory, "a")
@@ -374,20 +374,20 @@ def test_what_was_counted_is_given_back(memory: MemoryBroker) -> None:
     assert not memory.broker.groups.holdings
     view = memory.broker.classic.view("g")
     assert view is not None
-    assert view.phase is Phase.STABLE, "others are in it"
+    assert view.phase is Phase.STABLE, "members of the other protocol are in it"
     memory.broker.groups.leave("g", "t", "z", None, wire="flux")
     memory.broker.classic.delete("g")
     flux(memory)
     assert memory.broker._state.usage.bytes == before
 
 
-def test_after_a_restart_members_come_back_to_a_group_with_others(memory: MemoryBroker) -> None:
+def test_after_a_restart_members_return_to_a_shared_group(memory: MemoryBroker) -> None:
     flux(memory)
     one = Classic(memory, "a")
     one.join()
     memory.run()
     memory.restart()
-    assert flux(memory) == (1, 3), "its seat is kept for a while"
+    assert flux(memory) == (1, 3), "its membership is kept for the session"
     with pytest.raises(Missing):
         memory.broker.classic.heartbeat("g", "a", one.generation)
     again = Classic(memory, "a2")

@@ -85,7 +85,7 @@ def test_publishing_again_after_a_power_loss_changes_nothing(memory: MemoryBroke
     assert ends(memory) == [1, 0, 0]
 
 
-def test_a_repeat_waits_for_the_original_on_its_way(memory: MemoryBroker) -> None:
+def test_a_duplicate_waits_for_the_original_in_flight(memory: MemoryBroker) -> None:
     reported: list[tuple[str, PublishAnswer | BrokerError]] = []
     stage(memory, A, 0, b"1")
     memory.broker.publish("query", 0, [A], done=lambda answer: reported.append(("original", answer)))
@@ -98,7 +98,7 @@ def test_a_repeat_waits_for_the_original_on_its_way(memory: MemoryBroker) -> Non
     assert reported[1][1].duplicate
 
 
-def test_of_two_that_publish_a_number_at_the_same_time_one_does(memory: MemoryBroker) -> None:
+def test_one_of_two_concurrent_publishes_of_a_number_succeeds(memory: MemoryBroker) -> None:
     stage(memory, A, 0, b"1")
     stage(memory, B, 0, b"2")
     reported: list[PublishAnswer | BrokerError] = []
@@ -113,7 +113,7 @@ def test_of_two_that_publish_a_number_at_the_same_time_one_does(memory: MemoryBr
     assert ends(memory) == [1, 0, 0]
 
 
-def test_a_publish_that_was_lost_is_made_again(memory: MemoryBroker) -> None:
+def test_a_lost_publish_can_be_repeated(memory: MemoryBroker) -> None:
     stage(memory, A, 0, b"1")
     memory.broker.publish("query", 0, [A], done=None)
     memory.restart()
@@ -123,17 +123,17 @@ def test_a_publish_that_was_lost_is_made_again(memory: MemoryBroker) -> None:
 
 
 def test_a_token_of_zeros_is_refused(memory: MemoryBroker) -> None:
-    """Stored runs of segments say with zeros that they hold no staged batches."""
+    """Sealed runs use a token of zeros for batches that are not staged."""
     with pytest.raises(Invalid):
         stage(memory, bytes(16), 0, b"1")
 
 
-def test_publishing_nothing_counts(memory: MemoryBroker) -> None:
+def test_an_empty_publish_advances_the_number(memory: MemoryBroker) -> None:
     assert publish(memory, 7) == PublishAnswer(duplicate=False)
     assert publish(memory, 7).duplicate
 
 
-def test_unknown_expired_and_abandoned_tokens_are_refused_as_a_whole() -> None:
+def test_unknown_expired_and_abandoned_tokens_refuse_the_whole_publish() -> None:
     memory = MemoryBroker(BrokerSettings(stage_expiry_us=5_000_000))
     stage(memory, A, 0, b"1")
     assert refused(memory, 0, A, C) is ErrorCode.STAGE_MISSING
@@ -145,7 +145,7 @@ def test_unknown_expired_and_abandoned_tokens_are_refused_as_a_whole() -> None:
     assert refused(memory, 0, A) is ErrorCode.STAGE_MISSING
 
 
-def test_a_partition_deleted_since_is_refused(memory: MemoryBroker) -> None:
+def test_a_partition_deleted_meanwhile_is_refused(memory: MemoryBroker) -> None:
     stage(memory, A, 0, b"1")
     memory.broker.delete_topic(memory.broker.topic("orders"))
     memory.broker.create_topic(TopicName("default", "orders"))
@@ -188,13 +188,13 @@ def test_a_wall_clock_set_forward_and_back_forgets_no_writer(memory: MemoryBroke
         memory.clock.step(days * 86_400)
         if restarts:
             memory.restart()
-        publish(memory, 0, writer=f"other-{days}")  # forgets who was idle for too long
+        publish(memory, 0, writer=f"other-{days}")  # forgets writers that were idle for too long
         assert publish(memory, 7).duplicate
     assert not publish(memory, 8).duplicate
 
 
 @pytest.mark.parametrize("days", [31, -31])
-def test_a_wall_clock_that_was_set_lets_staged_batches_expire_in_their_time(days: int) -> None:
+def test_setting_the_wall_clock_does_not_change_the_expiry_of_staged_batches(days: int) -> None:
     memory = MemoryBroker(BrokerSettings(stage_expiry_us=5_000_000))
     assert isinstance(memory.clock, SimulatedClock)
     stage(memory, A, 0, b"1")
@@ -206,7 +206,7 @@ def test_a_wall_clock_that_was_set_lets_staged_batches_expire_in_their_time(days
     assert refused(memory, 1, B) is ErrorCode.STAGE_MISSING
 
 
-def test_what_failed_attempts_left_goes_when_their_writer_has_published(memory: MemoryBroker) -> None:
+def test_leftovers_of_failed_attempts_are_dropped_when_their_writer_publishes(memory: MemoryBroker) -> None:
     topic = memory.broker.ensure_topic("orders")
     meant = {A: ("query", 1), B: ("query", 1), C: ("query", 2), b"d" * 16: ("other", 1)}
     for token, write in meant.items():

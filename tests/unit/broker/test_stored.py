@@ -1,4 +1,4 @@
-"""What a topic's settings make of its stored bytes: compressed bodies, and the newest record of each key."""
+"""Topic settings applied to stored bytes: compression, and compaction to the newest record of each key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.log.rig import SMALL, RigLoop, records_of
 
 
 class Stored:
-    """A broker over small files."""
+    """A broker with small files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class Stored:
         self.loop.run_until(lambda: not self.log.sealing)
 
     def flags(self, partition: Partition) -> set[int]:
-        """Flags of the first batch that is stored."""
+        """Return the flags of the first stored batch."""
         answers: list[Read | BrokerError] = []
         read = partition.log.read(0, bytes_max=1, then=answers.append)
         if not isinstance(read, Read):
@@ -86,7 +86,7 @@ def test_bodies_are_compressed_when_sealed(tmp_path: Path, kind: Compression, fl
     stored.broker.close()
 
 
-def test_topics_are_compacted_that_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_with_compaction_are_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "DIRTY_BYTES_MIN", 1)
     stored = Stored(tmp_path)
     topic = stored.make(TopicSettings())
@@ -101,7 +101,7 @@ def test_topics_are_compacted_that_ask_for_it(tmp_path: Path, monkeypatch: pytes
     stored.broker.close()
 
 
-def test_small_journal_files_lower_what_a_record_and_a_batch_may_have(tmp_path: Path) -> None:
+def test_small_journal_files_lower_the_limits_of_records_and_batches(tmp_path: Path) -> None:
     stored = Stored(tmp_path)
     partition, settings = stored.make(TopicSettings()).partitions[0], stored.broker.settings
     assert settings.batch_bytes_max == SMALL.batch_bytes_max < BrokerSettings().batch_bytes_max

@@ -1,4 +1,4 @@
-"""Topics of thousands of partitions: changed in slices, and what holds in between."""
+"""Topics of thousands of partitions are changed in slices; what clients see in between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOUCHES = ("open_partition", "drop_partition", "trim")
 
 
 class Counted:
-    """A broker in memory, and how many partitions of its log each pass of the loop touches, each of them for a part of a slice."""
+    """A broker in memory that counts the log partitions each pass of the loop touches; each takes part of a slice."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: BrokerSettings | None = None) -> None:
         self.memory = MemoryBroker(settings)
@@ -47,21 +47,21 @@ class Counted:
         monkeypatch.setattr(MemoryLog, verb, counted)
 
     def run_pass(self) -> int:
-        """One pass; returns how many partitions it touched."""
+        """Run one pass; return how many partitions it touched."""
         assert isinstance(self.memory.loop, ManualLoop)
         before = self.touched.total()
         self.memory.loop.run_pass()
         return self.touched.total() - before
 
     def run(self, done: Answers) -> list[int]:
-        """Pass after pass until it is done; how many partitions each touched."""
+        """Run passes until the work is done; return the number of partitions each touched."""
         passes = []
         while not done.reported:
             passes.append(self.run_pass())
         return passes
 
     def make(self, count: int = COUNT) -> Topic:
-        """The wide topic."""
+        """Create the wide topic."""
         done = Answers()
         self.memory.broker.make_topic(WIDE, count, then=lambda _: None, done=done)
         self.run(done)
@@ -70,7 +70,7 @@ class Counted:
         return self.memory.broker.topic("wide")
 
     def fill(self, topic: Topic) -> None:
-        """A record in every partition."""
+        """Write a record to every partition."""
         for partition in topic.partitions:
             self.memory.broker.produce(partition, batch_of(b"v"), level=Level.MEMORY, done=None)
         self.memory.broker.commit()
@@ -88,7 +88,7 @@ def open_in_log(memory: MemoryBroker) -> int:
 # Slices
 
 
-def test_a_wide_topic_is_made_in_slices_and_seen_when_it_is_whole(counted: Counted) -> None:
+def test_a_wide_topic_is_created_in_slices_and_visible_when_complete(counted: Counted) -> None:
     broker, done = counted.memory.broker, Answers()
     seen: list[int] = []
     assert not broker.make_topic(WIDE, COUNT, then=lambda topic: seen.append(len(topic.partitions)), done=done)
@@ -103,7 +103,7 @@ def test_a_wide_topic_is_made_in_slices_and_seen_when_it_is_whole(counted: Count
     assert seen == [COUNT]
 
 
-def test_a_narrow_topic_is_made_at_once(counted: Counted) -> None:
+def test_a_narrow_topic_is_created_at_once(counted: Counted) -> None:
     done = Answers()
     seen: list[Topic] = []
     assert counted.memory.broker.make_topic(WIDE, AT_ONCE_MAX, then=seen.append, done=done)
@@ -120,7 +120,7 @@ def test_a_topic_grows_in_slices(counted: Counted) -> None:
     assert [partition.number for partition in topic.partitions] == list(range(1 + COUNT))
 
 
-def test_a_wide_topic_ends_at_once_and_the_log_drops_it_in_slices(counted: Counted) -> None:
+def test_a_wide_topic_disappears_at_once_and_the_log_drops_it_in_slices(counted: Counted) -> None:
     topic, done = counted.make(), Answers()
     counted.memory.broker.delete_topic(topic, done=done)
     assert counted.memory.broker.find_topic("wide") is None
@@ -141,7 +141,7 @@ def test_a_topic_shrinks_at_once_and_the_log_drops_the_rest_in_slices(counted: C
     assert open_in_log(counted.memory) == 2
 
 
-def test_a_wide_topic_is_purged_in_slices_of_what_was_written_before(counted: Counted) -> None:
+def test_a_sliced_purge_of_a_wide_topic_drops_only_older_records(counted: Counted) -> None:
     topic, done = counted.make(), Answers()
     counted.fill(topic)
     assert not counted.memory.broker.purge_topic(topic, done=done)
@@ -152,7 +152,7 @@ def test_a_wide_topic_is_purged_in_slices_of_what_was_written_before(counted: Co
     assert {(partition.log.first_offset, partition.log.next_offset) for partition in topic.partitions} == {(1, 2)}
 
 
-def test_what_the_log_has_no_room_for_is_dropped_later(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drops_that_the_log_refuses_are_retried(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, done = counted.make(), Answers()
     counted.memory.broker.delete_topic(topic, done=done)
     counted.run_pass()
@@ -176,7 +176,7 @@ def test_what_the_log_has_no_room_for_is_dropped_later(counted: Counted, monkeyp
 
 
 def several(counted: Counted) -> list[Topic]:
-    """Two topics of many partitions and some of one, a record in each partition."""
+    """Create two topics of many partitions and some of one, with a record in each partition."""
     broker = counted.memory.broker
     made = [broker.create_topic(TopicName("s", f"t{number}"), 1 if number > 1 else COUNT) for number in range(20)]
     for topic in made:
@@ -186,12 +186,12 @@ def several(counted: Counted) -> list[Topic]:
     return made
 
 
-def test_many_topics_end_one_after_the_other_in_slices(counted: Counted) -> None:
+def test_many_topics_are_deleted_one_after_the_other_in_slices(counted: Counted) -> None:
     topics, done = several(counted), Answers()
     gone: list[Topic | None] = []
     counted.memory.broker.delete_topics(topics, ended=gone.append, then=lambda: gone.append(None), done=done)
     assert not gone
-    counted.memory.broker.delete_topic(topics[5])  # somebody else does, meanwhile
+    counted.memory.broker.delete_topic(topics[5])  # another client deletes it meanwhile
     assert max(counted.run(done)) <= PER_SLICE + 2
     done.check()
     assert gone == [*topics, None]
@@ -200,7 +200,7 @@ def test_many_topics_end_one_after_the_other_in_slices(counted: Counted) -> None
     assert counted.memory.broker._catalog.leaving == 0
 
 
-def test_few_topics_end_at_once(counted: Counted) -> None:
+def test_few_topics_are_deleted_at_once(counted: Counted) -> None:
     topics, done = several(counted)[2:], Answers()
     gone: list[Topic | None] = []
     counted.memory.broker.delete_topics(topics, ended=gone.append, then=lambda: gone.append(None), done=done)
@@ -210,7 +210,7 @@ def test_few_topics_end_at_once(counted: Counted) -> None:
     done.check()
 
 
-def test_who_asked_is_told_what_keeps_the_last_step_from_being_done(counted: Counted) -> None:
+def test_an_error_in_the_last_step_reaches_the_caller(counted: Counted) -> None:
     def refuse() -> None:
         raise Busy(ErrorCode.BUSY, "not now")
 
@@ -240,7 +240,7 @@ def test_few_topics_are_purged_at_once(counted: Counted) -> None:
     assert {p.log.first_offset for topic in topics for p in topic.partitions} == {1}
 
 
-def test_a_stop_leaves_the_topics_whose_turn_had_not_come(counted: Counted) -> None:
+def test_a_stop_keeps_topics_whose_deletion_had_not_started(counted: Counted) -> None:
     topics = several(counted)[::-1]
     counted.memory.broker.delete_topics(topics, ended=lambda _: None, then=lambda: None, done=Answers())
     stopped_after(counted, 2)
@@ -255,10 +255,10 @@ def test_a_stop_leaves_the_topics_whose_turn_had_not_come(counted: Counted) -> N
     assert open_in_log(counted.memory) == 0
 
 
-# Others meanwhile
+# Concurrent changes
 
 
-def test_who_makes_the_same_topic_meanwhile_wins(counted: Counted) -> None:
+def test_a_concurrent_creation_of_the_same_topic_wins(counted: Counted) -> None:
     broker, done = counted.memory.broker, Answers()
     broker.make_topic(WIDE, COUNT, then=lambda _: None, done=done)
     counted.run_pass()
@@ -269,7 +269,7 @@ def test_who_makes_the_same_topic_meanwhile_wins(counted: Counted) -> None:
     assert open_in_log(counted.memory) == 1
 
 
-def test_two_of_the_same_are_made_one_after_the_other(counted: Counted) -> None:
+def test_two_wide_creations_of_one_topic_run_one_after_the_other(counted: Counted) -> None:
     first, second = Answers(), Answers()
     for done in (first, second):
         counted.memory.broker.make_topic(WIDE, COUNT, then=lambda _: None, done=done)
@@ -294,7 +294,7 @@ def test_growth_is_refused_when_the_topic_was_changed_meanwhile(counted: Counted
     assert len(topic.partitions) == count == open_in_log(counted.memory)
 
 
-def test_growth_is_refused_when_the_topic_ended_meanwhile(counted: Counted) -> None:
+def test_growth_is_refused_when_the_topic_was_deleted_meanwhile(counted: Counted) -> None:
     topic, done = counted.make(2), Answers()
     counted.memory.broker.grow_topic(topic, COUNT + 2, done=done)
     counted.run_pass()
@@ -305,7 +305,7 @@ def test_growth_is_refused_when_the_topic_ended_meanwhile(counted: Counted) -> N
     assert open_in_log(counted.memory) == 0
 
 
-def test_a_purge_is_refused_when_the_topic_ended_meanwhile(counted: Counted) -> None:
+def test_a_purge_is_refused_when_the_topic_was_deleted_meanwhile(counted: Counted) -> None:
     topic, done = counted.make(), Answers()
     counted.fill(topic)
     counted.memory.broker.purge_topic(topic, done=done)
@@ -317,7 +317,7 @@ def test_a_purge_is_refused_when_the_topic_ended_meanwhile(counted: Counted) -> 
     assert open_in_log(counted.memory) == 0
 
 
-def test_what_is_being_dropped_counts_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_being_dropped_count_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch, BrokerSettings(partitions_max=COUNT + 10, bulk_share=1.0))
     topic, done = counted.make(), Answers()
     counted.memory.broker.delete_topic(topic, done=done)
@@ -337,7 +337,7 @@ def stopped_after(counted: Counted, passes: int) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 3, 10])
-def test_a_stop_leaves_no_topic_that_was_being_made(counted: Counted, passes: int) -> None:
+def test_a_stop_leaves_no_topic_that_was_being_created(counted: Counted, passes: int) -> None:
     counted.memory.broker.make_topic(WIDE, COUNT, then=lambda _: None, done=Answers())
     stopped_after(counted, passes)
     broker = counted.memory.broker
@@ -351,7 +351,7 @@ def test_a_stop_leaves_no_topic_that_was_being_made(counted: Counted, passes: in
 
 
 @pytest.mark.parametrize("passes", [1, 3, 10])
-def test_a_stop_leaves_nothing_of_a_topic_that_ended(counted: Counted, passes: int) -> None:
+def test_a_stop_leaves_nothing_of_a_deleted_topic(counted: Counted, passes: int) -> None:
     topic = counted.make()
     counted.fill(topic)
     counted.memory.broker.delete_topic(topic, done=Answers())
@@ -370,7 +370,7 @@ def test_a_stop_leaves_a_topic_as_it_was_before_it_grew(counted: Counted) -> Non
     assert len(counted.memory.broker.topic("wide").partitions) == 2 == open_in_log(counted.memory)
 
 
-def test_a_stop_leaves_a_purge_half_done_and_it_can_be_asked_for_again(counted: Counted) -> None:
+def test_a_purge_stopped_halfway_can_be_repeated(counted: Counted) -> None:
     topic, done = counted.make(), Answers()
     counted.fill(topic)
     counted.memory.broker.purge_topic(topic, done=Answers())
@@ -383,7 +383,7 @@ def test_a_stop_leaves_a_purge_half_done_and_it_can_be_asked_for_again(counted: 
     assert {partition.log.first_offset for partition in topic.partitions} == {1}
 
 
-def test_a_failing_log_is_told(counted: Counted) -> None:
+def test_a_failing_log_is_reported(counted: Counted) -> None:
     done = Answers()
     counted.memory.broker.make_topic(WIDE, COUNT, then=lambda _: None, done=done)
     counted.run_pass()

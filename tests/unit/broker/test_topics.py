@@ -1,4 +1,4 @@
-"""The catalogue's verbs, live and after a restart."""
+"""Creating, changing and deleting topics, live and after a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.broker.answers import Answers, batch_of
 ORDERS = TopicName("default", "orders")
 
 
-def test_topic_made_with_settings_survives_a_restart(memory: MemoryBroker) -> None:
+def test_a_topic_created_with_settings_survives_a_restart(memory: MemoryBroker) -> None:
     settings = TopicSettings(
         replication_factor=2, key_hash=KeyHash.XXH32, retention_age_us=5, wire_options={"iggy": b"\x01"}
     )
@@ -25,7 +25,7 @@ def test_topic_made_with_settings_survives_a_restart(memory: MemoryBroker) -> No
     assert found.created_at_us == made.created_at_us
 
 
-def test_creating_answers_at_its_level(memory: MemoryBroker) -> None:
+def test_creation_is_acknowledged_at_its_level(memory: MemoryBroker) -> None:
     written, synced = Answers(), Answers()
     memory.broker.create_topic(ORDERS, level=Level.WRITTEN, done=written)
     memory.broker.create_topic(TopicName("default", "b"), level=Level.SYNCED, done=synced)
@@ -50,13 +50,13 @@ def test_full_names_are_unique_over_streams(memory: MemoryBroker) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "..", "x" * 256, "\udcff", "__own"])
-def test_names_that_are_refused(memory: MemoryBroker, name: str) -> None:
+def test_invalid_names_are_refused(memory: MemoryBroker, name: str) -> None:
     with pytest.raises(Invalid) as caught:
         memory.broker.create_topic(TopicName("default", name))
     assert caught.value.code is ErrorCode.INVALID_TOPIC
 
 
-def test_own_topics_are_listed_only_when_asked_for(memory: MemoryBroker) -> None:
+def test_internal_topics_are_listed_only_on_request(memory: MemoryBroker) -> None:
     memory.broker.create_topic(TopicName("default", "__own"), internal=True)
     memory.broker.create_topic(ORDERS)
     assert [topic.name.full for topic in memory.broker.topics()] == ["orders"]
@@ -64,13 +64,13 @@ def test_own_topics_are_listed_only_when_asked_for(memory: MemoryBroker) -> None
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001])
-def test_partition_counts_that_are_refused(memory: MemoryBroker, count: int) -> None:
+def test_invalid_partition_counts_are_refused(memory: MemoryBroker, count: int) -> None:
     with pytest.raises(Invalid) as caught:
         memory.broker.create_topic(ORDERS, count)
     assert caught.value.code is ErrorCode.INVALID_PARTITION_COUNT
 
 
-def test_missing_topics_are_made_with_the_default_count_or_refused(memory: MemoryBroker) -> None:
+def test_missing_topics_are_created_with_the_default_count_or_refused(memory: MemoryBroker) -> None:
     assert len(memory.broker.ensure_topic("orders").partitions) == 3
     assert memory.broker.ensure_topic("orders") is memory.broker.topic("orders")
     strict = MemoryBroker(BrokerSettings(auto_create=False))
@@ -107,7 +107,7 @@ def test_topics_of_events_refuse_to_grow(memory: MemoryBroker) -> None:
         memory.broker.grow_topic(topic, 3)
 
 
-def test_a_topic_made_again_is_another_one(memory: MemoryBroker) -> None:
+def test_a_recreated_topic_is_a_different_topic(memory: MemoryBroker) -> None:
     old = memory.broker.create_topic(ORDERS, 2)
     ended = old.partitions[0]
     memory.broker.produce(ended, batch_of(b"v"), level=Level.WRITTEN, done=None)
@@ -132,7 +132,7 @@ def test_a_topic_made_again_is_another_one(memory: MemoryBroker) -> None:
     assert gone.value.code is ErrorCode.TOPIC_MISSING
 
 
-def test_incarnations_are_not_used_again_after_a_restart(memory: MemoryBroker) -> None:
+def test_incarnations_are_not_reused_after_a_restart(memory: MemoryBroker) -> None:
     memory.broker.delete_topic(memory.broker.create_topic(ORDERS, 3))
     memory.run()
     memory.log.take_snapshot()
@@ -140,7 +140,7 @@ def test_incarnations_are_not_used_again_after_a_restart(memory: MemoryBroker) -
     assert topic.partitions[0].incarnation == 4
 
 
-def test_purging_empties_and_offsets_go_on(memory: MemoryBroker) -> None:
+def test_purging_empties_a_topic_and_offsets_continue(memory: MemoryBroker) -> None:
     answers = Answers()
     topic = memory.broker.create_topic(ORDERS, 1)
     partition = topic.partitions[0]
@@ -179,7 +179,7 @@ def test_readers_of_a_deleted_topic_wake(memory: MemoryBroker) -> None:
     assert woken == [1]
 
 
-def test_a_topics_own_hash_wins(memory: MemoryBroker) -> None:
+def test_a_topics_own_key_hash_wins(memory: MemoryBroker) -> None:
     topic = memory.broker.create_topic(ORDERS, 3)
     assert memory.broker.partition_of_key(topic, b"user1", KeyHash.FNV32).number == 2  # as FLUX's SDKs compute it
     by_wire = [memory.broker.partition_of_key(topic, b"user-1", kind).number for kind in (KeyHash.FNV32, KeyHash.XXH32)]
@@ -213,7 +213,7 @@ def test_a_topic_shrinks_and_grows_into_new_partitions(memory: MemoryBroker) -> 
     assert broker.positions(PositionKind.GROUP, "g") == {("orders", 0): 1}
 
 
-def test_shrinking_that_is_refused(memory: MemoryBroker) -> None:
+def test_invalid_shrinking_is_refused(memory: MemoryBroker) -> None:
     topic = memory.broker.create_topic(ORDERS, 2)
     events = memory.broker.create_topic(TopicName("default", "events"), 2, TopicSettings(event_sourcing=True))
     for shrunk, count in ((topic, 3), (topic, -1), (events, 1)):
@@ -225,7 +225,7 @@ def test_shrinking_that_is_refused(memory: MemoryBroker) -> None:
         memory.broker.shrink_topic(topic, 1)
 
 
-def test_a_topic_without_partitions_takes_no_records(memory: MemoryBroker) -> None:
+def test_a_topic_without_partitions_accepts_no_records(memory: MemoryBroker) -> None:
     with pytest.raises(Invalid):
         memory.broker.create_topic(ORDERS, 0)
     topic = memory.broker.create_topic(ORDERS, 0, partition_count_min=0)
@@ -246,8 +246,8 @@ def test_the_list_of_topics_has_a_version(memory: MemoryBroker) -> None:
 
 
 @pytest.mark.parametrize("name", TOPIC_SETTINGS)
-def test_a_setting_has_one_definition(name: str) -> None:
-    """Defaults of ``TopicSettings`` are those of the table, and what is read back is what was given."""
+def test_each_setting_has_one_definition(name: str) -> None:
+    """The defaults of ``TopicSettings`` are those of the table, and settings are read back as given."""
     setting, default = TOPIC_SETTINGS[name], getattr(TopicSettings(), name)
     assert setting.read(name, None) == setting.default == default
     plain = setting.plain(default)

@@ -1,4 +1,4 @@
-"""Transactions below any wire: commits that are laid out a little at a time, and what happens to them meanwhile (decision 0111)."""
+"""Transactions below any protocol: commits are laid out in steps (decision 0111)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def count(topic: Topic) -> int:
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_who_asks_again_waits_for_the_same_end(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
+def test_repeated_commits_wait_for_the_same_end(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
     held, reported = opened(memory, topic, numbered=numbered), Reported()
     memory.broker.transactions.commit(held, done=reported.append)
     memory.broker.transactions.commit(held, done=reported.append)
@@ -77,22 +77,22 @@ ABORTS: dict[str, Callable[[MemoryBroker, Transaction], object]] = {
 
 @pytest.mark.parametrize("what", ABORTS)
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_aborts_it_breaks_the_commit_off(memory: MemoryBroker, topic: Topic, what: str, *, begun: bool) -> None:
+def test_an_abort_cancels_a_commit_in_progress(memory: MemoryBroker, topic: Topic, what: str, *, begun: bool) -> None:
     held, reported = opened(memory, topic), Reported()
     memory.broker.transactions.commit(held, done=reported.append)
-    if begun:  # its token is taken, and nothing is published yet
+    if begun:  # its token is claimed, and nothing is published yet
         (steps,) = memory.broker.publish_work._waiting
         next(steps)
     ABORTS[what](memory, held)
     memory.run()
     assert codes(reported) == [ErrorCode.PRODUCER_FENCED]
     assert count(topic) == 0
-    assert not memory.log._staged, "what was staged is gone"
+    assert not memory.log._staged, "the staged batches are gone"
     memory.restart()
     assert topic.partitions[0].log.next_offset == 0
 
 
-def test_nothing_joins_a_transaction_that_is_being_committed(memory: MemoryBroker, topic: Topic) -> None:
+def test_nothing_is_added_to_a_transaction_that_is_being_committed(memory: MemoryBroker, topic: Topic) -> None:
     held, reported = opened(memory, topic), Reported()
     memory.broker.transactions.commit(held, done=reported.append)
     with pytest.raises(Conflict):
@@ -105,7 +105,7 @@ def test_nothing_joins_a_transaction_that_is_being_committed(memory: MemoryBroke
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_a_topic_that_ends_meanwhile(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
+def test_a_topic_deleted_during_a_commit(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
     kept = memory.broker.ensure_topic("u")
     held, reported = opened(memory, topic, numbered=numbered), Reported()
     memory.broker.transactions.stage(
@@ -120,7 +120,7 @@ def test_a_topic_that_ends_meanwhile(memory: MemoryBroker, topic: Topic, *, numb
     assert held.is_open is not numbered
 
 
-def test_a_commit_that_is_refused_in_the_end_leaves_it_open(memory: MemoryBroker, topic: Topic) -> None:
+def test_a_commit_that_is_refused_at_the_end_leaves_the_transaction_open(memory: MemoryBroker, topic: Topic) -> None:
     held, reported = opened(memory, topic), Reported()
 
     def refuse() -> None:
@@ -140,7 +140,7 @@ def test_a_commit_that_is_refused_in_the_end_leaves_it_open(memory: MemoryBroker
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_positions_of_every_group_outlive_a_snapshot(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
+def test_offsets_of_every_group_survive_a_snapshot(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
     held = opened(memory, topic, numbered=numbered)
     for group in ("g", "h"):
         memory.broker.transactions.put_offsets(held, Scope("t", group, "m", 1), {0: 1}, done=None)

@@ -1,4 +1,4 @@
-"""A snapshot encoded in slices is the state as it was when it was begun, whatever is applied meanwhile."""
+"""A snapshot encoded in slices shows the state as of its start, whatever changes are applied meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = BrokerSettings(producers_max=40, owner_share=1.0)
 
 
 class Changing:
-    """A state, and changes of every kind that fit it. Each is made by chance, of few things, so that all meet."""
+    """A state and random changes of every kind that fit it, over a few names, so that they interact."""
 
     def __init__(self, seed: int) -> None:
         self.state = State(SETTINGS)
@@ -58,7 +58,7 @@ class Changing:
         ]
 
     def step(self) -> None:
-        """One change, if it fits."""
+        """Apply one change, if it fits."""
         change = self.chance.choice(self.kinds)()
         if change is not None:
             self.state.apply_change(change)
@@ -192,7 +192,7 @@ class Changing:
         return changes.TransactionalIdDeleted(f"x{self.number(3)}")
 
     def batch(self) -> None:
-        """A producer's batch, which no change tells of."""
+        """Append a producer's batch, which has no change record."""
         self.state.producers.remember(
             self.number(9) + 1,
             b"p%d" % self.number(9),
@@ -203,7 +203,7 @@ class Changing:
         )
 
     def expire(self) -> None:
-        """Events that retention has removed, which no change tells of."""
+        """Expire events by retention, which has no change record."""
         first = next(self.offsets) // 2
         self.state.aggregates.forget(lambda _: first)
 
@@ -215,7 +215,7 @@ def test_a_view_does_not_change(monkeypatch: pytest.MonkeyPatch, seed: int) -> N
     for _ in range(STEPS):
         changing.step()
     begun: list[tuple[bytes, list[bytes]]] = []
-    for _ in range(2):  # the second while the first is looked through
+    for _ in range(2):  # start the second while the first is being encoded
         expected = changing.state.snapshot()
         encoding = changing.state.encoding()
         assert not encoding.pieces
@@ -251,11 +251,11 @@ def test_no_piece_holds_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("count_", [0, 1, 15, 16, 65_535, 65_536])
-def test_arrays_begin_as_those_of_any_encoder(count_: int) -> None:
+def test_arrays_start_as_those_of_any_encoder(count_: int) -> None:
     assert b"".join(view.one_by_one([7] * count_)) == msgspec.msgpack.encode([7] * count_)
 
 
-def test_views_that_were_looked_through_cost_nothing() -> None:
+def test_encoded_views_cost_nothing() -> None:
     changing = Changing(1)
     for _ in range(STEPS):
         changing.step()

@@ -1,4 +1,4 @@
-"""Stored batches and slots for the tests of the log's lower floors."""
+"""Stored batches and journal slots for unit tests of the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polywire.records.batch import from_spans, read_header, stamp
 
 
 def make_batch(values: Sequence[bytes]) -> bytearray:
-    """An unnumbered batch with these values, without keys."""
+    """Return a batch of keyless records with these values and no offsets."""
     source = b"".join(values)
     spans, at = array("q"), 0
     for value in values:
@@ -21,7 +21,7 @@ def make_batch(values: Sequence[bytes]) -> bytearray:
 
 @dataclass
 class Stored:
-    """One batch of a slot as a model remembers it."""
+    """One batch of a slot as the model remembers it."""
 
     content: bytes
     offset: int
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass
 class Partition:
-    """One partition of a slot: where its batches lie, and what they are."""
+    """One partition of a slot: the positions of its batches, and the batches."""
 
     number: int
     positions: array[int] = field(default_factory=lambda: array("q"))
@@ -48,7 +48,7 @@ class Partition:
 
 
 class Slot:
-    """Batches of several partitions scattered over one buffer, as a journal leaves them."""
+    """Batches of several partitions interleaved in one buffer, as in a journal slot."""
 
     def __init__(self, *partitions: int) -> None:
         self.base = bytearray()

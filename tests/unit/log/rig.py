@@ -1,7 +1,6 @@
-"""What tests of the log share: a loop run by hand, a broker's state that remembers, and easy batches.
+"""Helpers of the log's tests: a loop that tests run by hand, broker state that records changes, and batches.
 
-Promises: threads answer through the loop as they would in the broker; ``run_until`` never waits longer than its
-limit. Must not know: asyncio.
+``run_until`` never waits longer than its limit.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SMALL = LogSettings(
 
 
 class RigLoop:
-    """A ``Loop`` whose callbacks run inside ``run_until``. Timers keep real time, as threads do."""
+    """A ``Loop`` whose callbacks run inside ``run_until``. Timers use real time, as threads do."""
 
     def __init__(self) -> None:
         self._soon: deque[Handle] = deque()
@@ -71,11 +70,11 @@ class RigLoop:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is ready now."""
+        """Return whether no callback is ready."""
         return not self._soon and self._threads.empty()
 
     def run_pass(self, wait: float = 0.0) -> None:
-        """What is ready now; waits for a thread or a timer when nothing is."""
+        """Run the ready callbacks; wait for a thread or a timer if there are none."""
         while self._timers and self._timers[0][0] <= time.monotonic():
             self._soon.append(heapq.heappop(self._timers)[2])
         try:
@@ -89,15 +88,15 @@ class RigLoop:
                 handle.callback(*handle.args)
 
     def run_until(self, reached: Callable[[], object], seconds: float = 60.0) -> None:
-        """Pass after pass until it is so."""
+        """Run passes until the condition holds."""
         end = time.monotonic() + seconds
         while not reached():
-            assert time.monotonic() < end, "the loop waited in vain"
+            assert time.monotonic() < end, "the condition was not reached in time"
             self.run_pass(0.002)
 
 
 class Memory:
-    """A broker's state: every change and every producer's batch, in order."""
+    """The broker's state: records every change and every producer's batch, in order."""
 
     def __init__(self) -> None:
         self.changes: list[bytes] = []
@@ -122,7 +121,7 @@ class Memory:
 
 
 class Rig:
-    """One log in one directory, opened again as often as a test likes."""
+    """One log in one directory, which a test can reopen repeatedly."""
 
     def __init__(self, directory: Path, settings: LogSettings = SMALL, make_worker: MakeWorker = ThreadWorker) -> None:
         self.make_worker = make_worker
@@ -133,7 +132,7 @@ class Rig:
         self.log: FileLog = self.open()
 
     def open(self) -> FileLog:
-        """Open the log; the state begins anew."""
+        """Open the log with an empty state."""
         self.loop = RigLoop()
         self.memory = Memory()
         self.log = open_log(
@@ -147,17 +146,17 @@ class Rig:
         return self.log
 
     def hold_syncs(self, yes: bool) -> None:
-        """Let no further sync begin, or let them begin again."""
+        """Block further syncs, or allow them again."""
         flusher = self.log._flusher
         assert isinstance(flusher, Flusher)
         flusher._running = yes
 
     def kill(self) -> None:
-        """Stop as ``kill -9`` does: nothing is flushed, nobody is told."""
+        """Stop as after ``kill -9``: flush nothing, call no callbacks."""
         abandon(self.log)
 
     def append(self, partition: FilePartition, values: list[bytes], level: Level = Level.WRITTEN) -> list[int]:
-        """Append one batch; the returned list gets its offset."""
+        """Append one batch; its offset is added to the returned list."""
         reported: list[int] = []
         self.log.append(partition, batch_of(values), level=level, done=expecting(reported))
         return reported
@@ -170,36 +169,36 @@ class Rig:
         return reported
 
     def settle(self) -> None:
-        """Until everything is synced and every full slot is sealed."""
+        """Wait until everything is synced and every full slot is sealed."""
         reported: list[int] = []
         self.log.barrier(Level.SYNCED, expecting(reported))
         self.loop.run_until(lambda: reported and not self.log.sealing)
 
     def read(self, partition: FilePartition, offset: int = 0, bytes_max: int = 1 << 20) -> list[bytes | None]:
-        """All values from ``offset`` on."""
+        """Return all values from ``offset`` on."""
         values: list[bytes | None] = []
         while True:
             found = self.read_once(partition, offset, bytes_max)
             for record in records_of(found):
                 if record.offset >= offset:
-                    assert record.offset == offset, "offsets have no holes"
+                    assert record.offset == offset, "offsets must be consecutive"
                     values.append(record.value)
                     offset += 1
-            assert offset == found.next_offset, "a read ends where it says"
+            assert offset == found.next_offset, "the end of a read must match its records"
             found.pin.release()
             if not found.chunks:
                 return values
 
     def look_up(self, question: Callable[[int, Completion[int]], int | base.Handle], argument: int) -> int:
-        """The answer of a look-up, at once or later."""
+        """Return the result of a lookup, immediate or later."""
         return self.answered(lambda then: question(argument, then))
 
     def answered(self, ask: Callable[[Completion[_T]], _T | base.Handle]) -> _T:
-        """What a question is answered with, at once or later."""
+        """Return the result of a request, immediate or later."""
         answers: list[_T | BrokerError] = []
         found = ask(answers.append)
         if not isinstance(found, Pending):
-            assert not answers, "an answer comes once"
+            assert not answers, "the callback must run once"
             return found  # type: ignore[return-value]
         self.loop.run_until(lambda: answers)
         (answer,) = answers
@@ -210,12 +209,12 @@ class Rig:
     def read_once(
         self, partition: FilePartition, offset: int, bytes_max: int = 1 << 20, offset_end: int | None = None
     ) -> Read:
-        """One read, cold or warm."""
+        """Read once, cold or warm."""
         return self.answered(lambda then: partition.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end))
 
 
 def abandon(log: FileLog) -> None:
-    """Let go of a log's files and threads without flushing anything; what was written stays in the page cache, as after ``kill -9``."""
+    """Close a log's files and threads without flushing. Written data stays in the page cache, as after ``kill -9``."""
     log._sealer.stop()
     log._flusher.stop()
     log._reader_worker.stop()
@@ -224,12 +223,12 @@ def abandon(log: FileLog) -> None:
 
 
 def batch_of(values: list[bytes]) -> bytearray:
-    """An unnumbered batch."""
+    """Return a batch without offsets."""
     return from_records([Record(value) for value in values])
 
 
 def records_of(found: Read) -> list[Record]:
-    """The records of a read, in order."""
+    """Return the records of a read, in order."""
     records: list[Record] = []
     for chunk in found.chunks:
         at = 0
@@ -241,7 +240,7 @@ def records_of(found: Read) -> list[Record]:
 
 
 def expecting(reported: list[int]) -> Completion[int]:
-    """A ``done`` that takes no error."""
+    """Return a ``done`` callback that fails on errors."""
 
     def done(offset: int | BrokerError) -> None:
         assert not isinstance(offset, BrokerError), offset

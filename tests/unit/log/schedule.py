@@ -1,6 +1,6 @@
-"""A log whose threads run when a test says so: each job, and each answer to one, when it likes; reads are done at once.
+"""A log whose worker jobs and their completions run in the order that a test chooses; reads complete at once.
 
-Promises: one worker's jobs run in order, as in the broker; nothing runs by itself. Must not know: what the jobs do.
+The jobs of one worker run in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MANUAL = ("sync", "seal", "reader")
 
 
 class ManualWorker:
-    """Stands in for ``Worker``; the reader's does its jobs at once. Guards: an answer is given to the loop once, behind earlier ones."""
+    """Replaces ``Worker``; the reader's variant runs jobs at once. Each completion reaches the loop once, in order."""
 
     def __init__(self, name: str, loop: Loop, made: dict[str, ManualWorker]) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class ManualWorker:
             self.step()
 
     def step(self) -> None:
-        """Run the next job; its answer lies in the loop then."""
+        """Run the next job and queue its completion on the loop."""
         job, completed = self.jobs.popleft()
         self._loop.call_soon_threadsafe(completed, attempt(job))
 
@@ -56,21 +56,21 @@ class ManualRig(Rig):
 
     def kill(self) -> None:
         for worker in self.workers.values():
-            worker.stopped = True  # what was not done is never done
+            worker.stopped = True  # remaining jobs never run
         super().kill()
 
     def passes(self, count: int = 3) -> None:
-        """What the loop has to do by now, without timers that are not due."""
+        """Run the loop's ready callbacks, without timers that are not due."""
         for _ in range(count):
             self.loop.run_pass()
 
     def step(self, name: str) -> None:
-        """One job of a worker, and what follows from its answer."""
+        """Run one job of a worker and the callbacks that follow."""
         self.workers[name].step()
         self.passes()
 
     def drain(self) -> None:
-        """Everything that anybody has to do."""
+        """Run all jobs of all workers."""
         while any(worker.jobs for worker in self.workers.values()):
             for worker in self.workers.values():
                 while worker.jobs:

@@ -1,4 +1,4 @@
-"""Exceptions in callbacks: the log's own end it before anything else is acknowledged, a peer's are that peer's alone."""
+"""Exceptions in callbacks: the log's own callbacks stop the log; a client's affects only that client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.log.schedule import ManualRig
 
 
 class Broken(Exception):
-    """What nobody has foreseen."""
+    """An exception that no code expects."""
 
 
 def broken(*_: object, **__: object) -> None:
@@ -23,7 +23,7 @@ def broken(*_: object, **__: object) -> None:
 
 
 class Answers:
-    """What several peers were told."""
+    """The results of several clients."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
@@ -48,7 +48,7 @@ def append(rig: Rig, partition: FilePartition, answers: Answers, level: Level = 
         "polywire.log.journal.flusher.Flusher.wrote",
     ],
 )
-def test_a_write_batch_that_breaks_ends_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_failing_write_batch_stops_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"before"])
@@ -66,7 +66,7 @@ def test_a_write_batch_that_breaks_ends_the_log(tmp_path: Path, monkeypatch: pyt
         append(rig, partition, answers)
     rig.loop.run_pass()
     assert answers.offsets == []
-    assert [error.code for error in answers.errors] == [ErrorCode.STORAGE_FAILED] * 3, "each is told once"
+    assert [error.code for error in answers.errors] == [ErrorCode.STORAGE_FAILED] * 3, "each client gets one result"
     assert len(failures) == 1
     rig.kill()
     rig.open()
@@ -83,7 +83,7 @@ def test_a_write_batch_that_breaks_ends_the_log(tmp_path: Path, monkeypatch: pyt
         ("sync", "polywire.log.journal.flusher.Flusher._reached"),
     ],
 )
-def test_a_broken_callback_of_the_log_ends_it_before_anything_is_acknowledged(
+def test_a_failing_callback_of_the_log_stops_it_before_anything_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str, name: str
 ) -> None:
     rig = ManualRig(tmp_path, monkeypatch, replace(SMALL, sync_interval_ms=10_000))
@@ -98,7 +98,7 @@ def test_a_broken_callback_of_the_log_ends_it_before_anything_is_acknowledged(
         answers = Answers()
         rig.passes()
         if name.endswith("install"):
-            rig.step("seal")  # the flush that breaks is in hand before somebody asks for one
+            rig.step("seal")  # the failing flush starts before a client requests one
         append(rig, partition, answers, Level.SYNCED)
         rig.log.commit()
         with pytest.raises(Broken):
@@ -114,12 +114,12 @@ def test_a_broken_callback_of_the_log_ends_it_before_anything_is_acknowledged(
 
 
 def run_all(rig: ManualRig, first: str) -> None:
-    """Everything the threads have to do, what this one has before all else."""
+    """Run all jobs of the threads, beginning with ``first``."""
     while any(each.jobs for each in rig.workers.values()):
         rig.step(first if rig.workers[first].jobs else "sync")
 
 
-def test_a_peer_that_breaks_keeps_nobody_from_being_told(tmp_path: Path) -> None:
+def test_a_failing_client_callback_does_not_affect_other_clients(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     answers, woken = Answers(), list[int]()
@@ -129,10 +129,10 @@ def test_a_peer_that_breaks_keeps_nobody_from_being_told(tmp_path: Path) -> None
     append(rig, partition, answers)
     rig.log.append(partition, batch_of([b"a"]), level=Level.SYNCED, done=broken)
     append(rig, partition, answers, Level.SYNCED)
-    rig.log.commit()  # whoever commits is not to blame
+    rig.log.commit()  # the client whose request commits is not to blame
     assert answers.offsets == [1]
     assert woken == [0]
-    for _ in range(3):  # each is reported where the loop sees it
+    for _ in range(3):  # each exception is reported through the loop
         with pytest.raises(Broken):
             rig.loop.run_until(lambda: False)
     rig.loop.run_until(lambda: len(answers.offsets) == 2)

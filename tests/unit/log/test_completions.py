@@ -1,4 +1,4 @@
-"""The contract of completions and handles, for each verb of both logs: called once, never inside the call that began, never after cancel."""
+"""Completions and handles of both logs: called once, never inside the starting call, never after cancel."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ PASSES = 50
 
 
 class World(Protocol):
-    """A log with one partition of two records, and the loop it runs on."""
+    """A log with one partition of two records, and its loop."""
 
     log: Log
     partition: PartitionLog
 
     def run(self) -> None:
-        """Until everything due was called, and some more."""
+        """Run until everything due was called, and some passes more."""
 
     def fail(self) -> None:
-        """The disk fails."""
+        """Make the disk fail."""
 
 
 class OnFiles:
@@ -141,9 +141,9 @@ def test_an_addition_completes_once_and_never_inside(
 ) -> None:
     reported: list[object] = []
     verb(world, level, reported.append)
-    assert not reported, "never from inside the call that began"
+    assert not reported, "the callback ran inside the call"
     world.log.write()
-    assert not reported, "nor from a write that another addition may need"
+    assert not reported, "the callback ran inside a write that another append needed"
     world.run()
     assert reported == [ADDITIONS[verb]]
 
@@ -161,7 +161,7 @@ def test_an_addition_that_fails_completes_once_with_the_error(
     assert [type(error) for error in reported] == [Unavailable]
 
 
-def test_a_verb_that_raises_completes_nothing(world: World) -> None:
+def test_a_method_that_raises_completes_nothing(world: World) -> None:
     reported: list[object] = []
     with pytest.raises(Missing):
         world.log.publish([b"u" * 16], b"change", level=Level.WRITTEN, done=reported.append)
@@ -172,7 +172,7 @@ def test_a_verb_that_raises_completes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 2], ids=["due", "not due"])
-def test_a_wait_wakes_once_and_never_inside_or_not_at_all(world: World, offset: int) -> None:
+def test_a_wait_completes_at_most_once_and_never_inside_the_call(world: World, offset: int) -> None:
     woken: list[str] = []
     world.log.wait(world.partition, offset, lambda: woken.append("waits"))
     world.log.wait(world.partition, offset, lambda: woken.append("takes back")).cancel()
@@ -184,7 +184,7 @@ def test_a_wait_wakes_once_and_never_inside_or_not_at_all(world: World, offset: 
     assert woken == ["waits"]
 
 
-def test_a_wait_that_is_due_can_be_taken_back(world: World) -> None:
+def test_a_due_wait_can_be_cancelled(world: World) -> None:
     woken: list[str] = []
     waits: list[Handle] = []
 
@@ -200,7 +200,7 @@ def test_a_wait_that_is_due_can_be_taken_back(world: World) -> None:
     assert woken == ["first"]
 
 
-# What is at hand in memory is read by a thread where the page cache does not have it.
+# Records that look available in memory are read by a thread if the page cache does not have them.
 
 
 def read(partition: FilePartition, then: Completion[Any]) -> object:
@@ -229,7 +229,7 @@ LOOK_UPS = (read, locate, offset_at, offset_of_address, address_of_offset)
 
 @pytest.fixture
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A log whose first records are sealed and in no cache."""
+    """Return a log whose first records are sealed and not cached."""
     rig = Rig(tmp_path, replace(SMALL, sync_interval_ms=600_000))
     partition = rig.log.open_partition(1)
     partition.compression = Compression.ZSTD
@@ -246,7 +246,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 @pytest.mark.parametrize("verb", LOOK_UPS, ids=lambda verb: verb.__name__)
-def test_what_is_not_at_hand_completes_once_and_never_inside_or_not_at_all(
+def test_a_cold_read_completes_at_most_once_and_never_inside_the_call(
     cold: Rig, verb: Callable[[FilePartition, Completion[Any]], object]
 ) -> None:
     partition = cold.log.partition(1)
@@ -257,7 +257,7 @@ def test_what_is_not_at_hand_completes_once_and_never_inside_or_not_at_all(
     assert isinstance(handle, Pending)
     assert isinstance(waiting, Pending)
     handle.cancel()
-    assert not reported, "never from inside the call that began"
+    assert not reported, "the callback ran inside the call"
     cold.loop.run_until(lambda: reported)
     for _ in range(PASSES):
         cold.loop.run_pass(0.001)
@@ -269,7 +269,7 @@ def test_what_is_not_at_hand_completes_once_and_never_inside_or_not_at_all(
 
 
 @pytest.mark.parametrize("verb", LOOK_UPS, ids=lambda verb: verb.__name__)
-def test_what_is_at_hand_is_returned_and_completes_nothing(
+def test_available_results_are_returned_without_a_callback(
     world: World, verb: Callable[[Any, Completion[Any]], object]
 ) -> None:
     reported: list[object] = []
@@ -279,11 +279,11 @@ def test_what_is_at_hand_is_returned_and_completes_nothing(
     assert not reported
 
 
-# The parts
+# Helpers
 
 
 class Pinned:
-    """Bytes that somebody may have to let go."""
+    """Bytes that may have to be released."""
 
     def __init__(self) -> None:
         self.released = 0
@@ -292,11 +292,11 @@ class Pinned:
         self.released += 1
 
 
-def test_a_read_that_was_taken_back_is_let_go() -> None:
+def test_the_bytes_of_a_cancelled_read_are_released() -> None:
     reported: list[object] = []
     pin = Pinned()
     waiter: Pending[Read] = pending(reported.append)
-    assert pending(waiter) is waiter, "asking again changes nobody's handle"
+    assert pending(waiter) is waiter, "a second request must not affect the first handle"
     waiter.cancel()
     assert waiter.is_over
     waiter(Read((), 0, 0, pin))
@@ -306,4 +306,4 @@ def test_a_read_that_was_taken_back_is_let_go() -> None:
     waiter(Read((), 0, 0, pin))
     waiter.cancel()
     assert len(reported) == 1
-    assert pin.released == 1, "who got it lets it go"
+    assert pin.released == 1, "the receiver releases it"

@@ -1,4 +1,4 @@
-"""The log at its limits: full write batches, full disks, pinned slots, cold segments, callbacks that add more."""
+"""The log at its limits: full write batches, full disks, pinned slots, cold segments, appends from callbacks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path, monkeypat
     rig.kill()
 
 
-def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
+def test_a_full_disk_lets_waiting_producers_continue_and_be_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_count_min=4))
     partition = rig.log.open_partition(1)
     rig.log._sealer._stopped = True
@@ -77,7 +77,7 @@ def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_expiry_goes_on_when_there_is_no_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expiry_is_retried_when_the_journal_has_no_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
     rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=0, level=Level.WRITTEN, done=None)
@@ -97,7 +97,7 @@ def test_expiry_goes_on_when_there_is_no_room_for_it(tmp_path: Path, monkeypatch
     rig.log.close()
 
 
-def test_no_callback_runs_inside_an_addition(tmp_path: Path) -> None:
+def test_no_callback_runs_inside_an_append(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
     rig.log.stage(TOKEN, partition, batch_of([b"first"]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
@@ -115,7 +115,7 @@ def test_no_callback_runs_inside_an_addition(tmp_path: Path) -> None:
     )
     second = batch_of([b"." * 6000])
     rig.log.stage(TOKEN, partition, second, expires_at_us=NEVER, level=Level.WRITTEN, done=None)
-    assert reported == [], "the first batch was written to make room for the second, and nobody told from in there"
+    assert reported == [], "writing the first batch for the second must not run its callback inside the call"
     rig.settle()
     assert reported == ["written", "published"]
     rig.kill()
@@ -151,7 +151,7 @@ def test_a_token_staged_into_several_segments_keeps_its_order(tmp_path: Path, ho
     rig.log.close()
 
 
-def test_slots_behind_a_pinned_one_are_sealed(tmp_path: Path) -> None:
+def test_slots_after_a_pinned_one_are_sealed(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_count_min=4))
     partition = rig.log.open_partition(1)
     rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
@@ -166,7 +166,7 @@ def test_slots_behind_a_pinned_one_are_sealed(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_who_is_told_while_closing_is_refused_more(tmp_path: Path) -> None:
+def test_callbacks_during_close_cannot_append(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
     rig.log.commit()
@@ -192,7 +192,7 @@ def test_who_is_told_while_closing_is_refused_more(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_no_commit_is_scheduled_for_whoever_commits_soon(tmp_path: Path) -> None:
+def test_holding_the_log_suppresses_the_scheduled_commit(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     rig.settle()
@@ -204,9 +204,9 @@ def test_no_commit_is_scheduled_for_whoever_commits_soon(tmp_path: Path) -> None
     assert reported == [0]
     reported = rig.append(partition, [b"behind it"])
     rig.loop.run_pass()
-    assert reported == [1], "nobody holds it any more"
+    assert reported == [1], "the log is not held any more"
     reported = rig.append(partition, [b"before it is held"])
     rig.log.hold()
     rig.loop.run_pass()
-    assert reported == [2], "what was scheduled stays so"
+    assert reported == [2], "a commit that is scheduled already stays"
     rig.log.close()

@@ -1,4 +1,4 @@
-"""The log on files: levels, limits, failures, readers and everything else that a list does not show. It needs a disk."""
+"""The log on files: levels, limits, failures and readers. It needs a disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKEN = b"t" * 16
 
 
 def fill_slot(rig: Rig, partition: FilePartition) -> None:
-    """Append until one slot more is full."""
+    """Append until one more slot is full."""
     before = rig.log._journal.current
     while rig.log._journal.current is before:
         rig.append(partition, [b"x" * 1000])
@@ -37,7 +37,7 @@ def fill_slot(rig: Rig, partition: FilePartition) -> None:
 # Write batches
 
 
-def test_a_turn_is_written_by_the_loop(tmp_path: Path) -> None:
+def test_the_loop_writes_a_turn(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     reported = rig.append(partition, [b"a", b"b"])
@@ -64,7 +64,7 @@ def test_small_batches_of_a_turn_are_merged(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_read_only_batches_are_left_alone(tmp_path: Path) -> None:
+def test_read_only_batches_are_not_changed(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     batch = bytes(batch_of([b"x" * 5000]))
@@ -96,14 +96,14 @@ def test_callbacks_may_append_and_commit(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_reserve_keeps_additions_in_one_group(tmp_path: Path) -> None:
+def test_reserve_puts_several_appends_into_one_group(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     limit = rig.settings.group_limit
     first = rig.append(partition, [b"x" * (limit // 2)])
     rig.log.reserve(limit // 2)
-    assert not rig.log.uncommitted, "the write batch was written to make room"
-    assert not first, "and nobody was told from in there"
+    assert not rig.log.uncommitted, "the write batch was written to free space"
+    assert not first, "no callback ran inside the call"
     rig.loop.run_pass()
     assert first == [0]
     with pytest.raises(Invalid) as refused:
@@ -126,7 +126,7 @@ def test_synced_waits_for_the_disk(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_durability_synced_raises_everything(tmp_path: Path) -> None:
+def test_durability_synced_raises_every_level(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(QUIET, durability=Level.SYNCED))
     partition = rig.log.open_partition(1)
     woken: list[int] = []
@@ -149,7 +149,7 @@ def test_written_is_synced_soon(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_barrier_follows_what_was_committed(tmp_path: Path) -> None:
+def test_barrier_covers_earlier_commits(tmp_path: Path) -> None:
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"a"])
@@ -166,7 +166,7 @@ def test_barrier_follows_what_was_committed(tmp_path: Path) -> None:
 # Limits
 
 
-def test_a_full_journal_is_busy_and_recovers(tmp_path: Path) -> None:
+def test_a_full_journal_is_busy_until_slots_are_free(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_count_max=2))
     partition = rig.log.open_partition(1)
     reported: list[list[int]] = []
@@ -190,7 +190,7 @@ def test_a_full_journal_is_busy_and_recovers(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_a_full_disk_refuses_appends_only(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_only_appends(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, disk_reserve_bytes=1 << 62))
     partition = rig.log.open_partition(1)
     with pytest.raises(Busy) as refused:
@@ -215,7 +215,7 @@ def test_staging_has_a_limit(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_a_pinned_slot_is_not_written_again(tmp_path: Path) -> None:
+def test_a_pinned_slot_is_not_overwritten(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_count_max=2))
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"first" * 10])
@@ -290,7 +290,7 @@ def test_expired_tokens_cannot_be_published(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_what_an_earlier_start_left_expires_in_time_whatever_its_clock_was(tmp_path: Path) -> None:
+def test_batches_staged_before_a_restart_expire_whatever_the_wall_clock_was(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     stage(rig, rig.log.open_partition(1), TOKEN, [b"t"], expires_at_us=FAR)
     rig.log.close()
@@ -305,7 +305,7 @@ def test_what_an_earlier_start_left_expires_in_time_whatever_its_clock_was(tmp_p
     rig.log.close()
 
 
-def test_staged_bytes_outlive_their_slot_and_the_process(tmp_path: Path) -> None:
+def test_staged_bytes_survive_their_slot_and_a_restart(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     stage(rig, partition, TOKEN, [b"staged"])
@@ -330,7 +330,7 @@ def test_staged_bytes_outlive_their_slot_and_the_process(tmp_path: Path) -> None
 # Segments
 
 
-def test_segments_nobody_needs_are_deleted(tmp_path: Path) -> None:
+def test_fully_trimmed_segments_are_deleted(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     for _ in range(3):
@@ -350,7 +350,7 @@ def test_segments_nobody_needs_are_deleted(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_segments_nobody_names_are_deleted(tmp_path: Path) -> None:
+def test_unreferenced_segments_are_deleted(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     fill_slot(rig, partition)
@@ -368,7 +368,7 @@ def test_segments_nobody_names_are_deleted(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_reads_go_from_segments_into_the_tail(tmp_path: Path) -> None:
+def test_reads_continue_from_segments_into_the_tail(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     fill_slot(rig, partition)
@@ -385,7 +385,7 @@ def test_reads_go_from_segments_into_the_tail(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_a_cold_read_is_answered_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cold_read_completes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     fill_slot(rig, partition)
@@ -399,16 +399,16 @@ def test_a_cold_read_is_answered_later(tmp_path: Path, monkeypatch: pytest.Monke
     assert records_of(answers[0])[0].offset == 0
     rig.log._state.reader.forget(partition)
     assert isinstance(partition.read(0, bytes_max=6000, then=answers.append), Pending), (
-        "what was read before is not kept"
+        "what was read before is not cached"
     )
     rig.log.drop_partition(1)
     rig.log.commit()
     rig.loop.run_until(lambda: len(answers) == 2)
-    assert isinstance(answers[1], Missing), "the partition ended while its bytes were fetched"
+    assert isinstance(answers[1], Missing), "the partition was dropped while its bytes were fetched"
     rig.log.close()
 
 
-# Waiting and ends
+# Waits and closing
 
 
 def test_waits_wake_once(tmp_path: Path) -> None:
@@ -422,19 +422,19 @@ def test_waits_wake_once(tmp_path: Path) -> None:
     rig.log.commit()
     assert woken == ["first"]
     rig.log.wait(partition, 0, lambda: woken.append("late"))
-    assert woken == ["first"], "never from inside the call"
+    assert woken == ["first"], "the callback ran inside the call"
     rig.loop.run_pass()
     assert woken == ["first", "late"]
     rig.log.drop_partition(1)
     rig.loop.run_pass()
-    assert woken == ["first", "late", "second"], "the partition has ended"
+    assert woken == ["first", "late", "second"], "the partition was dropped"
     with pytest.raises(Missing):
         rig.append(partition, [b"b"])
     assert rig.log._waits.count == 0
     rig.log.close()
 
 
-def test_a_failed_write_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_stops_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(1)
     synced = rig.append(partition, [b"kept"], Level.SYNCED)
@@ -462,7 +462,7 @@ def test_a_failed_write_ends_everything(tmp_path: Path, monkeypatch: pytest.Monk
     rig.log.close()
 
 
-def test_a_failed_sync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_is_never_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(1)
     calls: list[int] = []
@@ -519,7 +519,7 @@ def test_a_closed_log_refuses(tmp_path: Path) -> None:
     partition = rig.log.open_partition(1)
     reported = rig.append(partition, [b"v"], Level.SYNCED)
     rig.log.close()
-    assert reported == [0], "closing syncs and tells"
+    assert reported == [0], "closing syncs and completes appends"
     rig.log.close()
     with pytest.raises(Unavailable) as refused:
         rig.append(partition, [b"w"])
@@ -541,7 +541,7 @@ def test_producers_are_replayed_and_the_snapshot_is_restored(tmp_path: Path) -> 
     assert rig.memory.restored == 0
     rig.kill()
     rig.open()
-    assert rig.memory.producers == [], "they are in the snapshot"
+    assert rig.memory.producers == [], "producers are in the snapshot"
     assert (rig.memory.changes, rig.memory.restored) == ([b"0", b"1", b"2"], 1)
     rig.log.close()
 

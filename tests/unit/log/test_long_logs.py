@@ -1,4 +1,4 @@
-"""Long logs of many partitions: a start keeps little of each run, what asks for a footer gets it, losing millions of runs holds up nobody."""
+"""Long logs of many partitions: small memory per run, footers on demand, and dropping millions of runs in slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER = 2**62
 
 
 def filled(directory: Path, slots: int = 4) -> Rig:
-    """A log of two partitions that was opened again: nothing of its segments is at hand."""
+    """Return a reopened log of two partitions, with nothing of its segments cached."""
     rig = Rig(directory)
     for incarnation in (1, 2):
         rig.log.open_partition(incarnation)
@@ -36,7 +36,7 @@ def filled(directory: Path, slots: int = 4) -> Rig:
 
 
 def times(rig: Rig, partition: FilePartition) -> dict[int, int]:
-    """The append time of each batch, by its first offset."""
+    """Return the append time of each batch, by its first offset."""
     found, offset = {}, partition.first_offset
     while offset < partition.next_offset:
         read = rig.read_once(partition, offset, bytes_max=1)
@@ -46,7 +46,7 @@ def times(rig: Rig, partition: FilePartition) -> dict[int, int]:
     return found
 
 
-def test_a_start_takes_little_memory_for_each_run(tmp_path: Path) -> None:
+def test_a_start_uses_little_memory_per_run(tmp_path: Path) -> None:
     partitions, segments = 400, 100
     made = make_up(tmp_path, segments * partitions * 1000, partitions, 1000 * partitions)
     tracemalloc.start()
@@ -57,11 +57,11 @@ def test_a_start_takes_little_memory_for_each_run(tmp_path: Path) -> None:
         tracemalloc.stop()
     found = rig.log._state.partitions.values()
     assert sum(len(partition.runs) for partition in found) == made * partitions
-    assert peak < 300 * made * partitions, "some 10 bytes a run, and footers that the bounded cache still holds"
+    assert peak < 300 * made * partitions, "about 10 bytes a run, and the footers in the bounded cache"
     rig.log.close()
 
 
-def test_what_needs_a_footer_gets_it(tmp_path: Path) -> None:
+def test_lookups_read_the_footers_they_need(tmp_path: Path) -> None:
     rig = filled(tmp_path)
     wanted = times(rig, rig.log.partition(1))
     first = {time_us: offset for offset, time_us in sorted(wanted.items(), reverse=True)}
@@ -94,7 +94,7 @@ def test_retention_by_age_waits_for_the_footers_it_needs(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("how", ["drop", "trim"])
-def test_lost_runs_are_counted_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_dropped_runs_are_counted_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(state, "LOST_AT_ONCE_MAX", 0)
     monkeypatch.setattr(sealer, "LOST_MAX", 1)
     rig = filled(tmp_path, slots=6)
@@ -107,7 +107,7 @@ def test_lost_runs_are_counted_some_at_a_time(tmp_path: Path, monkeypatch: pytes
     rig.log.commit()
     assert len(partition.runs) == 0
     assert rig.log._state.losing
-    rig.log._sealer.tidy(NEVER, merging=True)  # a merge beside it
+    rig.log._sealer.tidy(NEVER, merging=True)  # with a merge running
     rig.log._sealer.note_dead()
     rig.loop.run_until(lambda: not rig.log._state.losing)
     rig.loop.run_until(lambda: len(list((tmp_path / "segments").iterdir())) < before)

@@ -1,4 +1,4 @@
-"""One directory, one broker, whatever became of the file ``LOCK``."""
+"""A directory has at most one broker, whatever happened to the file ``LOCK``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def replaced(directory: Path) -> None:
     (directory / MARK_FILE).write_bytes(b"1\n")
 
 
-def moved_aside_and_made_anew(directory: Path) -> None:
+def moved_aside_and_recreated(directory: Path) -> None:
     aside = directory.rename(directory.with_name("aside"))
     directory.mkdir()
     for path in aside.iterdir():
@@ -29,7 +29,7 @@ def moved_aside_and_made_anew(directory: Path) -> None:
             path.rename(directory / path.name)
 
 
-@pytest.mark.parametrize("change", [lambda _: None, deleted, replaced, moved_aside_and_made_anew])
+@pytest.mark.parametrize("change", [lambda _: None, deleted, replaced, moved_aside_and_recreated])
 def test_a_second_broker_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
     directory = tmp_path / "data"
     rig = Rig(directory)
@@ -48,11 +48,11 @@ def test_a_second_broker_is_refused(tmp_path: Path, change: Callable[[Path], Non
 
 
 @pytest.mark.parametrize("change", [lambda _: None, deleted, replaced])
-def test_who_is_refused_has_changed_nothing(tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_a_refused_broker_has_changed_nothing(tmp_path: Path, change: Callable[[Path], None]) -> None:
     rig = Rig(tmp_path)
     being_made = (
         tmp_path / "journal" / ".slot-0099.pwj"
-    )  # a start deletes what such a file is to a directory that nobody has
+    )  # a start would delete this file if no broker had the directory open
     being_made.write_bytes(b"a slot in the making")
     change(tmp_path)
     with pytest.raises(Busy, match="in use"):
@@ -61,7 +61,7 @@ def test_who_is_refused_has_changed_nothing(tmp_path: Path, change: Callable[[Pa
     rig.log.close()
 
 
-def test_a_directory_is_given_back_while_somebody_still_holds_what_was_read(tmp_path: Path) -> None:
+def test_closing_releases_the_directory_while_read_buffers_are_still_held(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"first"])

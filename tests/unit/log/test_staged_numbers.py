@@ -1,4 +1,4 @@
-"""Batches that are staged with numbers in their headers, which only stored batches have: they can be sealed, and a start gets past them."""
+"""Staged batches with offsets in their headers, which only stored batches have: they are sealed and recovered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = {
     "address": {"base_address": 2**64 - 1},
     "time": {"append_time_us": -(2**63)},
 }
-"""Numbers that a client may leave in the header of a batch it stages: each is stored data's own in a batch that was fetched."""
+"""Header fields of stored data that a client may leave in a fetched batch when it stages it."""
 
 
 def numbered(batch: bytearray, **numbers: int) -> bytearray:
@@ -59,7 +59,7 @@ def test_a_staged_batch_with_numbers_can_be_sealed(tmp_path: Path, field: str) -
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_a_start_gets_past_staged_batches_with_numbers(
+def test_a_start_recovers_staged_batches_with_numbers(
     tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path)

@@ -1,4 +1,4 @@
-"""The log's threads: every job is answered once, whatever it raises."""
+"""The log's threads complete every job once, whatever it raises."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def run(worker: ThreadWorker, loop: RigLoop, error: BaseException | None) -> int
     return reported[0]
 
 
-def test_every_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_job_completes(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)
     loop = RigLoop()
     worker = ThreadWorker("test", loop)
     assert run(worker, loop, None) == 7
     assert isinstance(run(worker, loop, OSError(5, "broken")), Unavailable)
-    assert isinstance(run(worker, loop, BlobMissing("a/b")), Missing), "it was removed before the job ran"
-    assert isinstance(run(worker, loop, IndexError(3)), Unavailable), "nobody waits for ever"
-    assert run(worker, loop, None) == 7, "the next job is done all the same"
+    assert isinstance(run(worker, loop, BlobMissing("a/b")), Missing), "the callback was cancelled before the job ran"
+    assert isinstance(run(worker, loop, IndexError(3)), Unavailable), "no caller waits for ever"
+    assert run(worker, loop, None) == 7, "the next job still runs"
     assert len(ended) == 1
     worker.stop()

@@ -1,4 +1,4 @@
-"""The journal's group: built, verified, and never taken for one when a bit of it is wrong."""
+"""Journal groups: encoding, verification, and detection of every flipped bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEED = 2**64 - 12_345
 
 
 def build(*, start: int = 3, sequence: int = 9) -> bytes:
-    """A group with a batch, a staged batch and a change."""
+    """Return a group with a batch, a staged batch and a change."""
     head = GroupHead(SEED)
     batch, staged = batch_of([b"one", b"two"]), batch_of([b"three"])
     assert head.batch(batch, 7, start, 100, 5_000, 1_234) == (2, 26, None)
@@ -36,7 +36,7 @@ def build(*, start: int = 3, sequence: int = 9) -> bytes:
     return group
 
 
-def test_group_reads_back() -> None:
+def test_a_group_reads_back() -> None:
     group = build()
     slot = bytes(64) + group + bytes(100)
     fields = read_group(slot, 64, SEED)
@@ -55,16 +55,16 @@ def test_group_reads_back() -> None:
     assert slot[change.position : change.position + 6] == b"change"
 
 
-def test_nobody_makes_a_group_who_does_not_know_the_seed() -> None:
+def test_a_group_cannot_be_forged_without_the_seed() -> None:
     group = build()
     assert read_group(group, 0, SEED) is not None
     assert all(read_group(group, 0, SEED ^ 1 << bit) is None for bit in range(64))
-    assert SEED.to_bytes(8, "little") not in group, "it is nowhere to be read"
+    assert SEED.to_bytes(8, "little") not in group, "the seed itself is not stored"
 
 
-def test_every_flipped_bit_is_seen() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     group = bytearray(build())
-    covered = len(group) - 2  # the change's padding means nothing
+    covered = len(group) - 2  # the change's padding is not covered
     for at in range(covered):
         for bit in range(8):
             group[at] ^= 1 << bit
@@ -75,7 +75,7 @@ def test_every_flipped_bit_is_seen() -> None:
 
 
 def padding(group: bytes) -> set[int]:
-    """Places behind a batch's body, which fill it up to a multiple of 8."""
+    """Return the positions of the padding that aligns batch bodies to 8 bytes."""
     batch, staged, _ = read_directory(build(), 0)
     places: set[int] = set()
     for at, length in ((batch.position, batch.length), (staged.position + 16, staged.length - 16)):
@@ -83,7 +83,7 @@ def padding(group: bytes) -> set[int]:
     return places
 
 
-def test_group_cut_anywhere_is_none() -> None:
+def test_a_truncated_group_is_not_read() -> None:
     group = build()
     for cut in range(len(group)):
         assert read_group(group[:cut], 0, SEED) is None
@@ -91,7 +91,7 @@ def test_group_cut_anywhere_is_none() -> None:
     assert read_group(group, -1, SEED) is None
 
 
-def test_read_only_batch_gets_a_header_of_its_own() -> None:
+def test_a_read_only_batch_gets_its_own_header() -> None:
     head = GroupHead(SEED)
     batch = bytes(batch_of([b"value"]))
     _, _, header = head.batch(batch, 7, 1, 0, 0, 0)
@@ -103,7 +103,7 @@ def test_read_only_batch_gets_a_header_of_its_own() -> None:
 @pytest.mark.parametrize(
     "broken", [b"", bytes(200), bytes(batch_of([b"value"]))[:-8], bytes(batch_of([b"v"])) + bytes(8)]
 )
-def test_what_is_no_whole_batch_is_refused(broken: Buffer) -> None:
+def test_an_incomplete_batch_is_refused(broken: Buffer) -> None:
     head = GroupHead(SEED)
     with pytest.raises(Invalid):
         head.batch(broken, 7, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Which small neighbours become one batch, and who is told which offset."""
+"""Merging of small neighbouring batches, and the offset that each producer gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MERGED_BYTES_MAX = 256 * 1024
 
 
 def entries(*batches: Buffer, slack: int = MERGE_SLACK_BYTES) -> list[tuple[Buffer, Sequence[Append], Sequence[int]]]:
-    """What is written in place of these."""
+    """Return the entries that are written for these batches."""
     return merged([(batch, Level.WRITTEN, None) for batch in batches], slack)
 
 
@@ -25,7 +25,7 @@ def values(batch: Buffer) -> list[bytes | None]:
     return [record.value for record in to_records(bytes(batch))]
 
 
-def test_small_plain_neighbours_become_one() -> None:
+def test_small_plain_neighbours_are_merged() -> None:
     small = [batch_of([b"a", b"b"]), batch_of([b"c"]), batch_of([b"d"])]
     [(batch, owners, counts)] = entries(*small)
     assert values(batch) == [b"a", b"b", b"c", b"d"]
@@ -33,7 +33,7 @@ def test_small_plain_neighbours_become_one() -> None:
     assert counts == [2, 1, 1]
 
 
-def test_what_is_large_or_a_producers_stays_apart() -> None:
+def test_large_batches_and_batches_of_producers_are_not_merged() -> None:
     apart: list[Buffer] = [
         batch_of([b"x" * 5000]),
         from_records([Record(b"a")], producer_id=b"p" * 16, producer_epoch=0),
@@ -46,7 +46,7 @@ def test_what_is_large_or_a_producers_stays_apart() -> None:
         assert not found[1][2]
 
 
-def test_other_columns_begin_another_batch() -> None:
+def test_batches_with_other_columns_are_not_merged() -> None:
     keyed = from_records([Record(b"a", key=b"k")])
     found = entries(batch_of([b"a"]), batch_of([b"b"]), keyed, keyed)
     assert [counts for _, _, counts in found] == [[1, 1], [1, 1]]
@@ -59,13 +59,13 @@ def test_merged_batches_have_a_limit() -> None:
     assert len(found) < 5
 
 
-def test_batches_that_would_grow_too_much_stay_apart() -> None:
+def test_batches_that_would_grow_too_much_are_not_merged() -> None:
     small = [batch_of([b"a"]), batch_of([b"b"])]
     found = entries(*small, slack=-(1 << 20))
     assert [batch for batch, _, _ in found] == small
 
 
-def test_everybody_is_told_where_its_own_part_begins() -> None:
+def test_each_producer_gets_the_offset_of_its_own_batch() -> None:
     written: list[tuple[Any, tuple[Any, ...]]] = []
     synced: list[tuple[Any, tuple[Any, ...]]] = []
     a, b, c = (lambda _: None for _ in range(3))

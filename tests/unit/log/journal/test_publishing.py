@@ -1,4 +1,4 @@
-"""Publishes in the making: laid out a little at a time, given back, and what they make of their partitions."""
+"""Preparing a publish in steps, cancelling it, and its effect on partitions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rig(tmp_path: Path) -> Rig:
 
 @pytest.fixture
 def partitions(rig: Rig) -> list[FilePartition]:
-    """Three, with batches staged for two of them under each token, many of them under the first."""
+    """Return three partitions; each token has batches staged for two of them, the first token many."""
     made = [rig.log.open_partition(number) for number in (1, 2, 3)]
     for number, token in enumerate(TOKENS):
         for count in range(BATCHES if number == 0 else 2):
@@ -59,7 +59,7 @@ def published(rig: Rig, what: Sequence[bytes]) -> list[Sequence[tuple[int, int, 
 
 
 def expected(place: int) -> list[bytes]:
-    """The values of a partition when everything was published in order."""
+    """Return the values of a partition after everything was published in order."""
     return [
         b"%d.%d" % (number, count)
         for number in range(len(TOKENS))
@@ -68,7 +68,7 @@ def expected(place: int) -> list[bytes]:
     ]
 
 
-def test_it_is_one_group_of_everything_also_over_restarts(rig: Rig, partitions: list[FilePartition]) -> None:
+def test_a_publish_is_one_group_even_after_restarts(rig: Rig, partitions: list[FilePartition]) -> None:
     rig.append(partitions[0], [b"before"])
     reported = published(rig, TOKENS)
     rig.append(partitions[0], [b"after"])
@@ -87,7 +87,9 @@ def test_it_is_one_group_of_everything_also_over_restarts(rig: Rig, partitions: 
     rig.log.close()
 
 
-def test_what_was_taken_is_nobody_elses_until_it_is_given_back(rig: Rig, partitions: list[FilePartition]) -> None:
+def test_claimed_tokens_are_unavailable_until_the_publish_is_cancelled(
+    rig: Rig, partitions: list[FilePartition]
+) -> None:
     made = rig.log.prepare()
     list(made.add(TOKENS[:2]))
     other = rig.log.prepare()
@@ -107,7 +109,7 @@ def test_what_was_taken_is_nobody_elses_until_it_is_given_back(rig: Rig, partiti
     rig.log.close()
 
 
-def test_one_that_is_refused_is_given_back(rig: Rig, partitions: list[FilePartition]) -> None:
+def test_a_refused_publish_releases_its_tokens(rig: Rig, partitions: list[FilePartition]) -> None:
     made = rig.log.prepare()
     list(made.add(TOKENS))
     rig.log._writer.capacities = (-1, -1, -1)
@@ -119,7 +121,7 @@ def test_one_that_is_refused_is_given_back(rig: Rig, partitions: list[FilePartit
     rig.log.close()
 
 
-def test_partitions_that_end_meanwhile_are_left_out(rig: Rig, partitions: list[FilePartition]) -> None:
+def test_partitions_dropped_during_a_publish_are_skipped(rig: Rig, partitions: list[FilePartition]) -> None:
     made = rig.log.prepare()
     list(made.add(TOKENS))
     for number in (1, 2):
@@ -128,7 +130,7 @@ def test_partitions_that_end_meanwhile_are_left_out(rig: Rig, partitions: list[F
     rig.log.commit()
     assert rig.read(partitions[2]) == expected(2)
     assert len(rig.log._state.reader.published) == len(expected(2))
-    assert made.incarnations == {1, 2, 3}, "who asks is told of all"
+    assert made.incarnations == {1, 2, 3}, "the caller gets every partition, dropped or not"
     rig.log.close()
     rig.open()
     assert rig.read(rig.log.partition(3)) == expected(2)
@@ -136,7 +138,7 @@ def test_partitions_that_end_meanwhile_are_left_out(rig: Rig, partitions: list[F
     rig.log.close()
 
 
-def test_tokens_of_which_nothing_is_left_are_gone_too(rig: Rig, partitions: list[FilePartition]) -> None:
+def test_tokens_without_remaining_batches_are_removed_too(rig: Rig, partitions: list[FilePartition]) -> None:
     del partitions
     for number in (1, 2, 3):
         rig.log.drop_partition(number)
@@ -169,7 +171,7 @@ def test_batches_are_forgotten_once_they_are_sealed(rig: Rig, partitions: list[F
     rig.log.commit()
     assert rig.log._state.reader.published
     other = rig.log.open_partition(99)
-    for _ in range(2):  # the slot that they were staged in, and that of their publish
+    for _ in range(2):  # the slot in which they were staged, and that of their publish
         fill_slot(rig, other)
         rig.settle()
     assert not rig.log._state.reader.published
@@ -177,15 +179,15 @@ def test_batches_are_forgotten_once_they_are_sealed(rig: Rig, partitions: list[F
     rig.log.close()
 
 
-# The compiled calls
+# Compiled functions
 
 
 def content_of(count: int) -> bytearray:
-    """An entry of so many batches of two records."""
+    """Return an entry with that many batches of two records."""
     return bytearray(TOKENS[0] + b"".join([bytes(batch_of([b"a", b"b"])[:HEADER_BYTES])] * count))
 
 
-def test_batches_are_numbered_one_after_the_other() -> None:
+def test_batches_get_consecutive_offsets() -> None:
     head, content = GroupHead(1), content_of(2) + content_of(1) + TOKENS[1]
     ends = [16 + 2 * HEADER_BYTES, 32 + 3 * HEADER_BYTES, len(content)]
     entries = array("q", [ends[0], 1, ends[1], 0, ends[2], -1])
@@ -223,7 +225,7 @@ def test_batches_are_numbered_one_after_the_other() -> None:
         ([16 + HEADER_BYTES, 0], 3),
     ],
 )
-def test_nothing_is_numbered_beyond_what_there_is(entries: list[int], numbers: int) -> None:
+def test_numbering_beyond_the_arrays_raises(entries: list[int], numbers: int) -> None:
     with pytest.raises(IndexError):
         GroupHead(1).published(content_of(1), array("q", entries), array("q", range(numbers)), 1)
 
@@ -231,12 +233,12 @@ def test_nothing_is_numbered_beyond_what_there_is(entries: list[int], numbers: i
 @pytest.mark.parametrize(
     ("entries", "positions"), [([16 + 2 * HEADER_BYTES, 0], 9), ([8, 0], 9), ([16 + HEADER_BYTES, 1], 9), ([120, 0], 0)]
 )
-def test_nothing_is_attached_beyond_what_there_is(entries: list[int], positions: int) -> None:
+def test_attaching_beyond_the_arrays_raises(entries: list[int], positions: int) -> None:
     with pytest.raises(IndexError):
         attach([TailIndex()], content_of(1), array("q", entries), array("q", range(positions)), 1)
 
 
-def test_headers_are_sound() -> None:
+def test_published_headers_are_valid() -> None:
     content = content_of(1)
     GroupHead(1).published(content, array("q", [len(content), 0]), array("q", [1, 2, 3, 4]), 5)
     assert check_header(content, 16)

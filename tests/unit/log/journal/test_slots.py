@@ -1,4 +1,4 @@
-"""The slots of a journal: what is made beside what is used."""
+"""Journal slots that are created in the background."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polywire.log.journal.slots import FileJournal
 from polywire.log.settings import PAGE_BYTES
 
 
-def test_slots_that_are_made_at_a_time_are_different_files(tmp_path: Path) -> None:
+def test_slots_created_concurrently_are_different_files(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "journal", slot_bytes=8 * PAGE_BYTES, slot_count_max=8)
     journal.open_all()
     plans = [journal.plan_slot() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The blob of a snapshot: as it is written, as version 1 was, and damaged."""
+"""Snapshot files: current format, version 1 and 2, and damage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sealed(content: bytes) -> bytes:
     return content + xxh64(content).to_bytes(8, "little")
 
 
-def test_a_snapshot_comes_back_as_it_was() -> None:
+def test_a_snapshot_reads_back() -> None:
     store = MemoryStore()
     put_snapshot(store, "a", GIVEN)
     found = get_snapshot(store, "a")
@@ -37,7 +37,7 @@ def test_a_snapshot_comes_back_as_it_was() -> None:
     assert (found.tokens, found.broker, found.clean) == (GIVEN.tokens, b"state", GIVEN.clean)
 
 
-def test_one_of_version_1_is_read() -> None:
+def test_version_1_is_read() -> None:
     store = MemoryStore()
     store.put_new("a", (sealed(VERSION_1),))
     found = get_snapshot(store, "a")
@@ -45,7 +45,7 @@ def test_one_of_version_1_is_read() -> None:
     assert not found.clean
 
 
-def test_what_does_not_verify_is_corrupt() -> None:
+def test_a_snapshot_that_fails_verification_is_corrupt() -> None:
     store = MemoryStore()
     put_snapshot(store, "a", GIVEN)
     content = bytes(store.get("a"))
@@ -75,7 +75,7 @@ def test_one_sound_copy_is_enough() -> None:
     assert copies_sound(store, "b7") == (1, 2)
 
 
-def test_one_of_version_2_is_read() -> None:
+def test_version_2_is_read() -> None:
     store = MemoryStore()
     put_snapshot(store, "a", GIVEN)
     content = bytes(store.get("a"))

@@ -1,4 +1,4 @@
-"""Write batches that peers would like to break: what cannot be merged, what grows when it is merged, what ends within the same batch."""
+"""Hostile write batches: failing merges, merges that grow, and partitions purged within the same batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKEN = b"t" * 16
 
 
 def fetched(values: list[bytes], *, partition: int, epoch: int, offset: int) -> bytearray:
-    """A batch as somebody got it from a broker: with numbers of its own."""
+    """Return a batch as a client fetched it: with offsets in its header."""
     batch = batch_of(values)
     stamp(batch, 0, partition, epoch, offset, 100 * offset, 12345)
     return batch
@@ -41,7 +41,7 @@ def fetched(values: list[bytes], *, partition: int, epoch: int, offset: int) -> 
         [(0, 0, 9), (0, 0, 9)],
     ],
 )
-def test_batches_that_were_fetched_can_be_appended_again(tmp_path: Path, numbers: list[tuple[int, int, int]]) -> None:
+def test_fetched_batches_can_be_appended_again(tmp_path: Path, numbers: list[tuple[int, int, int]]) -> None:
     rig = Rig(tmp_path)
     one, other = rig.log.open_partition(1), rig.log.open_partition(2)
     reported = [rig.append(other, [b"before"])]
@@ -62,10 +62,10 @@ def test_batches_that_were_fetched_can_be_appended_again(tmp_path: Path, numbers
 
 
 @pytest.mark.parametrize("error", [ValueError("of no batch"), Invalid(ErrorCode.INVALID_BATCH, "of no batch")])
-def test_what_turns_out_not_to_merge_stays_apart(
+def test_batches_that_fail_to_merge_are_written_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Nothing is numbered yet: whatever merging finds, everybody is stored and answered."""
+    """No offsets are assigned before merging, so a failed merge affects no producer."""
 
     def refuse(_: object) -> bytearray:
         raise error
@@ -83,7 +83,7 @@ def test_what_turns_out_not_to_merge_stays_apart(
     rig.log.close()
 
 
-def test_merging_never_takes_more_room_than_was_admitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_never_exceeds_the_admitted_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_bytes=512 * 1024))
     partition = rig.log.open_partition(1)
     rig.log.commit()
@@ -105,7 +105,7 @@ def test_merging_never_takes_more_room_than_was_admitted(tmp_path: Path, monkeyp
 
 
 def append_pairs_of_two_shapes(rig: Rig, partition: FilePartition, admitted: list[int]) -> None:
-    """Pairs that are merged into batches of more than 4 KiB, whose columns are aligned more widely."""
+    """Append pairs that merge into batches over 4 KiB, which have a wider column alignment."""
     for number in range(60):
         keyed = number // 2 % 2 == 0
         headers = (Header(b"a" * 9, b"b" * 9),)
@@ -122,8 +122,8 @@ def _note(reported: list[int], offset: int | BrokerError) -> None:
     reported.append(offset)
 
 
-def test_records_behind_a_purge_of_published_ones_are_kept(tmp_path: Path) -> None:
-    """Purge and produce in one write batch, after a staged publish: nothing dead stays at the head of the tail."""
+def test_records_after_a_purge_of_published_records_survive(tmp_path: Path) -> None:
+    """Purge and produce in one write batch after a staged publish: the tail must not start with purged entries."""
     rig = Rig(tmp_path, replace(SMALL, slot_bytes=48 * 1024))
     partition = rig.log.open_partition(1)
     rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
@@ -147,7 +147,7 @@ def test_records_behind_a_purge_of_published_ones_are_kept(tmp_path: Path) -> No
     rig.log.close()
 
 
-def test_a_purge_lets_sealed_runs_go_whatever_follows_in_its_write_batch(tmp_path: Path) -> None:
+def test_a_purge_releases_sealed_runs_whatever_follows_in_its_write_batch(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_bytes=48 * 1024))
     partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
     rig.append(partition, [b"sealed"])

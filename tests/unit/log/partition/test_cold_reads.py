@@ -1,4 +1,4 @@
-"""Windows of segments: read once for all who request, bounded in number, and refused to nobody when a segment went."""
+"""Cold reads of segments: shared between readers, bounded, and retried when a segment was deleted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCHES = 12
 
 
 class HeldWorker:
-    """A worker whose jobs run when the test says so."""
+    """A worker that runs jobs only when a test calls it."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Completion[Any]]] = []
@@ -39,7 +39,7 @@ class HeldWorker:
 
 
 class Place:
-    """Two segments of one partition, and who reads them."""
+    """Two segments of one partition, and their readers."""
 
     def __init__(self) -> None:
         slot = Slot(PARTITION)
@@ -62,7 +62,7 @@ class Place:
         self.cold.request((PARTITION, offset), self.segments, self.reported.append, room)
 
 
-def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
+def test_a_window_continues_into_the_next_segment_while_it_has_capacity() -> None:
     place = Place()
     place.request(0, 1 << 20)
     place.worker.work()
@@ -92,7 +92,7 @@ def test_a_small_read_takes_one_segment() -> None:
     assert bytes(window.pieces[0].data).startswith(place.stored[0].content)
 
 
-def test_who_asks_for_the_same_waits_for_the_same() -> None:
+def test_requests_for_the_same_window_share_one_read() -> None:
     place = Place()
     place.request(0, 1000)
     place.request(0, 1000)
@@ -104,13 +104,13 @@ def test_who_asks_for_the_same_waits_for_the_same() -> None:
     assert first is second is place.cold.find(PARTITION, 0)
 
 
-def test_what_is_being_read_while_records_go_is_for_those_who_asked_before() -> None:
+def test_a_read_started_before_records_were_removed_serves_only_earlier_requests() -> None:
     place = Place()
     place.request(0, 1000)
     place.cold.forget(PARTITION)
     assert place.cold.requested((PARTITION, 0)) is None
     place.request(0, 1000)
-    assert len(place.worker.jobs) == 2, "who asks now is answered by what there is now"
+    assert len(place.worker.jobs) == 2, "a later request must see the current segments"
     jobs, place.worker.jobs = place.worker.jobs, []
     place.worker.jobs = jobs[:1]
     place.worker.work()
@@ -121,7 +121,7 @@ def test_what_is_being_read_while_records_go_is_for_those_who_asked_before() -> 
     assert place.cold.find(PARTITION, 0) is place.reported[1] is not place.reported[0]
 
 
-def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_windows_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.log.partition.cold_reads.WINDOWS_MAX", 3)
     place = Place()
     place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
@@ -130,10 +130,10 @@ def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch)
         place.worker.work()
         assert place.cold.find(PARTITION, 0) is not None
     kept = [number for number in range(BATCHES) if place.cold.find(PARTITION, 50 * number) is not None]
-    assert kept == [0, BATCHES - 2, BATCHES - 1], "the first was looked at all the time"
+    assert kept == [0, BATCHES - 2, BATCHES - 1], "the first was used all the time"
 
 
-def test_of_the_windows_that_hold_an_offset_the_one_that_reaches_furthest_is_taken() -> None:
+def test_of_windows_with_an_offset_the_furthest_reaching_is_used() -> None:
     place = Place()
     place.request(0, 1 << 20)
     place.request(50, 1)
@@ -145,7 +145,7 @@ def test_of_the_windows_that_hold_an_offset_the_one_that_reaches_furthest_is_tak
     assert place.cold.find(PARTITION + 1, 0) is None
 
 
-def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
+def test_a_sequential_reader_resumes_where_its_last_read_stopped() -> None:
     place = Place()
     place.request(0, 1 << 20)
     place.worker.work()
@@ -154,7 +154,7 @@ def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
     at, _, reached = read_pieces(window.pieces, 0, 1, 1 << 40, [])
     place.cold.was_read(PARTITION, 0, at, Stop(window, reached))
     assert place.cold.is_sequential(PARTITION, at)
-    assert place.cold.is_sequential(PARTITION, at - 1), "a peer had room for less than was read"
+    assert place.cold.is_sequential(PARTITION, at - 1), "a client may take less than was read"
     assert not place.cold.is_sequential(PARTITION, 0)
     assert not place.cold.is_sequential(PARTITION, at + 1)
     stop = place.cold.resume(PARTITION, at)
@@ -162,11 +162,11 @@ def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
     chunks: list[memoryview] = []
     assert read_pieces(stop.window.pieces, at, 1, 1 << 40, chunks, stop.position)[0] == at + 50
     assert bytes(chunks[0]) == place.stored[1].content
-    assert place.cold.resume(PARTITION, at) is None, "another reader looks for itself"
+    assert place.cold.resume(PARTITION, at) is None, "another reader searches from the start"
 
 
-def test_a_read_ends_where_what_follows_begins_with_what_it_has() -> None:
-    """Segments are merged while somebody reads: the batch that has the next record may begin before it now."""
+def test_a_read_ends_before_a_merged_batch_that_repeats_records() -> None:
+    """Segments can be merged between reads: the batch with the next record may then start with earlier records."""
     place, merged = Place(), Slot(PARTITION)
     merged.append(PARTITION, [b"%d" % index * 40 for index in range(150)], time_us=0)
     first, after = place.stored[0].content, merged.partitions[PARTITION].batches[0].content
@@ -175,13 +175,13 @@ def test_a_read_ends_where_what_follows_begins_with_what_it_has() -> None:
     assert (at, len(chunks)) == (50, 1)
     again = [Piece(memoryview(after), 150, None)]
     assert read_pieces(again, at, bytes_left, 1 << 40, chunks)[0] == 50
-    assert len(chunks) == 1, "no record is given twice in one read"
+    assert len(chunks) == 1, "no record is returned twice in one read"
     alone: list[memoryview] = []
     assert read_pieces(again, at, bytes_left, 1 << 40, alone)[0] == 150
-    assert bytes(alone[0]) == bytes(after), "who asks for it begins with it"
+    assert bytes(alone[0]) == bytes(after), "a new read starts with the whole batch"
 
 
-def test_nobody_resumes_in_a_window_that_was_forgotten() -> None:
+def test_a_read_does_not_resume_in_an_evicted_window() -> None:
     place = Place()
     place.request(0, 1 << 20)
     place.worker.work()
@@ -193,7 +193,7 @@ def test_nobody_resumes_in_a_window_that_was_forgotten() -> None:
     assert place.cold.find(PARTITION, 50) is None
 
 
-def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
+def test_a_deleted_segment_yields_no_window_and_no_error() -> None:
     place = Place()
     place.store.delete(f"segments/0-{BATCHES // 2}.pws")
     place.request(0, 1000)
@@ -202,7 +202,7 @@ def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
     assert place.cold.find(PARTITION, 0) is None
 
 
-def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
+def test_repeated_reads_eventually_fill_the_page_cache() -> None:
     place = Place()
     direct = []
     blob = place.store.open(f"segments/0-{BATCHES // 2}.pws")
@@ -226,7 +226,9 @@ def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
     assert bytes(last.pieces[0].data).startswith(place.stored[0].content)
 
 
-def test_what_was_sealed_a_moment_ago_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_just_sealed_segment_is_read_without_waiting_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = Place()
     batches = [batch.content for batch in place.stored]
     content = b"".join(batches)
@@ -242,7 +244,7 @@ def test_what_was_sealed_a_moment_ago_waits_for_no_disk(tmp_path: Path, monkeypa
         name = f"segments/{kept_bytes}.pws"
         write_segment(store, name, [RunSource.of_batches(PARTITION, batches)])
         segment = Segment.open(store, name)
-        segment.locate(PARTITION, 0)  # its index entries are at hand
+        segment.locate(PARTITION, 0)  # loads its index entries
         requested.clear()
         with monkeypatch.context() as patch:
             patch.setattr(FileBlob, "read_now", read_now)
@@ -252,4 +254,4 @@ def test_what_was_sealed_a_moment_ago_waits_for_no_disk(tmp_path: Path, monkeypa
             assert b"".join(bytes(piece.data) for piece in window.pieces) == content
         else:
             assert window is None
-            assert requested == [], "even to request would have the system read it into memory"
+            assert requested == [], "even a probe would make the system read it into memory"

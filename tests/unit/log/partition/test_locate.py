@@ -1,4 +1,4 @@
-"""Where sealed records lie: the spans told of hold exactly the records requested for, whatever was trimmed, rewritten or is not sealed."""
+"""Locating sealed records: spans hold exactly the requested records, also after trims and rewrites."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def locate(rig: Rig, partition: FilePartition, offset: int, offset_end: int | No
 
 
 def check_spans(rig: Rig, located: Located, offset: int, offset_end: int) -> None:
-    """The runs are neighbours that cover the range, and their files hold it in whole batches with little beside it."""
+    """Assert that the runs cover the range and that their files hold it in whole batches with little else."""
     at = offset
     for run in located.runs:
         assert run.first_offset == at < run.next_offset
@@ -63,7 +63,7 @@ def test_every_range_is_covered(rig: Rig) -> None:
     rig.log.close()
 
 
-def test_what_is_not_sealed_has_no_place(rig: Rig) -> None:
+def test_unsealed_records_are_not_located(rig: Rig) -> None:
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"0"])
     rig.log.commit()
@@ -78,7 +78,7 @@ def test_what_is_not_sealed_has_no_place(rig: Rig) -> None:
     rig.log.close()
 
 
-def test_an_answer_is_bounded_and_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_bounded_and_can_be_continued(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "LOCATED_RUNS_MAX", 2)
     partition = rig.log.open_partition(1)
     for _ in range(5):
@@ -96,7 +96,7 @@ def test_an_answer_is_bounded_and_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPa
     rig.log.close()
 
 
-def test_trimmed_records_are_not_told_of(rig: Rig) -> None:
+def test_trimmed_records_are_not_located(rig: Rig) -> None:
     partition = rig.log.open_partition(1)
     for _ in range(3):
         fill_slot(rig, partition)
@@ -109,7 +109,7 @@ def test_trimmed_records_are_not_told_of(rig: Rig) -> None:
     rig.log.close()
 
 
-def test_a_segment_that_is_replaced_meanwhile_is_asked_for_anew(rig: Rig) -> None:
+def test_a_segment_replaced_meanwhile_is_located_again(rig: Rig) -> None:
     partition = rig.log.open_partition(1)
     for _ in range(4):
         fill_slot(rig, partition)
@@ -135,7 +135,7 @@ def test_a_segment_that_is_replaced_meanwhile_is_asked_for_anew(rig: Rig) -> Non
     rig.log.close()
 
 
-def test_a_blob_deleted_under_the_log_is_corrupt(rig: Rig) -> None:
+def test_a_segment_deleted_outside_the_log_is_corrupt(rig: Rig) -> None:
     partition = rig.log.open_partition(1)
     fill_slot(rig, partition)
     delete_blobs(rig)

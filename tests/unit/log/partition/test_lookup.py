@@ -1,4 +1,4 @@
-"""Whatever needs a disk is fetched in the reader's thread, and a blob that was deleted under the log is told of, at once."""
+"""Lookups that need a disk run in the reader's thread; a segment deleted outside the log is reported."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NEVER = 2**62
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of a segment is in memory, and the loop's thread may not touch any."""
+    """Empty the caches and make disk access from the loop's thread fail."""
     home = threading.current_thread()
     for verb in ("pread_into", "read_direct"):
         plain = getattr(FileBlob, verb)
 
         def guarded(blob: FileBlob, *args: object, plain: Callable[..., object] = plain, verb: str = verb) -> object:
-            assert threading.current_thread() is not home, f"the loop waits for the disk in {verb}"
+            assert threading.current_thread() is not home, f"{verb} blocks the loop on the disk"
             return plain(blob, *args)
 
         monkeypatch.setattr(FileBlob, verb, guarded)
@@ -45,23 +45,23 @@ def fill_slot(rig: Rig, partition: FilePartition) -> None:
 
 
 def delete_blobs(rig: Rig) -> None:
-    """As an operator does who needs space; what the log holds open goes too, as it does when others are opened."""
+    """Delete segments as an operator might to free space, and close the log's open files."""
     for path in (rig.directory / "segments").iterdir():
         path.unlink()
         rig.log._disk.store._open.drop(f"segments/{path.name}")  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("cold")
-def test_look_ups_in_segments_leave_the_loop_alone(tmp_path: Path) -> None:
+def test_lookups_in_segments_do_not_block_the_loop(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     fill_slot(rig, partition)
     sealed = partition.tail_offset
     assert sealed > 10
     located: list[object] = []
-    assert isinstance(partition.locate(2, located.append), Pending), "an index must be read"
+    assert isinstance(partition.locate(2, located.append), Pending), "the index must be read"
     rig.loop.run_until(lambda: located)
-    assert partition.locate(2, located.append) == located.pop(), "it is kept in memory"
+    assert partition.locate(2, located.append) == located.pop(), "the index is cached"
     for offset in (0, 1, sealed - 1, sealed, partition.next_offset):
         address = offset * 1014
         assert rig.look_up(partition.address_of_offset, offset) == address
@@ -82,7 +82,7 @@ def test_look_ups_in_segments_leave_the_loop_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cold")
-def test_sealed_bodies_of_published_batches_leave_the_loop_alone(tmp_path: Path) -> None:
+def test_reading_sealed_bodies_of_published_batches_does_not_block_the_loop(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition, filler = rig.log.open_partition(1), rig.log.open_partition(2)
     for number in range(3):
@@ -100,7 +100,7 @@ def test_sealed_bodies_of_published_batches_leave_the_loop_alone(tmp_path: Path)
     rig.log.close()
 
 
-def test_compressed_batches_are_looked_into(tmp_path: Path) -> None:
+def test_lookups_search_compressed_batches(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     for kind in Compression:
@@ -115,7 +115,7 @@ def test_compressed_batches_are_looked_into(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_blob_deleted_under_the_log_is_corrupt(tmp_path: Path) -> None:
+def test_a_deleted_segment_is_corrupt(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
     rig.log.stage(TOKEN, other, batch_of([b"staged"]), expires_at_us=NEVER, level=Level.SYNCED, done=None)
@@ -133,7 +133,7 @@ def test_blob_deleted_under_the_log_is_corrupt(tmp_path: Path) -> None:
     ):
         with pytest.raises(Corrupt):
             request()
-    assert rig.read(partition, partition.tail_offset), "what is in the journal can be read"
+    assert rig.read(partition, partition.tail_offset), "records in the journal can still be read"
     rig.append(partition, [b"on"], Level.SYNCED)
     rig.settle()
     rig.log.close()

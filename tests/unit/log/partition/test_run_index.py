@@ -1,4 +1,4 @@
-"""Packed entries of sealed runs behave like a list of them, and are small."""
+"""The packed index of sealed runs behaves like a list and is small."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_entries_are_found_as_in_a_list(count: int) -> None:
     check(index_of(wanted), wanted)
 
 
-def test_extreme_numbers_are_kept() -> None:
+def test_extreme_numbers_are_stored() -> None:
     wanted: list[Entry] = [
         (number * (2**63 // 100), 0, 2**40 * number, 2**31 - number, number * (2**63 // 90), 2**62 // 80 * number)
         for number in range(80)
@@ -64,7 +64,7 @@ def test_extreme_numbers_are_kept() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_changes_are_those_of_a_list(seed: int) -> None:
+def test_random_changes_match_a_list(seed: int) -> None:
     chance = random.Random(seed)
     wanted = entries(chance.randrange(1, 400), seed)
     index, coming = index_of(wanted), entries(4000, seed + 1000)
@@ -109,11 +109,11 @@ def test_ranges_are_checked() -> None:
             broken()
 
 
-def test_an_entry_takes_some_ten_bytes() -> None:
+def test_an_entry_takes_about_ten_bytes() -> None:
     assert index_of(entries(64 * BLOCK_ENTRIES)).nbytes() < 12 * 64 * BLOCK_ENTRIES
 
 
-def test_runs_are_handed_out_to_those_who_need_them() -> None:
+def test_runs_are_distributed_to_their_partitions() -> None:
     def run(partition: int, first: int, after: int, token: bytes = bytes(16)) -> bytes:
         return RUN.pack(
             partition, token, 0, 10 * (after - first), first, after, 100 * first, 0, 1000 + first, 0, 0, 0, 0, 0, 0

@@ -1,4 +1,4 @@
-"""Readers that never let go of what they read hold up nobody."""
+"""Readers that never release their buffers do not block the log."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.unit.log.test_file_log import fill_slot
 
 
 def stalled_read(rig: Rig, partition: FilePartition) -> tuple[int, Read]:
-    """The newest record, read and not let go."""
+    """Return the newest record, read and not released."""
     offset = partition.next_offset - 1
     return offset, rig.read_once(partition, offset, bytes_max=1)
 
 
 def fill_patiently(rig: Rig, partition: FilePartition) -> None:
-    """Append until another slot is written, as often as the log takes it."""
+    """Append until another slot is written, retrying while the log is busy."""
     slot = rig.log._journal.current
     while rig.log._journal.current is slot:
         try:
@@ -37,7 +37,7 @@ def values(found: Read) -> list[bytes | None]:
     return [record.value for record in records_of(found)]
 
 
-def test_slots_that_stalled_readers_pin_are_left_to_them(tmp_path: Path) -> None:
+def test_slots_pinned_by_stalled_readers_are_replaced(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     readers: list[tuple[int, Read, list[bytes | None]]] = []
@@ -62,7 +62,7 @@ def test_slots_that_stalled_readers_pin_are_left_to_them(tmp_path: Path) -> None
     rig.log.close()
 
 
-def test_few_slots_are_left_to_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_replaced_slots_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Sealer] = []
     lend = Sealer._lend
 

@@ -1,4 +1,4 @@
-"""A tail's index, against lists and loops."""
+"""The index of a partition's tail, against lists and loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Entry = tuple[int, int, int, int, int, int]
 
 
 def fill(steps: list[tuple[int, int, int]]) -> tuple[TailIndex, list[Entry]]:
-    """An index and a list with the same entries; steps are (records, slot step, time step)."""
+    """Return an index and a list with the same entries; steps are (records, slot step, time step)."""
     tail, entries = TailIndex(), []
     offset = address = time_us = slot = position = 0
     for records, slot_step, time_step in steps:
@@ -36,7 +36,7 @@ STEPS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 1), st.integers(0, 
 
 
 @given(STEPS, st.integers(-1, 600))
-def test_tail_finds_what_a_list_finds(steps: list[tuple[int, int, int]], key: int) -> None:
+def test_searches_match_a_list(steps: list[tuple[int, int, int]], key: int) -> None:
     tail, entries = fill(steps)
     assert len(tail) == len(entries)
     assert [tail.entry(index) for index in range(len(tail))] == entries
@@ -46,7 +46,7 @@ def test_tail_finds_what_a_list_finds(steps: list[tuple[int, int, int]], key: in
 
 
 @given(STEPS, st.integers(0, 400), st.integers(0, 2000), st.none() | st.integers(0, 400))
-def test_take_gives_whole_batches_within_limits(
+def test_take_returns_whole_batches_within_limits(
     steps: list[tuple[int, int, int]], offset: int, bytes_max: int, offset_end: int | None
 ) -> None:
     tail, entries = fill(steps)
@@ -101,7 +101,7 @@ def test_extents_join_neighbours_and_copies_are_their_bytes(
     assert out == wanted + bytes(3)
 
 
-def test_copying_refuses_what_does_not_fit() -> None:
+def test_copying_more_than_fits_raises() -> None:
     tail, _ = fill([(1, 0, 0), (2, 0, 0)])
     with pytest.raises(IndexError):
         tail.copy(0, 2, {0: bytes(112 + 119)}, bytearray(1000))
@@ -116,7 +116,7 @@ def test_copying_refuses_what_does_not_fit() -> None:
             tail.extents(start, stop)
 
 
-def test_spans_are_those_of_the_slots_asked_for() -> None:
+def test_spans_are_those_of_the_requested_slots() -> None:
     tails = [
         fill([(1, 0, 1), (2, 0, 0), (3, 1, 0), (4, 0, 1), (5, 1, 0)]),
         fill([]),
@@ -133,7 +133,7 @@ def test_spans_are_those_of_the_slots_asked_for() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 1])
-def test_no_entry_outside(index: int) -> None:
+def test_entries_out_of_range_raise(index: int) -> None:
     tail, _ = fill([(1, 0, 0)])
     with pytest.raises(IndexError):
         tail.entry(index)

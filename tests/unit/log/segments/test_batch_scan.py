@@ -1,4 +1,4 @@
-"""Survey, merge planning and gathering, against plain loops."""
+"""Batch survey, merge planning and copying, against plain loops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.log.batches import Slot, make_batch
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 10)), max_size=30), st.integers(1, 40), st.integers(0, 5))
-def test_copies_are_a_join_in_chunks(places: list[tuple[int, int]], chunk_bytes: int, begin: int) -> None:
+def test_copies_equal_a_join_in_chunks(places: list[tuple[int, int]], chunk_bytes: int, begin: int) -> None:
     base = bytes(range(100))
     positions = array("q", (position for position, _ in places))
     lengths = array("q", (length for _, length in places))
@@ -59,7 +59,7 @@ def test_copies_are_a_join_in_chunks(places: list[tuple[int, int]], chunk_bytes:
         ([5], [6], [0, 0], 1),
     ],
 )
-def test_copying_refuses_pieces_that_are_not_there(
+def test_copying_pieces_out_of_range_raises(
     positions: list[int], lengths: list[int], cursor: list[int], stop: int
 ) -> None:
     with pytest.raises(IndexError):
@@ -85,14 +85,14 @@ def new_state(partition: int) -> array[int]:
     return state
 
 
-def test_survey_enters_headers_and_an_entry_per_stride() -> None:
+def test_survey_writes_headers_and_an_entry_per_stride() -> None:
     slot = Slot(3)
     for number in range(60):
         slot.append(3, [bytes(1000 + number)] * 5, time_us=number * 10)
     partition = slot.partitions[3]
     state, entries = new_state(3), bytearray(32 * 20)
     arguments = (slot.base, partition.positions, partition.lengths)
-    assert survey(*arguments, 0, 60, state, entries) == 0  # the first epoch is announced
+    assert survey(*arguments, 0, 60, state, entries) == 0  # the first epoch is reported
     state[RUN_EPOCH] = 1
     assert survey(*arguments, 0, 25, state, entries) == 25
     assert survey(*arguments, 25, 60, state, entries) == 60
@@ -108,7 +108,7 @@ def test_survey_enters_headers_and_an_entry_per_stride() -> None:
     assert len(wanted) > 3
 
 
-def test_survey_sees_wrong_batches() -> None:
+def test_survey_detects_invalid_batches() -> None:
     slot = Slot(3, 4)
     slot.append(3, [b"a"], time_us=1)
     slot.append(4, [b"b"], time_us=1)
@@ -143,14 +143,14 @@ def merges(slot: Slot, number: int, bytes_max: int = 1 << 18) -> list[tuple[int,
     return found
 
 
-def test_merges_are_of_one_time_and_epoch() -> None:
+def test_merges_do_not_mix_times_or_epochs() -> None:
     slot = Slot(3)
     for time_us, epoch in ((1, 1), (2, 1), (2, 1), (2, 1), (3, 1), (4, 1), (4, 2), (4, 2), (5, 2)):
         slot.append(3, [b"v"], time_us=time_us, epoch=epoch)
     assert merges(slot, 3) == [(1, 4), (6, 8)]
 
 
-def test_merges_are_small_and_of_small_batches() -> None:
+def test_merges_take_small_batches_and_stay_small() -> None:
     slot = Slot(3)
     for size in (10, 10, 40_000, 10, 10, 10, 10):
         slot.append(3, [bytes(size)], time_us=1)
@@ -160,7 +160,7 @@ def test_merges_are_small_and_of_small_batches() -> None:
     assert merges(slot, 3, bytes_max=one) == []
 
 
-def test_batches_of_producers_and_strangers_are_left_alone() -> None:
+def test_other_batches_are_not_merged() -> None:
     def slot_with(change: int, value: int) -> Slot:
         slot = Slot(3)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Deleting blobs: nobody waits for it, and nobody who reads notices."""
+"""Deleting segments blocks neither the log nor readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.log.test_file_log import fill_slot
 
 
 class Held:
-    """A disk that begins to delete a segment and goes on when it is let go."""
+    """A disk that blocks in the deletion of a segment until it is released."""
 
     def __init__(self) -> None:
         self.begun, self.let_go = Event(), Event()
@@ -48,7 +48,7 @@ def segments(directory: Path) -> int:
     return len(list((directory / "segments").glob("[!.]*")))
 
 
-def test_sealing_and_syncs_go_on_while_segments_are_being_deleted(tmp_path: Path, held: Held) -> None:
+def test_sealing_and_syncs_continue_while_segments_are_deleted(tmp_path: Path, held: Held) -> None:
     rig = Rig(tmp_path)
     gone, kept = rig.log.open_partition(1), rig.log.open_partition(2)
     fill_slot(rig, gone)
@@ -57,7 +57,7 @@ def test_sealing_and_syncs_go_on_while_segments_are_being_deleted(tmp_path: Path
     rig.log.commit()
     rig.log._sealer.remove()
     rig.loop.run_until(held.begun.is_set)
-    for _ in range(8):  # more than there are slots: all of them are sealed, and used again
+    for _ in range(8):  # more than there are slots, so that all are sealed and reused
         fill_slot(rig, kept)
         rig.settle()
     rig.log.change(b"x", level=2, done=None)  # type: ignore[arg-type]
@@ -68,12 +68,12 @@ def test_sealing_and_syncs_go_on_while_segments_are_being_deleted(tmp_path: Path
     rig.log.close()
 
 
-def test_a_start_waits_for_no_segment_that_a_stop_left_to_be_deleted(tmp_path: Path, held: Held) -> None:
+def test_a_start_does_not_wait_for_segments_left_to_be_deleted(tmp_path: Path, held: Held) -> None:
     rig = Rig(tmp_path)
     rig.kill()
     for number in range(3):
         (tmp_path / "segments").mkdir(exist_ok=True)
-        (tmp_path / "segments" / f"00000001-{number:08x}.pws").write_bytes(b"nobody names it")
+        (tmp_path / "segments" / f"00000001-{number:08x}.pws").write_bytes(b"unreferenced")
     rig.open()
     assert segments(tmp_path) == 3
     held.let_go.set()
@@ -81,13 +81,14 @@ def test_a_start_waits_for_no_segment_that_a_stop_left_to_be_deleted(tmp_path: P
     rig.log.close()
 
 
-def test_names_that_a_start_is_about_to_use_are_free_when_it_uses_them(tmp_path: Path) -> None:
+def test_names_that_a_start_will_reuse_are_free_by_then(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"kept"])
     rig.log.commit()
     rig.kill()
-    for name in ("segments/00000002-00000001.pws", "snapshots/00000002-00000000.pwt"):  # of a start that got no further
+    # left by a start that got no further
+    for name in ("segments/00000002-00000001.pws", "snapshots/00000002-00000000.pwt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"half of a start")
     rig.open()
@@ -96,7 +97,7 @@ def test_names_that_a_start_is_about_to_use_are_free_when_it_uses_them(tmp_path:
     rig.log.close()
 
 
-def test_files_are_freed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_truncated_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_store, "FREED_BYTES", 1000)
     store = FileStore(tmp_path)
     store.put_new("a", [bytes(3500)])
@@ -105,7 +106,7 @@ def test_files_are_freed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert store.list("") == []
 
 
-def test_who_reads_a_deleted_file_finds_it_whole(tmp_path: Path) -> None:
+def test_an_open_deleted_file_stays_readable(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_new("a", [b"x" * 100_000])
     blob, out = store.open("a"), bytearray(100_000)
@@ -119,7 +120,7 @@ def test_who_reads_a_deleted_file_finds_it_whole(tmp_path: Path) -> None:
     assert list(steps) == [100_000]
 
 
-def test_a_file_with_a_reader_in_another_process_is_not_cut(tmp_path: Path) -> None:
+def test_a_file_open_in_another_process_is_not_truncated(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_new("a", [b"x"])
     with (tmp_path / "a").open("rb") as reader:
@@ -147,7 +148,7 @@ def test_readers_keep_few_files_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before - len(readers)
 
 
-def test_after_each_piece_others_have_the_disk_for_as_long_as_it_took() -> None:
+def test_the_deleter_pauses_after_each_piece_for_as_long_as_it_took() -> None:
     took_s, now_s, pauses = [0.25, 0.0, 0.03], [0.0], list[float]()
 
     class Slow(MemoryStore):
@@ -175,7 +176,7 @@ def test_after_each_piece_others_have_the_disk_for_as_long_as_it_took() -> None:
     ]
 
 
-def test_urgent_names_go_first_and_a_stop_leaves_the_rest() -> None:
+def test_urgent_deletions_go_first_and_a_stop_leaves_the_rest() -> None:
     store, loop, order, let_go = MemoryStore(), RigLoop(), list[str](), Event()
 
     class Slow(MemoryStore):
@@ -203,7 +204,7 @@ def test_urgent_names_go_first_and_a_stop_leaves_the_rest() -> None:
     assert order[-1] == "d"
 
 
-def test_a_file_that_has_another_name_is_not_cut(tmp_path: Path) -> None:
+def test_a_file_with_another_hard_link_is_not_truncated(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_new("a", [b"x" * 1000])
     (tmp_path / "kept").hardlink_to(tmp_path / "a")
@@ -219,10 +220,10 @@ class AtOnce:
         completed(job())
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no thread runs."""
 
 
-def test_with_a_grace_only_what_is_urgent_goes_before_it_is_over() -> None:
+def test_during_the_grace_period_only_urgent_names_are_deleted() -> None:
     store, loop = MemoryStore(), ManualLoop()
     for name in ("old", "replaced", "later"):
         store.put_new(name, [b"x"])
@@ -237,4 +238,4 @@ def test_with_a_grace_only_what_is_urgent_goes_before_it_is_over() -> None:
     assert store.list("") == ["later"]
     deleter.stop()
     loop.advance(900.0)
-    assert store.list("") == ["later"], "a log that is closed deletes nothing"
+    assert store.list("") == ["later"], "a closed log deletes nothing"

@@ -1,4 +1,4 @@
-"""The table of newest offsets against a dictionary."""
+"""The table of newest offsets by key, against a dictionary."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from polywire.records.columns import BatchFlags, Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records, to_records
 
-FOREVER = -(2**62)  # a time before which nothing was written
+FOREVER = -(2**62)  # earlier than any record
 PAYLOADS = st.one_of(st.none(), st.sampled_from([b"", b"a", b"b", b"abcdefghi" * 5]))
 RECORDS = st.lists(st.builds(Record, value=PAYLOADS, key=PAYLOADS), min_size=1, max_size=12)
 
 
 def stored(batches: list[list[Record]]) -> list[bytearray]:
-    """Numbered batches back to back, the n-th appended at time n."""
+    """Number batches back to back; the n-th has append time n."""
     found, offset, address = [], 0, 0
     for time_us, records in enumerate(batches):
         batch = from_records(records)
@@ -44,7 +44,7 @@ def stored(batches: list[list[Record]]) -> list[bytearray]:
 
 @settings(max_examples=200)
 @given(batches=st.lists(RECORDS, min_size=1, max_size=6), share=st.floats(0, 1), null_time_us=st.integers(-1, 7))
-def test_newest_of_each_key(batches: list[list[Record]], share: float, null_time_us: int) -> None:
+def test_the_newest_offset_of_each_key_is_found(batches: list[list[Record]], share: float, null_time_us: int) -> None:
     chunks = stored(batches)
     noted = chunks[: round(len(chunks) * share)]
     table = KeyOffsetMap(256)
@@ -70,14 +70,14 @@ def test_newest_of_each_key(batches: list[list[Record]], share: float, null_time
         assert list(rows) == expected
 
 
-def test_table_that_is_too_small() -> None:
+def test_a_full_table_stops() -> None:
     table = KeyOffsetMap(16)
     chunks = stored([[Record(b"v", b"%d" % (10 * batch + row)) for row in range(10)] for batch in range(3)])
     assert table.note(b"".join(chunks)) == len(chunks[0]), "the second batch might not fit"
     assert table.count_kept(chunks[1], array("q", (0,)), noted_end=10, null_time_us=FOREVER)[0] == 10
 
 
-def test_compressed_batches_are_told() -> None:
+def test_compressed_batches_are_reported() -> None:
     table = KeyOffsetMap(64)
     plain = stored([[Record(b"v" * 100, b"k")] * 5])[0]
     packed = compress_body(plain, Compression.ZSTD)
@@ -90,12 +90,12 @@ def test_compressed_batches_are_told() -> None:
 
 @settings(max_examples=200)
 @given(records=RECORDS, data=st.data(), lead=st.integers(0, 1000))
-def test_what_is_kept_keeps_its_place(records: list[Record], data: st.DataObject, lead: int) -> None:
+def test_kept_records_keep_their_offsets_and_addresses(records: list[Record], data: st.DataObject, lead: int) -> None:
     batch = from_records(records)
     stamp(batch, 0, 7, 3, 5000, 90_000, 77)
     before = to_records(batch)
     addresses = [address_of(batch, index) for index in range(len(records))]
-    for _ in range(2):  # what was compacted may be compacted again
+    for _ in range(2):  # a compacted batch can be compacted again
         rows = sorted(data.draw(st.sets(st.integers(0, len(before) - 1), min_size=1)))
         kept = keep(batch, array("i", rows), base_offset=5000 - lead, base_address=90_000 - 11 * lead)
         assert validate(kept) == len(kept)
@@ -106,7 +106,7 @@ def test_what_is_kept_keeps_its_place(records: list[Record], data: st.DataObject
         assert (header.partition, header.epoch, header.append_time_us) == (7, 3, 77)
         before, addresses = [before[row] for row in rows], [addresses[row] for row in rows]
         assert to_records(kept) == before
-        assert header.next_offset == before[-1].offset + 1, "holes lie before records"
+        assert header.next_offset == before[-1].offset + 1, "gaps come before records"
         for index, record in enumerate(before):
             assert offset_of(kept, index) == record.offset
             assert address_of(kept, index) == addresses[index]
@@ -121,7 +121,7 @@ def test_what_is_kept_keeps_its_place(records: list[Record], data: st.DataObject
             return
 
 
-def test_hole_too_wide_for_a_batch() -> None:
+def test_a_gap_too_wide_for_a_batch_raises() -> None:
     batch = stored([[Record(b"v")]])[0]
     stamp(batch, 0, 1, 1, 2**40, 2**40, 0)
     for base_offset, base_address in ((0, 2**40), (2**40, 0), (2**40 + 1, 2**40)):

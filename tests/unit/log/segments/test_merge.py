@@ -1,4 +1,4 @@
-"""What is written anew is found out in the sealer's thread: the loop reads no footer, and goes on when one is not there."""
+"""Merging segments: the sealer's thread reads the footers, and a missing segment does not stop it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOREVER_US = -1
 
 
 class Tidied(ManualRig):
-    """A rig that notes who reads footers: a worker, by its jobs, or the loop. No footer is at hand."""
+    """A rig that records whether a worker or the loop reads footers. No footer is cached."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.in_job = False
@@ -74,7 +74,7 @@ class Tidied(ManualRig):
             self.passes()
 
 
-def test_small_blobs_are_merged_by_footers_that_the_thread_reads(
+def test_small_segments_are_merged_by_footers_read_in_the_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Tidied(tmp_path, monkeypatch)
@@ -88,7 +88,7 @@ def test_small_blobs_are_merged_by_footers_that_the_thread_reads(
     rig.kill()
 
 
-def test_a_blob_without_a_footer_is_kept_and_the_others_are_merged(
+def test_a_segment_without_a_footer_is_kept_and_the_others_are_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig = Tidied(tmp_path, monkeypatch)
@@ -99,7 +99,7 @@ def test_a_blob_without_a_footer_is_kept_and_the_others_are_merged(
     assert missing.damaged
     assert "will not be merged" in capsys.readouterr().out
     rig.tidy()
-    assert len(partition.runs) == 2, "nobody else's fault"
+    assert len(partition.runs) == 2, "other segments are not affected"
     assert not any(item.damaged for item in others)
     rig.append(partition, [b"it goes on"])
     rig.log.commit()
@@ -121,7 +121,7 @@ def test_compaction_finds_its_runs_in_the_thread(tmp_path: Path, monkeypatch: py
     rig.kill()
 
 
-def test_compaction_ends_at_a_missing_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_stops_at_a_missing_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Tidied(tmp_path, monkeypatch)
     monkeypatch.setattr(merge, "MERGE_COUNT_MIN", 99)
     partition = rig.log.open_partition(1)

@@ -1,4 +1,4 @@
-"""Threads that end in any order: slots are installed as they were filled, and a flush covers the group it is for."""
+"""Worker jobs that finish in any order: slots are installed in order, and a flush covers its own group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_later_slot_waits_for_an_earlier_one(tmp_path: Path, monkeypatch: pyte
     rig.log.commit()
     seal, sync = rig.workers["seal"], rig.workers["sync"]
     slot = rig.log._journal.current
-    while rig.log._journal.current is slot:  # the first slot; its snapshot will rest on a change behind it
+    while rig.log._journal.current is slot:  # the first slot; its snapshot will depend on a later change
         values.append(b"%d" % len(values) + b"." * 2000)
         rig.append(partition, values[-1:])
         rig.log.commit()
@@ -47,11 +47,11 @@ def test_a_later_slot_waits_for_an_earlier_one(tmp_path: Path, monkeypatch: pyte
     rig.log.commit()
     assert len(sync.jobs) == 1, "a flush is running"
     rig.step("seal")
-    assert len(sync.jobs) == 1, "the first slot's naming waits for it"
+    assert len(sync.jobs) == 1, "naming the first slot's segments waits for it"
     rig.step("seal")
-    assert len(sync.jobs) == 2, "the second slot's naming is flushed alone"
+    assert len(sync.jobs) == 2, "naming the second slot's segments is flushed alone"
     rig.step("sync")
-    assert len(sync.jobs) == 2, "the first one's comes last"
+    assert len(sync.jobs) == 2, "the first slot's comes last"
     rig.step("sync")
     assert rig.read(partition) == values
     rig.drain()
@@ -94,22 +94,22 @@ def test_a_flush_covers_the_group_that_frees_a_slot(tmp_path: Path, monkeypatch:
         rig.append(partition, [b"another group"])
         rig.log.commit()
 
-    rig.log.append(partition, batch_of([b"told"]), level=Level.WRITTEN, done=go_on)
+    rig.log.append(partition, batch_of([b"reported"]), level=Level.WRITTEN, done=go_on)
     job, sealed = rig.workers["seal"].jobs.popleft()
     sealed(attempt(job))
     rig.passes()
     assert len(rig.workers["sync"].jobs) == 1
-    assert len(positions) == 3, "the write batch, the names, and what a callback added"
+    assert len(positions) == 3, "the write batch, the segment names, and the callback's append"
     assert reported
     rig.step("sync")
     assert flushed[0][0] <= positions[1] < flushed[0][1]
     rig.kill()
 
 
-def test_segments_without_what_was_trimmed_count_with_the_trim_only(
+def test_segments_without_trimmed_records_are_installed_after_the_trim_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power loss that takes a trim takes the segments that were made behind it as well."""
+    """A power loss that undoes a trim also undoes the segments that were written after it."""
     disk = JournalDisk(monkeypatch)
     rig = ManualRig(tmp_path, monkeypatch, SETTINGS)
     partition, values = rig.log.open_partition(1), list[bytes]()
@@ -118,10 +118,10 @@ def test_segments_without_what_was_trimmed_count_with_the_trim_only(
         values.append(b"%d" % len(values) + b"." * 2000)
         rig.append(partition, values[-1:])
         rig.log.commit()
-    rig.passes(1)  # the sealer encodes the broker's state, and has not looked yet what is to be sealed
+    rig.passes(1)  # the sealer encodes the broker's state and has not listed the batches to seal
     rig.log.trim(1, len(values) - 2)
     rig.log.commit()
-    values.append(b"." * 6000)  # what names the segments lies on another page than the trim
+    values.append(b"." * 6000)  # so that the change that names the segments is on another page than the trim
     rig.append(partition, values[-1:])
     rig.log.commit()
     rig.passes()
@@ -135,7 +135,7 @@ def test_segments_without_what_was_trimmed_count_with_the_trim_only(
     rig.kill()
 
 
-def test_a_partition_that_ended_while_it_was_compacted_is_in_no_snapshot(
+def test_a_partition_dropped_during_compaction_is_in_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = ManualRig(tmp_path, monkeypatch, SETTINGS)
@@ -143,9 +143,9 @@ def test_a_partition_that_ended_while_it_was_compacted_is_in_no_snapshot(
     rig.log.commit()
     rig.log.drop_partition(1)
     rig.log.commit()
-    rig.log._state.cleaned(ended, 7)  # as the pass does that was under way
+    rig.log._state.cleaned(ended, 7)  # as the running compaction pass does
     assert not rig.log._state.clean
-    rig.log._state.clean[1] = 7  # as snapshots of earlier versions have it
+    rig.log._state.clean[1] = 7  # as in snapshots of earlier versions
     values = list[bytes]()
     fill_slot(rig, kept, values)
     rig.drain()

@@ -1,4 +1,4 @@
-"""A slot of many partitions is sealed while others have the loop: nothing is planned on it, and installing rests every so often."""
+"""Sealing a slot of many partitions: planned in a thread and installed in several passes of the loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def opened(log: FileLog, count: int = PARTITIONS) -> Kept:
 
 
 def fill(rig: Rig, kept: Kept) -> None:
-    """Append to all in turn until another slot is written; all have something in both."""
+    """Append to all partitions in turn until another slot is written; each has records in both slots."""
     slot = rig.log._journal.current
     rounds = 0
     while rig.log._journal.current is slot or not rounds:
@@ -52,7 +52,7 @@ def fill(rig: Rig, kept: Kept) -> None:
 
 
 def seal(rig: ManualRig) -> None:
-    """Until the segments of the full slot are named on the disk: what is installed then is installed pass by pass."""
+    """Run until the full slot's segments are named on disk; installing then takes several passes."""
     rig.passes()
     rig.workers["seal"].step()
     rig.loop.run_pass()
@@ -60,7 +60,7 @@ def seal(rig: ManualRig) -> None:
 
 
 def finish(rig: ManualRig) -> None:
-    """Until every full slot is free."""
+    """Run until every full slot is free."""
     for _ in range(5 * PARTITIONS):
         rig.drain()
         rig.passes()
@@ -76,7 +76,7 @@ def check(rig: Rig, kept: Kept) -> None:
         assert rig.read(partition, partition.first_offset) == values[partition.first_offset :]
 
 
-def test_nothing_is_planned_on_the_loop(rig: ManualRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_plans_nothing(rig: ManualRig, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[None] = []
 
     def source(*args: Any, **more: Any) -> RunSource:
@@ -94,17 +94,17 @@ def test_nothing_is_planned_on_the_loop(rig: ManualRig, monkeypatch: pytest.Monk
     rig.kill()
 
 
-def test_some_runs_are_installed_in_a_pass(rig: ManualRig) -> None:
+def test_a_pass_installs_a_bounded_number_of_runs(rig: ManualRig) -> None:
     kept = opened(rig.log)
     fill(rig, kept)
     seal(rig)
     seen: list[int] = []
     while not seen or seen[-1] < PARTITIONS:
         seen.append(sealed(kept))
-        assert len(seen) < 3 * PARTITIONS, "it goes on by itself"
+        assert len(seen) < 3 * PARTITIONS, "it continues by itself"
         for partition, values in kept.items():
             held = {entry[0] for entry in map(partition.runs.entry, range(len(partition.runs)))}
-            assert bool(held) == (partition.tail_offset > 0), "what is sealed is not in the tail any more"
+            assert bool(held) == (partition.tail_offset > 0), "sealed batches are no longer in the tail"
             assert partition.next_offset == len(values)
         rig.loop.run_pass()
     assert max(after - before for before, after in pairwise(seen)) == AT_ONCE
@@ -134,7 +134,7 @@ def in_the_middle(rig: ManualRig, kept: Kept) -> None:
     assert sealed(kept) < PARTITIONS
 
 
-def test_a_stop_in_the_middle_loses_nothing(rig: ManualRig) -> None:
+def test_a_stop_during_installation_loses_nothing(rig: ManualRig) -> None:
     kept = opened(rig.log)
     fill(rig, kept)
     in_the_middle(rig, kept)
@@ -149,7 +149,9 @@ def planned(rig: ManualRig, _: Kept) -> None:
 
 
 @pytest.mark.parametrize("reached", [planned, in_the_middle])
-def test_what_ends_meanwhile_stays_gone(rig: ManualRig, reached: Callable[[ManualRig, Kept], None]) -> None:
+def test_records_dropped_or_trimmed_during_sealing_stay_removed(
+    rig: ManualRig, reached: Callable[[ManualRig, Kept], None]
+) -> None:
     kept = opened(rig.log)
     fill(rig, kept)
     reached(rig, kept)
@@ -168,7 +170,7 @@ def test_what_ends_meanwhile_stays_gone(rig: ManualRig, reached: Callable[[Manua
     rig.kill()
 
 
-def test_published_batches_that_were_trimmed_after_the_plan_began_are_not_sealed(rig: ManualRig) -> None:
+def test_published_batches_trimmed_after_planning_started_are_not_sealed(rig: ManualRig) -> None:
     partition = rig.log.open_partition(1)
     kept: Kept = {partition: [b"a", b"b", b"c"]}
     for value in (b"a", b"b"):
@@ -186,7 +188,7 @@ def test_published_batches_that_were_trimmed_after_the_plan_began_are_not_sealed
     rig.kill()
 
 
-def test_a_segment_that_loses_its_first_runs_while_it_is_installed_is_not_dead(rig: ManualRig) -> None:
+def test_a_segment_whose_first_runs_are_trimmed_during_installation_survives(rig: ManualRig) -> None:
     kept = opened(rig.log)
     fill(rig, kept)
     in_the_middle(rig, kept)
@@ -203,7 +205,7 @@ def test_a_segment_that_loses_its_first_runs_while_it_is_installed_is_not_dead(r
     rig.kill()
 
 
-def test_the_state_is_encoded_in_passes_as_it_was_when_sealing_began(
+def test_the_state_is_encoded_in_passes_as_of_the_start_of_sealing(
     rig: ManualRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = opened(rig.log)
@@ -239,7 +241,7 @@ def test_the_state_is_encoded_in_passes_as_it_was_when_sealing_began(
     rig.kill()
 
 
-def test_a_state_that_did_not_change_is_encoded_once(rig: ManualRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_state_is_encoded_once(rig: ManualRig, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = opened(rig.log)
     rig.change(b"change")
     begun: list[Encoding] = []

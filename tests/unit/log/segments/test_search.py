@@ -1,4 +1,4 @@
-"""Searches over headers and index entries, against lists and loops."""
+"""Searches over batch headers and index entries, against lists and loops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_scans_stop_where_a_loop_stops() -> None:
     assert scan_to(chunk, places[5][0], BY_OFFSET, 0) == places[5][0]
 
 
-def test_scan_read_gives_whole_batches() -> None:
+def test_scan_read_returns_whole_batches() -> None:
     chunk, slot = chunk_of(20)
     batches = slot.partitions[7].batches
     for offset in range(batches[-1].next_offset):
@@ -71,7 +71,7 @@ def test_scan_read_gives_whole_batches() -> None:
     assert scan_read(chunk, end, 100) == (len(chunk), len(chunk), end)
 
 
-def test_broken_chunks_are_seen() -> None:
+def test_broken_chunks_are_detected() -> None:
     chunk, _ = chunk_of(4)
     sizes = list(split_batches(chunk)[1])
     for broken in (b"\0" + chunk[1:], chunk[: sizes[0] - 8], chunk[:100]):

@@ -1,4 +1,4 @@
-"""Segments written and read back, against the slot they came from."""
+"""Segments are written and read back, and compared with their slot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def source(slot: Slot, number: int) -> RunSource:
 
 
 def large_slot() -> Slot:
-    """Three partitions of some strides each; no two batches of a partition share a time, so none are merged."""
+    """Return three partitions of several strides; the batches of a partition differ in time, so none are merged."""
     slot = Slot(9, 4, 2**62 + 5)
     for number in range(240):
         for place, partition in enumerate(slot.partitions):
@@ -35,7 +35,7 @@ def large_slot() -> Slot:
 def stored(slot: Slot) -> tuple[MemoryStore, Segment]:
     store = MemoryStore()
     runs = [source(slot, number) for number in slot.partitions]
-    info = write_segment(store, NAME, runs, chunk_bytes=8192)  # small, so that batches cross its end
+    info = write_segment(store, NAME, runs, chunk_bytes=8192)  # small, so that batches cross a chunk's end
     assert info == read_info(store, NAME)
     return store, Segment(store, info)
 
@@ -49,7 +49,7 @@ def at_address(segment: Segment, partition: int, address: int) -> bytes:
     return b"" if found is None else bytes(found)
 
 
-def test_runs_are_sorted_and_tell_their_bounds() -> None:
+def test_runs_are_sorted_and_have_correct_bounds() -> None:
     slot = large_slot()
     store, segment = stored(slot)
     runs = list(segment.info)
@@ -68,7 +68,7 @@ def test_runs_are_sorted_and_tell_their_bounds() -> None:
 
 
 def expected_read(partition: Partition, offset: int, bytes_max: int) -> tuple[bytes, int]:
-    """The batch that holds the offset, and those after it that fit."""
+    """Return the batch with the offset, and those after it that fit."""
     first = holding(partition, offset)
     content, last = partition.batches[first].content, first + 1
     while last < len(partition.batches) and len(content) + len(partition.batches[last].content) <= bytes_max:
@@ -78,7 +78,7 @@ def expected_read(partition: Partition, offset: int, bytes_max: int) -> tuple[by
 
 
 @pytest.mark.parametrize("bytes_max", [0, 5_000, 200_000])
-def test_reads_are_whole_batches_from_the_one_asked_for(bytes_max: int) -> None:
+def test_reads_return_whole_batches_from_the_requested_one(bytes_max: int) -> None:
     slot = large_slot()
     _, segment = stored(slot)
     for number, partition in slot.partitions.items():
@@ -87,7 +87,7 @@ def test_reads_are_whole_batches_from_the_one_asked_for(bytes_max: int) -> None:
             assert (bytes(chunk), next_offset) == expected_read(partition, offset, bytes_max)
 
 
-def test_reads_end_with_the_batch_that_reaches_their_end() -> None:
+def test_reads_end_with_the_batch_that_reaches_the_end_offset() -> None:
     slot = large_slot()
     _, segment = stored(slot)
     partition = slot.partitions[4]
@@ -100,7 +100,7 @@ def test_reads_end_with_the_batch_that_reaches_their_end() -> None:
         assert segment.batch_at(4, offset) == partition.batches[first].content
 
 
-def test_reads_touch_one_stride_more_at_most() -> None:
+def test_reads_cover_at_most_one_extra_stride() -> None:
     slot = large_slot()
     _, segment = stored(slot)
     run = segment.run(4)
@@ -111,7 +111,7 @@ def test_reads_touch_one_stride_more_at_most() -> None:
         assert segment.locate(4, offset, 10**9, offset + 1) == segment.locate(4, offset)
 
 
-def test_offsets_outside_are_missing() -> None:
+def test_offsets_out_of_range_are_missing() -> None:
     slot = large_slot()
     _, segment = stored(slot)
     for offset in (-1, slot.partitions[4].next_offset):
@@ -140,7 +140,7 @@ def test_times_and_addresses_are_found() -> None:
         assert segment.by_address(number, partition.next_address) is None
 
 
-def test_a_hole_has_no_address() -> None:
+def test_a_gap_has_no_address() -> None:
     slot = Slot(1)
     for time_us in range(3):
         slot.append(1, [b"value"], time_us=time_us)
@@ -153,7 +153,7 @@ def test_a_hole_has_no_address() -> None:
     assert (bytes(chunk), next_offset) == (partition.batches[2].content, 3)
 
 
-def test_epochs_begin_where_their_first_batch_does() -> None:
+def test_epochs_start_at_their_first_batch() -> None:
     slot = Slot(1, 2)
     for time_us, epoch in enumerate((3, 3, 5, 5, 5, 9)):
         slot.append(1, [b"a", b"b"], time_us=time_us, epoch=epoch)
@@ -180,7 +180,7 @@ def test_small_neighbours_are_merged() -> None:
     assert [segment.by_time(1, time_us) for time_us in range(5)] == [0, 100, 200, 300, 400]
 
 
-def test_staged_runs_keep_their_batches_as_they_are() -> None:
+def test_staged_runs_store_their_batches_unchanged() -> None:
     slot = Slot(1)
     slot.append(1, [b"numbered"], time_us=5)
     staged = [make_batch([b"staged %d" % number]) for number in range(3)]
@@ -203,7 +203,7 @@ def test_staged_runs_keep_their_batches_as_they_are() -> None:
     assert segment.batch_at(1, 0) == slot.partitions[1].content
 
 
-def test_wrong_batches_are_not_written() -> None:
+def test_invalid_batches_are_not_written() -> None:
     slot = Slot(1, 2)
     slot.append(1, [b"a"], time_us=1)
     slot.append(2, [b"b"], time_us=1)
@@ -224,7 +224,7 @@ def test_damaged_footers_are_corrupt(damage: str) -> None:
     content, data_bytes = store.get(NAME), segment.info.data_bytes
     half = (len(content) - data_bytes) // 2
     damaged: list[bytes] = []
-    if damage == "flip":  # the same place of both footers, or of both trailers
+    if damage == "flip":  # the same position of both footers, or of both trailers
         for at in range(data_bytes, data_bytes + half):
             damaged.append(flipped(flipped(content, at), at + half))
     elif damage == "cut":
@@ -239,7 +239,7 @@ def test_damaged_footers_are_corrupt(damage: str) -> None:
             Segment.open(store, f"broken-{number}")
 
 
-def test_one_sound_footer_is_enough() -> None:
+def test_one_intact_footer_is_enough() -> None:
     store, segment = footed()
     content, data_bytes = store.get(NAME), segment.info.data_bytes
     half = (len(content) - data_bytes) // 2
@@ -289,7 +289,7 @@ def test_damaged_batches_are_corrupt_when_read() -> None:
     for read in (
         lambda: segment.read(1, 1, 1000),
         lambda: segment.by_address(1, slot.partitions[1].batches[1].address),
-        lambda: write_segment(store, "anew", [RunSource.of_segments([(segment, segment.run(1))])]),
+        lambda: write_segment(store, "rewritten", [RunSource.of_segments([(segment, segment.run(1))])]),
     ):
         with pytest.raises(Corrupt):
             read()
@@ -311,7 +311,7 @@ def test_segments_are_joined_into_one() -> None:
     assert (run.first_offset, run.next_offset) == (0, 12)
 
 
-def test_entries_are_cached_within_a_bound() -> None:
+def test_the_entry_cache_is_bounded() -> None:
     cache = EntryCache(bytes_max=100)
     cache.put("a", bytes(40))
     cache.put("b", bytes(40))
@@ -323,11 +323,11 @@ def test_entries_are_cached_within_a_bound() -> None:
     cache.drop("a")
     cache.put("d", bytes(60))
     assert cache.get("c") is not None
-    cache.put("e", bytes(200))  # larger than all: it alone stays
+    cache.put("e", bytes(200))  # larger than the cache: it alone stays
     assert [cache.get(name) is None for name in "cde"] == [True, True, False]
 
 
-def test_what_waits_for_no_disk_needs_the_entries_too() -> None:
+def test_reading_without_the_disk_needs_cached_entries_too() -> None:
     slot = large_slot()
     store, _ = stored(slot)
     cache = EntryCache()
@@ -336,7 +336,7 @@ def test_what_waits_for_no_disk_needs_the_entries_too() -> None:
     place = segment.locate(4, 17, 1000)
     assert segment.locate_now(4, 17, 1000) == place
     block = memoryview(bytearray(place[1] - place[0]))
-    assert segment.pieces_now(block, 4, *place) is None, "the system was not asked to keep it yet"
+    assert segment.pieces_now(block, 4, *place) is None, "the page cache does not have it yet"
     while segment.pieces_now(block, 4, *place) is None:
         read = segment.pieces(memoryview(bytearray(block)), 4, *place)
     assert segment.pieces_now(block, 4, *place) == read

@@ -1,4 +1,4 @@
-"""How runs are dealt out to blobs, and what writing asks of memory and stores."""
+"""Distribution of runs to segments, and the writes to memory and stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.log.batches import Slot
 
 
 @given(st.dictionaries(st.integers(0, 99), st.integers(1, 3 * OWN_BLOB_BYTES_MIN)))
-def test_large_partitions_get_blobs_of_their_own(sizes: dict[int, int]) -> None:
+def test_large_partitions_get_their_own_segments(sizes: dict[int, int]) -> None:
     blobs = plan_blobs(sizes)
     assert sorted(key for blob in blobs for key in blob) == sorted(sizes)
     assert all(blobs)
