@@ -28,7 +28,8 @@ REWRITTEN_TESTS: Final = (
         for name in ("__main__", "chance", "disk", "files", "lone_world", "node", "process", "promises")
     ),
     *(f"tests/sim/{name}.py" for name in ("schedule", "shrink", "story", "tokens", "world", "worlds")),
-    *(f"tests/unit/{package}" for package in ("broker", "log")),
+    *(f"tests/unit/{package}" for package in ("broker", "cli", "client", "cluster", "http", "log")),
+    *(f"tests/unit/{package}" for package in ("server", "spark", "store", "testing")),
 )
 """Parts of the tests that have the new wording. Add a part here when it is rewritten."""
 

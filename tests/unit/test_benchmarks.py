@@ -1,4 +1,4 @@
-"""What the benchmarks choose and how they judge; that they run is seen when they are run."""
+"""How benchmarks are selected and judged; running them shows that they run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.peers.table import LIMIT, Row, cells
 from benchmarks.peers.workloads import Round
 
 
-def test_parts_are_chosen_by_how_they_begin() -> None:
+def test_benchmarks_are_selected_by_prefix() -> None:
     parts = ("flux", "spark-read", "spark-write")
     assert beginning(parts, "spark") == ["spark-read", "spark-write"]
     assert beginning(parts, "spark-write") == ["spark-write"]
@@ -26,20 +26,20 @@ def test_parts_are_chosen_by_how_they_begin() -> None:
         beginning(parts, "storm")
 
 
-def test_each_load_has_a_name_of_its_own_and_some_are_quick() -> None:
+def test_each_load_has_a_unique_name_and_some_are_quick() -> None:
     names = [one.name for one in workloads()]
     assert len(names) == len(set(names))
     assert any(one.quick for one in workloads())
 
 
-def test_more_instructions_are_noticed_and_a_spread_is_not() -> None:
+def test_more_instructions_are_detected_and_noise_is_not() -> None:
     assert Comparison("a", [100, 101, 102], [110, 111, 112]).is_worse(1.05)
     assert not Comparison("a", [100, 101, 108], [110, 111, 112]).is_worse(1.05)
     assert not Comparison("a", [100, 101, 102], [50, 51, 120]).is_worse(1.05)
     assert Comparison("a", [100, 100, 100], [110, 120, 130]).ratio == 1.2
 
 
-def test_nothing_is_counted_without_valgrind_and_that_is_said(
+def test_without_valgrind_nothing_is_counted_and_that_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["instructions", "--quick"])
@@ -48,7 +48,7 @@ def test_nothing_is_counted_without_valgrind_and_that_is_said(
     assert "NOTHING WAS COUNTED" in capsys.readouterr().err
 
 
-def test_nothing_is_counted_without_a_commit_to_compare_with_and_that_is_said(
+def test_without_a_base_commit_nothing_is_counted_and_that_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["instructions", "--quick"])
@@ -58,14 +58,16 @@ def test_nothing_is_counted_without_a_commit_to_compare_with_and_that_is_said(
     assert "NOTHING WAS COUNTED" in capsys.readouterr().err
 
 
-def test_a_result_is_kept_where_the_next_comparison_looks_for_it(tmp_path: Path) -> None:
+def test_a_result_is_stored_where_the_next_comparison_reads_it(tmp_path: Path) -> None:
     kept = tmp_path / f"today{instructions.RESULT}"
     instructions.show("f00", [Comparison("a", [2000, 2000], [1000, 1000])], kept)
     assert "| a | 2.0 | 1.0 | 0.500 | 0.0% |" in kept.read_text().splitlines()
     assert instructions.commit_kept() or not (instructions.HERE / ".git").exists()
 
 
-def test_modules_are_taken_over_from_the_same_sources_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_modules_are_reused_from_the_same_sources_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for tree in (here, there):
         (tree / "src").mkdir(parents=True)
@@ -85,7 +87,7 @@ def test_modules_are_taken_over_from_the_same_sources_only(tmp_path: Path, monke
     assert not (there / "src" / "same.c").exists()
 
 
-def test_a_figure_is_compared_with_the_limit_and_with_others_but_limits_are_no_peers() -> None:
+def test_a_figure_is_compared_with_its_limit_and_peers_but_limits_are_not_peers() -> None:
     def rounds(*values: float) -> list[Round]:
         return [Round(value) for value in values]
 
@@ -102,7 +104,7 @@ def test_a_figure_is_compared_with_the_limit_and_with_others_but_limits_are_no_p
     assert cells(fast, "Other")[-3:] == ("", "0.25", "")
 
 
-def test_a_relay_echoes_and_passes_on_to_those_that_follow() -> None:
+def test_a_relay_echoes_and_forwards_to_followers() -> None:
     with EPOLL_ECHO.running(Path()) as server:
         peer, follower = EPOLL_ECHO.follow(server.address, "t")
         with closing(peer), closing(EPOLL_ECHO.producer(server.address, "t")) as sender:
@@ -116,7 +118,9 @@ def test_a_relay_echoes_and_passes_on_to_those_that_follow() -> None:
             assert another.recv(100) == b"still there\n"
 
 
-def test_a_file_is_dropped_from_memory_and_copies_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_dropped_from_the_page_cache_and_copies_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, size in (("COPY_BYTES", 1 << 16), ("FILE_BYTES", 8 << 20), ("STREAM_BYTES", 4 << 20)):
         monkeypatch.setattr(limits, name, size)
     assert limits.copy_bytes_per_s() > 0

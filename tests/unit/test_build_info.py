@@ -1,4 +1,4 @@
-"""The package says truthfully what it is and which of its modules run compiled."""
+"""The package reports its version and which modules run compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import polywire
 from polywire import build_info
 
 
-def test_version_is_the_distributions() -> None:
+def test_the_version_is_the_distributions() -> None:
     assert polywire.__version__ == build_info.VERSION
 
 
@@ -26,7 +26,7 @@ def test_version_is_the_distributions() -> None:
         ({"polywire.a": False, "polywire.b": False}, "uncompiled, slower"),
     ],
 )
-def test_description_says_what_runs_compiled(
+def test_the_description_says_how_much_runs_compiled(
     compiled: dict[str, bool], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_info, "compiled_modules", lambda: compiled)
@@ -43,7 +43,7 @@ def test_source_finder_prefers_the_source_beside_an_extension(suffix: str, monke
     assert spec.origin == str(source)
 
 
-def test_source_finder_leaves_other_packages_alone() -> None:
+def test_source_finder_ignores_other_packages() -> None:
     assert build_info._SourceFinder.find_spec("json.decoder") is None
 
 
@@ -54,7 +54,7 @@ def test_pure_environment_runs_everything_from_source() -> None:
     assert ran.stdout.strip() == "False"
 
 
-def test_a_module_is_compiled_from_the_declarations_it_reaches() -> None:
+def test_a_module_depends_on_the_declarations_it_imports() -> None:
     def names(module: str) -> set[str]:
         source = build_info.source_of(module)
         assert source is not None

@@ -1,4 +1,4 @@
-"""Texts of peers: characters, numbers and patterns, each in a time that its length bounds."""
+"""Parsing of client-supplied characters, numbers and patterns in time bounded by their length."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_patterns(pattern: str, text: str, expected: bool) -> None:
 
 
 @given(st.text("ab*?", max_size=8), st.text("ab*?", max_size=12))
-def test_patterns_mean_what_a_shell_means(pattern: str, text: str) -> None:
+def test_patterns_match_like_a_shell(pattern: str, text: str) -> None:
     assert matches(pattern, text) is fnmatch.fnmatchcase(text, pattern)
 
 
-def test_a_pattern_that_would_explode_takes_no_time() -> None:
+def test_a_pattern_that_could_backtrack_exponentially_is_fast() -> None:
     with processor_used() as used:
         assert not matches("*a" * 60 + "b", "a" * 249)
     assert used.seconds < 0.5
@@ -51,7 +51,7 @@ def test_numbers_are_ascii_and_have_64_bits(text: str) -> None:
     assert signed_64(text) == (expected if expected is not None and -(2**63) <= expected < 2**63 else None)
 
 
-def test_the_ends_of_numbers() -> None:
+def test_the_limits_of_numbers() -> None:
     assert signed_64(str(2**63 - 1)) == 2**63 - 1
     assert signed_64(str(-(2**63))) == -(2**63)
     assert signed_64(str(2**63)) is None

@@ -1,4 +1,4 @@
-"""The benchmark of holds asks every verb of every wire: a new one must be given its worst request."""
+"""The benchmark of stalls sends every request of every protocol: new requests need a worst case there."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def known() -> set[tuple[str, str]]:
     return found | {("polywire", verb.name) for verb in Verb}
 
 
-def test_every_verb_is_asked() -> None:
+def test_every_request_is_covered() -> None:
     asked = {(asked.wire, asked.verb) for asked in all_verbs()}
     assert not known() - asked
 
 
-def test_requests_of_kafka_can_be_made() -> None:
+def test_requests_of_kafka_can_be_built() -> None:
     asked = [asked for asked in all_verbs() if asked.wire == "kafka"]
     made = set()
     for one in asked:
@@ -39,6 +39,6 @@ def test_requests_of_kafka_can_be_made() -> None:
     assert made == {api.name for api in KAFKA}
 
 
-def test_what_is_asked_is_a_verb() -> None:
+def test_every_covered_request_exists() -> None:
     asked = {(asked.wire, asked.verb.partition(" ")[0].rstrip("*")) for asked in all_verbs()}
     assert not asked - known()

@@ -67,7 +67,7 @@ def test_the_list_reports_what_each_backup_copied(
 def test_a_snapshot_that_is_deleted_during_the_backup_is_in_it(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy broker replaces snapshots faster than the copy of the journal is replayed."""
+    """A busy broker replaces snapshots faster than the copied journal is replayed."""
     original = OfflineLog
 
     def delete_snapshots_first(*arguments: Any) -> OfflineLog:

@@ -12,7 +12,7 @@ from polywire.testing.memory_objects import MemoryObjects
 
 
 class Scripted(Nodes):
-    """Returns one list of brokers after the other, then always the last."""
+    """Returns one list of brokers after another, and then always the last."""
 
     def __init__(self, *reads: Sequence[Node]) -> None:
         super().__init__(MemoryObjects())

@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, tuple[Any, str]]:
-    """Value and origin of each setting."""
+    """Return the value and origin of each setting."""
     assert run(["config", "show", "--origin", "--output", "json", *words]) == EXIT_DONE
     return {row["setting"]: (row["value"], row["origin"]) for row in json.loads(capsys.readouterr().out)}
 

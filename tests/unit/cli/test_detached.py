@@ -96,7 +96,7 @@ def test_a_full_disk_is_reported_and_no_broker_remains(tmp_path: Path, monkeypat
 
 
 def test_a_broker_that_is_starting_can_be_stopped(tmp_path: Path) -> None:
-    """The process id is in the file before the broker does anything."""
+    """The process id is written to the file before the broker does anything."""
     data_dir = tmp_path / "data"
 
     def starting(_: ServeConfig) -> int:

@@ -1,4 +1,4 @@
-"""``polywire doctor`` and ``polywire log repair``: what they say of damage, and what they leave behind."""
+"""``polywire doctor`` and ``polywire log repair``: reports of damage, and the repaired state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC = "shop.orders"
 
 
 def write_records(directory: Path, count: int = 400) -> None:
-    """A broker's directory with sealed and unsealed records, stopped in good order."""
+    """Create a broker's directory with sealed and unsealed records, shut down cleanly."""
     loop = RigLoop()
     broker = Broker.open(directory, BrokerSettings(), loop, SystemClock(), log_settings=SIZES)
     if broker.find_topic(TOPIC) is None:
@@ -51,7 +51,7 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.fixture
 def rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[dict[str, Any]]]]:
-    """Run a command on the directory: (exit code, what it printed)."""
+    """Return a function that runs a command on the directory: (exit code, output)."""
 
     def answer(*words: str) -> tuple[int, list[dict[str, Any]]]:
         capsys.readouterr()
@@ -90,7 +90,7 @@ def test_second_copies_are_rebuilt(tmp_path: Path, rows: Rows, kind: str) -> Non
     (worn,) = bad(found)
     assert (worn["state"], worn["remedy"]) == ("worn", "rebuild")
     assert worn["path"] in (str(path.relative_to(tmp_path)), "journal/seed")
-    assert path.read_bytes() != sound, "nothing is changed without being asked for"
+    assert path.read_bytes() != sound, "nothing changes unless repair is requested"
     code, found = rows("doctor", "--rebuild")
     assert (code, bad(found)) == (0, [])
     assert path.read_bytes() == sound
@@ -183,14 +183,14 @@ OLDER: dict[str, tuple[object, str, object]] = {
     "segment": (segment_format, "SEGMENT_VERSION", 1),
     "change": (changes, "_CHANGES", msgspec.msgpack.Decoder(changes.TopicPurged)),
 }
-"""What the version before could not read."""
+"""Files that the previous version could not read."""
 
 
 @pytest.mark.parametrize("kind", OLDER)
 def test_files_of_a_newer_version_are_not_reported_as_damage(
     tmp_path: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Whoever goes back to the version before is told so, and cannot give up anything for that."""
+    """The doctor reports the version to a user who downgrades, and offers no repair that drops data."""
     write_records(tmp_path, 20 if kind == "change" else 400)
     monkeypatch.setattr(*OLDER[kind])
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "LOCK"]

@@ -74,8 +74,8 @@ def test_offsets_are_set(broker: BrokerThread, capsys: pytest.CaptureFixture[str
     assert run(["group", "offsets", "set", "billing", "orders", "0=9", "--dry-run"]) == 0
     assert with_client(broker) == {"billing": {0: 4, 1: 10}}
     capsys.readouterr()
-    assert run(["group", "offsets", "show", "nobody"]) == 1
-    assert "no such group group='nobody' known=billing code=group_missing" in capsys.readouterr().err
+    assert run(["group", "offsets", "show", "unknown"]) == 1
+    assert "no such group group='unknown' known=billing code=group_missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

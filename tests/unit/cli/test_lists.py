@@ -55,7 +55,7 @@ SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
 TYPED: Final[dict[tuple[str, ...], str]] = {
     ("group", "offsets", "import"): '{"group": "billing", "topic": "orders", "partition": 0, "offset": 1}\n'
 }
-CHANGING: Final = {"idle_ms", "lag_seconds"}  # between two runs
+CHANGING: Final = {"idle_ms", "lag_seconds"}  # they change between two runs
 
 
 def verbs(parent: App, *words: str) -> Iterator[tuple[tuple[str, ...], App]]:

@@ -67,7 +67,7 @@ for words in groups:  # parents first, so that a listing cannot depend on a load
 
 
 def test_every_listing_describes_its_commands() -> None:
-    """Also those that are imported only when they run."""
+    """Including those that are imported only when they run."""
     listed = subprocess.run(
         [sys.executable, "-c", LISTED],
         capture_output=True,

@@ -78,7 +78,7 @@ def test_names_do_not_control_the_terminal(capsys: pytest.CaptureFixture[str], m
         assert printed.isascii()
         assert printed.replace("\n", "").isprintable()
         found = json.loads(printed)
-        assert (found[0] if form is ListFormat.JSON else found) == rows[0], "it means the same"
+        assert (found[0] if form is ListFormat.JSON else found) == rows[0], "it has the same meaning"
     print_list(rows, columns=("name",), form=ListFormat.CSV)
     assert HOSTILE in capsys.readouterr().out, "other programs get the unescaped text"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -1,4 +1,4 @@
-"""``polywire segment`` and ``polywire log verify``: what they say of a directory as it is, and of one that is damaged."""
+"""``polywire segment`` and ``polywire log verify`` on an intact and a damaged directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answer = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Answer:
-    """Run a command on a directory with records: exit code and standard output."""
+    """Return a function that runs a command on a directory with records: exit code and standard output."""
     write_records(tmp_path, RECORDS)
 
     def answer(*words: str) -> tuple[int, str]:

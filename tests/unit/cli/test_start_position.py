@@ -14,7 +14,7 @@ from polywire.errors import ErrorCode, Invalid, Missing
 
 
 class TwoPartitions:
-    """Stands in for a client of a topic whose partitions hold offsets 10–19 and nothing."""
+    """Replaces a client of a topic whose partitions hold offsets 10–19 and nothing."""
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
         return [

@@ -81,7 +81,7 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
     ("cluster", "import"): [(("nowhere", "file:///HERE/made"), "nowhere")],
     ("completion",): [(("bsh",), "Invalid value")],
 }
-# Commands without names of existing things. Unknown options are tested for these, too.
+# Commands without names of existing things. Their unknown options are tested, too.
 WITHOUT_NAMES: Final = {
     ("serve",),
     ("dev",),

@@ -1,4 +1,4 @@
-"""What tests of clients have in common: a broker behind a socket."""
+"""Fixtures of the clients' tests: a broker behind a socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def play(served: Served) -> Play:
-    """Runs what somebody does with a client of that broker."""
+    """Return a function that runs a scenario with a client of that broker."""
 
     def played(scenario: Scenario) -> None:
         async def whole() -> None:

@@ -1,4 +1,4 @@
-"""Who clients talk to in tests, in the test's own loop: a broker in memory behind one wire, and a peer that always says the same."""
+"""Peers that clients connect to, in the test's own loop: a broker in memory, and a port with fixed replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polywire.testing.memory_broker import MemoryBroker
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A broker in memory, and where it listens."""
+    """A broker in memory, and its address."""
 
     memory: MemoryBroker
     host: str
@@ -31,7 +31,7 @@ class Reached:
 
 @asynccontextmanager
 async def serving(wire: str, make: Callable[[Broker], SessionFactory]) -> AsyncIterator[Reached]:
-    """A broker that speaks this wire; whoever came has to go before it ends."""
+    """Serve this protocol; clients must disconnect before the broker ends."""
     memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
     hub = Hub(memory.broker)
     listeners = await open_listeners(hub, {wire: Address("127.0.0.1", 0)}, [make(memory.broker)])
@@ -46,7 +46,10 @@ async def serving(wire: str, make: Callable[[Broker], SessionFactory]) -> AsyncI
 
 
 class Visited:
-    """A port that answers whatever it is told with the same and hangs up: at once for ``b""``, never for None. Counts who came."""
+    """A port that replies to any input with fixed bytes and closes: at once for ``b""``, never for None.
+
+    It counts connections.
+    """
 
     def __init__(self, answer: bytes | None) -> None:
         self._answer = answer
@@ -67,7 +70,7 @@ class Visited:
 
 @asynccontextmanager
 async def answering(answer: bytes | None) -> AsyncIterator[Visited]:
-    """Such a port, until everybody has gone."""
+    """Serve such a port until every client has disconnected."""
     visited = Visited(answer)
     async with await asyncio.get_running_loop().create_server(visited.peer, "127.0.0.1", 0) as server:
         visited.place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""A broker behind real sockets, on a thread of its own, for tests of clients: in memory, or over a data directory."""
+"""A broker on its own thread behind real sockets, for tests of clients: in memory, or over a data directory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from polywire.testing.memory_broker import MemoryBroker
 
 T = TypeVar("T")
 Scenario = Callable[[Client], Awaitable[None]]
-"""What somebody does with a client."""
+"""The steps that a test runs with a client."""
 Play = Callable[[Scenario], None]
 
 
 class Served:
-    """Listens on a port of the system's choice while it is entered."""
+    """Listen on a free port while the context is entered."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Served:
 
     @property
     def connections(self) -> list[Connection]:
-        """Open connections; only the server's thread may look."""
+        """Return open connections; call it on the server's thread only."""
         return [peer for peer in self._hub.connections if isinstance(peer, Connection)]
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call something on the server's thread."""
+        """Call a function on the server's thread."""
 
         async def called() -> T:
             return function()
@@ -75,7 +75,7 @@ class Served:
         return self.call(called())
 
     def drop_connections(self) -> None:
-        """As if the broker had been killed, but its log lives."""
+        """Close every connection, as if the broker had been killed, but keep its log."""
 
         async def drop() -> None:
             for connection in list(self._hub.connections):

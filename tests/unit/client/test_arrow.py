@@ -1,4 +1,4 @@
-"""Stored batches as Arrow and back: every way a batch can be read, against its records as values."""
+"""Conversion between stored batches and Arrow: every way of reading a batch, compared with its records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KAFKA = pa.schema(FIELDS)
 
 
 def stored(batches: Sequence[Sequence[Record]], *, first_offset: int = 0) -> tuple[bytearray, list[Record]]:
-    """Batches numbered and back to back, and their records as values."""
+    """Return batches with consecutive offsets back to back, and their records."""
     data, offset = bytearray(), first_offset
     for index, records in enumerate(batches):
         batch = from_records(records)
@@ -95,7 +95,7 @@ def some_records(seed: int, count: int) -> list[Record]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_small_batches_are_gathered_and_cut_to_the_range(seed: int) -> None:
+def test_small_batches_are_joined_and_cut_to_the_range(seed: int) -> None:
     data, records = stored([some_records(seed * 10 + n, n % 9 + 1) for n in range(10)], first_offset=100)
     check(read(data, 100, 100 + len(records)), records)
     check(read(data, 103, 117), records[3:17])
@@ -103,8 +103,8 @@ def test_small_batches_are_gathered_and_cut_to_the_range(seed: int) -> None:
     assert read(data, 100 + len(records), 200 + len(records)).num_rows == 0
 
 
-def test_times_of_clients_are_told_in_milliseconds_where_there_are_any() -> None:
-    """Small batches together, a large one alone, one that is compressed; records without one have the time of their append."""
+def test_client_times_are_milliseconds_and_default_to_append_time() -> None:
+    """Small batches together, a large one alone, a compressed one; records without a time use their append time."""
     times = [None, 5_000, 5_999, -1, -1_000, -1_001, 2**60]
     timed = [Record(b"v", origin_time_us=time) for time in times]
     large = [Record(bytes(WRAP_BYTES_MIN // 4), origin_time_us=7_777_000 + number) for number in range(5)]
@@ -123,7 +123,7 @@ def test_times_of_clients_are_told_in_milliseconds_where_there_are_any() -> None
     check(read(data, 0, len(records)), records)
 
 
-def test_a_large_batch_is_wrapped_where_it_lies() -> None:
+def test_a_large_batch_is_wrapped_without_a_copy() -> None:
     records = [Record(b"v%06d" % n * 20, b"k%d" % n if n % 3 else None) for n in range(5000)]
     data, records = stored([records])
     assert len(data) > WRAP_BYTES_MIN
@@ -148,14 +148,14 @@ def test_memory_is_not_reused_while_arrow_refers_to_it() -> None:
         check(table, records)
 
 
-def test_compressed_batches_are_expanded() -> None:
+def test_compressed_batches_are_decompressed() -> None:
     data, records = stored([[Record(b"abc" * 50) for _ in range(20)]])
     packed = compress_body(data, Compression.ZSTD)
     assert len(packed) < len(data)
     check(read(packed, 2, 9), records[2:9])
 
 
-def test_odd_headers_and_event_fields_come_as_text_and_bytes() -> None:
+def test_unusual_headers_and_event_fields_become_text_and_bytes() -> None:
     record = Record(
         b"v",
         headers=(Header(b"\x05\x00", b"\x01", HeaderKind.INT16), Header(b"\xff\xfe", None, HeaderKind.RAW)),
@@ -175,7 +175,7 @@ def test_odd_headers_and_event_fields_come_as_text_and_bytes() -> None:
     ]
 
 
-def test_values_may_be_asked_for_as_text() -> None:
+def test_values_can_be_read_as_text() -> None:
     data, _ = stored([[Record("grün".encode()), Record(None)], [Record(b"\xffx")]])
     chunk = StoredChunk("t", 0, memoryview(data), 0, 3, 3)
     fields: list[pa.Field[Any]] = [pa.field("value", pa.string()), pa.field("offset", pa.int32())]
@@ -184,7 +184,7 @@ def test_values_may_be_asked_for_as_text() -> None:
     assert table.to_pydict() == {"value": ["grün", None, "�x"], "offset": [0, 1, 2]}
 
 
-def test_unknown_columns_are_named() -> None:
+def test_unknown_columns_are_reported() -> None:
     chunk = StoredChunk("t", 0, memoryview(b""), 0, 0, 0)
     for columns in ([], ["value", "size"]):
         with pytest.raises(Invalid) as caught:
@@ -194,7 +194,7 @@ def test_unknown_columns_are_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_tables_become_batches_and_come_back(seed: int) -> None:
+def test_tables_become_batches_and_read_back(seed: int) -> None:
     rows = [
         {"key": r.key, "value": r.value, "headers": [{"key": h.key.decode(), "value": h.value} for h in r.headers]}
         for r in some_records(seed, 40)
@@ -213,7 +213,7 @@ def test_tables_become_batches_and_come_back(seed: int) -> None:
     assert found == rows
 
 
-def test_tables_of_text_are_cut_to_bounded_batches() -> None:
+def test_tables_of_text_are_split_into_bounded_batches() -> None:
     table = pa.table({"text": pa.array(["x" * 1000] * 9000, type=pa.large_string())})
     batches = arrow_to_batches(table, value="text", key=None, headers=None)
     assert max(len(batch) for batch in batches) <= 5 << 20
@@ -247,7 +247,7 @@ def test_typed_headers_keep_their_types() -> None:
     assert back.column(0).to_pylist() == lists
 
 
-def test_a_header_type_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_header_type_is_refused() -> None:
     lists = pa.array([[{"key": "k", "type": "decimal", "value": b""}]], TYPED_HEADER_LIST)
     with pytest.raises(Invalid, match="has an unknown type"):
         arrow_to_batches(pa.record_batch({"value": pa.array([b"1"], pa.binary()), "headers": lists}))
@@ -267,7 +267,7 @@ def test_a_header_without_a_key_is_refused(headers: list[Any]) -> None:
         arrow_to_batches(pa.record_batch(columns), headers="headers")
 
 
-def test_a_list_of_headers_that_is_null_is_none() -> None:
+def test_a_null_list_of_headers_means_no_headers() -> None:
     lists = pa.array([[{"key": "a", "value": b"b"}], None, []], HEADER_LIST)
     (batch,) = arrow_to_batches(
         pa.record_batch({"value": pa.array([b"1"] * 3, pa.binary()), "headers": lists}), headers="headers"

@@ -1,4 +1,4 @@
-"""Several brokers in one URL: each with all that is said once, and the first that answers is taken."""
+"""Several brokers in one URL share its options; the first that responds is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.client.served import Served
         ("me@a:1,b:2", ["me@a:1", "me@b:2"]),
     ],
 )  # fmt: skip
-def test_all_that_is_said_once_holds_for_each(url: str, brokers: list[str]) -> None:
+def test_options_of_a_url_apply_to_each_broker(url: str, brokers: list[str]) -> None:
     assert split_brokers(url) == brokers
 
 
@@ -47,7 +47,7 @@ def closed_port() -> int:
         return port
 
 
-def test_a_broker_that_is_gone_is_passed_over(served: Served) -> None:
+def test_an_unreachable_broker_is_skipped(served: Served) -> None:
     url = f"polywire://127.0.0.1:{closed_port()},{served.address}"
 
     async def produced() -> int:
@@ -60,7 +60,7 @@ def test_a_broker_that_is_gone_is_passed_over(served: Served) -> None:
     assert asyncio.run(produced()) == 1
 
 
-def test_a_bulk_connection_goes_on_with_the_next_at_once(served: Served) -> None:
+def test_a_bulk_connection_uses_the_next_broker_at_once(served: Served) -> None:
     connection = bulk.connect(f"127.0.0.1:{closed_port()},{served.address}", reconnect_s=0.0)
     connection.ping()
     served.drop_connections()
@@ -68,7 +68,7 @@ def test_a_bulk_connection_goes_on_with_the_next_at_once(served: Served) -> None
     connection.close()
 
 
-def test_none_of_them_answers() -> None:
+def test_no_broker_responds() -> None:
     url = f"127.0.0.1:{closed_port()},127.0.0.1:{closed_port()}"
     with pytest.raises(Unavailable, match=r"no broker responds reasons=.*refused.*; .*refused"):
         bulk.connect(url, reconnect_s=0.0).ping()

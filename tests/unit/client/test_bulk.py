@@ -46,7 +46,7 @@ def batch(*values: bytes) -> bytearray:
     return from_records([Record(value) for value in values])
 
 
-def test_topics_are_made_found_described_and_deleted(connection: BulkConnection) -> None:
+def test_topics_are_created_found_described_and_deleted(connection: BulkConnection) -> None:
     made = connection.create_topic("orders", 2)
     connection.create_topic("other", 1, {"retention_bytes": 10})
     assert [topic.name for topic in connection.topics("ord.*")] == ["orders"]
@@ -72,7 +72,7 @@ def test_offsets_are_read_without_bodies(connection: BulkConnection) -> None:
     assert table["value"].null_count == 45
 
 
-def test_ranges_are_read_as_asked(connection: BulkConnection) -> None:
+def test_ranges_are_read_as_requested(connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     result = connection.produce("t", 0, [batch(b"a", b"b", b"c"), batch(b"d")], Level.SYNCED)
     assert [(a.base_offset, a.record_count) for a in result.appended] == [(0, 3), (3, 1)]
@@ -88,7 +88,7 @@ def test_ranges_are_read_as_asked(connection: BulkConnection) -> None:
     assert caught.value.code is ErrorCode.TOPIC_REPLACED
 
 
-def test_a_range_that_does_not_exist_is_an_error_and_never_short(connection: BulkConnection) -> None:
+def test_a_missing_range_is_an_error_and_never_truncated(connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     connection.produce("t", 0, [batch(b"a")])
     with pytest.raises(Missing) as caught:
@@ -121,7 +121,7 @@ def test_stopping_in_the_middle_of_a_range_leaves_a_usable_connection(connection
     assert len(values_in(connection, "t", offset=10)) == 2
 
 
-def test_a_lost_connection_is_replaced_where_reading_stood(served: Served, connection: BulkConnection) -> None:
+def test_reading_resumes_on_a_new_connection(served: Served, connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     for number in range(12):
         connection.produce("t", 0, [batch(bytes([number]) * (2 << 20))])
@@ -135,7 +135,7 @@ def test_a_lost_connection_is_replaced_where_reading_stood(served: Served, conne
     assert connection.describe("t").name == "t"
 
 
-def test_reading_waits_for_a_broker_that_comes_back(served: Served, connection: BulkConnection) -> None:
+def test_reading_waits_for_a_broker_that_restarts(served: Served, connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     served.stop_listening()
     served.drop_connections()
@@ -145,7 +145,7 @@ def test_reading_waits_for_a_broker_that_comes_back(served: Served, connection: 
     back.join()
 
 
-def test_writing_is_not_repeated_when_the_broker_is_gone(served: Served, connection: BulkConnection) -> None:
+def test_writes_are_not_repeated_when_the_broker_is_gone(served: Served, connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     served.stop_listening()
     served.drop_connections()
@@ -153,13 +153,13 @@ def test_writing_is_not_repeated_when_the_broker_is_gone(served: Served, connect
         connection.produce("t", 0, [batch(b"x")])
 
 
-def test_produce_all_keeps_many_requests_under_way(connection: BulkConnection) -> None:
+def test_produce_all_pipelines_requests(connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     assert connection.produce_all("t", 0, (batch(b"%d" % n) for n in range(100)), window=7) == 100
     assert values_in(connection, "t") == [b"%d" % n for n in range(100)]
 
 
-def test_batches_that_do_not_fit_one_frame_go_in_several_requests(connection: BulkConnection) -> None:
+def test_batches_larger_than_a_frame_use_several_requests(connection: BulkConnection) -> None:
     connection.create_topic("t", 2)
     batches = [batch(bytes([n]) * (5 << 20)) for n in range(7)]
     result = connection.produce("t", 1, batches)
@@ -181,7 +181,7 @@ def test_staged_batches_are_published_once(connection: BulkConnection) -> None:
     assert values_in(connection, "t") == [b"a", b"b"]
 
 
-def test_an_error_leaves_the_socket_in_use(connection: BulkConnection) -> None:
+def test_the_connection_stays_usable_after_an_error(connection: BulkConnection) -> None:
     connection.ping()
     [spare] = connection._sockets._spares
     with pytest.raises(Missing):
@@ -189,7 +189,7 @@ def test_an_error_leaves_the_socket_in_use(connection: BulkConnection) -> None:
     assert connection._sockets._spares == [spare]
 
 
-def test_a_peer_of_another_kind_is_told_apart() -> None:
+def test_a_port_of_another_protocol_is_detected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -206,7 +206,7 @@ def test_a_peer_of_another_kind_is_told_apart() -> None:
         thread.join()
 
 
-def test_connections_are_kept_per_address(served: Served) -> None:
+def test_connections_are_cached_per_address(served: Served) -> None:
     kept = bulk.connect(f"polywire://{served.address}")
     assert bulk.connect(served.address) is kept
     kept.ping()
@@ -216,13 +216,13 @@ def test_connections_are_kept_per_address(served: Served) -> None:
 @pytest.mark.parametrize(
     "address", ["", "host", ":1", "host:", "host:port", "host:²", "host:65536", "host:" + "1" * 5000]
 )
-def test_broken_addresses_are_refused(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(Invalid):
         split_address(address)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "1" * 5000])
-def test_ports_that_cannot_be_are_told_as_such(port: str) -> None:
+def test_port_numbers_out_of_range_are_reported(port: str) -> None:
     with pytest.raises(Invalid, match="port is not between 1 and 65535 address='host:"):
         split_address(f"host:{port}")
 
@@ -232,7 +232,7 @@ def test_addresses_are_split() -> None:
     assert split_address("host:1") == ("host", 1)
 
 
-def test_blocks_are_reused_only_when_nobody_views_them() -> None:
+def test_blocks_are_reused_only_when_no_view_is_left() -> None:
     arena = Arena(block_bytes=4096, blocks_max=2)
     first = arena.take(100)
     first[0] = 7
@@ -248,7 +248,9 @@ def test_blocks_are_reused_only_when_nobody_views_them() -> None:
     assert arena.block_count == 2
 
 
-def test_a_peer_that_never_reads_its_range_harms_nobody(served: Served, connection: BulkConnection) -> None:
+def test_a_client_that_does_not_read_its_range_blocks_no_other_client(
+    served: Served, connection: BulkConnection
+) -> None:
     connection.create_topic("t", 1)
     for _ in range(30):
         connection.produce("t", 0, [batch(b"x" * (1 << 20))])

@@ -1,4 +1,4 @@
-"""What compaction and compression left is read by every reader with its own offsets."""
+"""Compacted and compressed records are read with their own offsets by every reader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records
 
 OFFSETS = [103, 105, 109, 110, 111]
-"""Records that are left: 100 to 102 are gone before the first batch's first record, 106 to 108 within it."""
+"""Offsets that remain: 100 to 102 were removed before the first batch's first record, 106 to 108 within it."""
 
 
 FIELDS: list[pa.Field[Any]] = [pa.field("offset", pa.int64()), pa.field("value", pa.binary())]
@@ -40,7 +40,7 @@ def chunk_of(pack: Compression | None) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [None, *Compression])
-def test_flux_spells_offsets(pack: Compression | None) -> None:
+def test_flux_lists_offsets(pack: Compression | None) -> None:
     chunk = memoryview(chunk_of(pack))
     out, size, _ = put_chunks([chunk], 0, 1000, 10_000, bytearray(10_000))
     assert bytes(out[:size]).decode().split(",") == [f"{offset}:{str(offset) * 3}" for offset in OFFSETS]
@@ -61,10 +61,10 @@ def test_arrow_numbers_rows(pack: Compression | None, start: int, end: int) -> N
 
 
 class Scripted:
-    """A connection whose FETCH is answered by what a compacted partition has: the next batch from an offset on, and where it ends."""
+    """A connection with scripted FETCH responses, as from a compacted partition."""
 
     def __init__(self, batches: list[tuple[int, int, bytes]], readable: int) -> None:
-        """batches: the offsets that each covers, its holes included, and its bytes."""
+        """batches: the offsets that each covers, gaps included, and its bytes."""
         self.batches = batches
         self.readable = readable
         self.asked: list[int] = []
@@ -79,7 +79,7 @@ class Scripted:
 
 
 def fetched(batches: list[tuple[int, int, bytes]], offset: int, records_max: int) -> tuple[list[int], list[int]]:
-    """Offsets that a fetch finds, and those it asked from."""
+    """Return the offsets that a fetch finds, and the offsets it requested."""
     connection = Scripted(batches, 5_000)
     client = PolywireClient(cast(Any, connection), cast(Any, None))
     records = asyncio.run(client.fetch("t", 0, offset, records_max=records_max))
@@ -93,14 +93,14 @@ def numbered(first: int, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("records_max", [1, 10, 1000])
-def test_a_hole_longer_than_what_is_asked_for_is_no_end(records_max: int) -> None:
-    """The broker answers with the batch behind the hole; the records count, not the offsets between them."""
+def test_a_gap_longer_than_the_limit_of_records_is_not_the_end(records_max: int) -> None:
+    """The broker returns the batch after the gap; the limit counts records, not offsets."""
     batches = [(0, 4_005, numbered(4_000, 5)), (4_005, 5_000, numbered(4_990, 10))]
     assert fetched(batches, 0, records_max) == (list(range(4_000, 4_005))[:records_max], [0])
     assert fetched(batches, 4_003, 1) == ([4_003], [4_003])
     assert fetched(batches, 5_000, 1) == ([], [5_000])
 
 
-def test_a_batch_of_which_nothing_is_left_behind_the_offset_is_stepped_over() -> None:
+def test_a_batch_without_records_after_the_offset_is_skipped() -> None:
     batches = [(0, 4_005, numbered(10, 5)), (4_005, 5_000, numbered(4_990, 10))]
     assert fetched(batches, 20, 3) == ([4_990, 4_991, 4_992], [20, 4_005])

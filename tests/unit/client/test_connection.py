@@ -1,4 +1,4 @@
-"""What the connections of all clients share: errors of lost calls, the order of replies, callers that give up."""
+"""Behavior common to all connections: errors of lost calls, reply order, cancelled callers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scene = Callable[["Frames"], Awaitable[None]]
 
 
 class Frames(FramedConnection):
-    """A wire of nothing but frames."""
+    """A protocol of plain frames."""
 
     BODY_BYTES_MIN = 1
     BODY_BYTES_MAX = 100
@@ -39,7 +39,7 @@ def play(scene: Scene) -> None:
     asyncio.run(run())
 
 
-def test_replies_go_to_calls_in_order_however_they_arrive() -> None:
+def test_replies_go_to_calls_in_order_however_the_bytes_are_split() -> None:
     async def scene(connection: Frames) -> None:
         calls = [asyncio.ensure_future(connection.exchange(b"?", count)) for count in (1, 3, 2)]
         await asyncio.sleep(0)
@@ -50,7 +50,7 @@ def test_replies_go_to_calls_in_order_however_they_arrive() -> None:
     play(scene)
 
 
-def test_each_call_of_a_lost_connection_gets_an_error_of_its_own() -> None:
+def test_each_call_of_a_lost_connection_gets_its_own_error() -> None:
     async def scene(connection: Frames) -> None:
         calls = [asyncio.ensure_future(connection.exchange(b"?", 1)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -65,7 +65,7 @@ def test_each_call_of_a_lost_connection_gets_an_error_of_its_own() -> None:
     play(scene)
 
 
-def test_the_replies_of_a_caller_that_gave_up_are_nobody_elses() -> None:
+def test_replies_to_a_cancelled_call_are_dropped() -> None:
     async def scene(connection: Frames) -> None:
         first, second = (asyncio.ensure_future(connection.exchange(b"?", 2)) for _ in range(2))
         await asyncio.sleep(0)
@@ -78,7 +78,7 @@ def test_the_replies_of_a_caller_that_gave_up_are_nobody_elses() -> None:
     play(scene)
 
 
-def test_a_call_waits_until_the_transport_takes_more() -> None:
+def test_a_call_waits_for_write_capacity() -> None:
     async def scene(connection: Frames) -> None:
         connection.pause_writing()
         call = asyncio.ensure_future(connection.exchange(b"?", 1))
@@ -93,7 +93,7 @@ def test_a_call_waits_until_the_transport_takes_more() -> None:
 
 
 @pytest.mark.parametrize("data", [frame(b""), frame(bytes(101)), frame(b"a") + b"\0"])
-def test_nonsense_ends_the_connection(data: bytes) -> None:
+def test_invalid_frames_close_the_connection(data: bytes) -> None:
     async def scene(connection: Frames) -> None:
         call = asyncio.ensure_future(connection.exchange(b"?", 1))
         await asyncio.sleep(0)
@@ -107,8 +107,8 @@ def test_nonsense_ends_the_connection(data: bytes) -> None:
     play(scene)
 
 
-def test_a_first_reply_that_does_not_come_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that still takes what it is sent has longer."""
+def test_a_missing_first_reply_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout is longer while the peer still accepts bytes."""
 
     async def scene(connection: Frames) -> None:
         sizes = [7, 5, 1, 1, 0]
@@ -122,7 +122,7 @@ def test_a_first_reply_that_does_not_come_ends_the_connection(monkeypatch: pytes
     play(scene)
 
 
-def test_later_replies_and_those_that_are_known_to_be_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_and_long_running_replies_have_no_such_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answered(connection: Frames) -> None:
         connection.transport.get_write_buffer_size.return_value = 0
         calls = [asyncio.ensure_future(connection.exchange(b"?", 1)) for _ in range(2)]

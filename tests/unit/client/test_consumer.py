@@ -1,4 +1,4 @@
-"""Consuming through ``polywire.Consumer``: where it begins, groups, positions, lost connections."""
+"""``polywire.Consumer``: start positions, groups, commits, lost connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def take(consumer: Consumer, count: int) -> list[str]:
 
 
 async def until(ask: Callable[[], Awaitable[Any]], expected: object) -> None:
-    """Wait until something has become so; the scenario's own limit ends it."""
+    """Wait until the result is as expected; the scenario's own timeout ends it."""
     while await ask() != expected:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(0.01)
 
@@ -43,7 +43,7 @@ def numbers(first: int, stop: int) -> list[str]:
     return [str(n) for n in range(first, stop)]
 
 
-def test_records_come_one_by_one_and_in_batches(play: Play) -> None:
+def test_records_arrive_one_by_one_and_in_batches(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 10)
         async with client.consumer("t") as consumer:
@@ -66,7 +66,7 @@ def test_records_come_one_by_one_and_in_batches(play: Play) -> None:
     play(scenario)
 
 
-def test_where_it_begins(play: Play) -> None:
+def test_start_positions(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 5)
         [*_, last] = await client.fetch("t", 0, 0)
@@ -89,7 +89,7 @@ def test_where_it_begins(play: Play) -> None:
 @pytest.mark.parametrize(
     "start", ["first", "EARLIEST", -1, True, 1.5, None, datetime(2024, 1, 1), b"earliest"], ids=repr
 )
-def test_it_begins_nowhere_else(start: Any) -> None:
+def test_invalid_start_positions_are_refused(start: Any) -> None:
     with pytest.raises(Invalid, match='start must be "earliest", "latest", an offset') as caught:
         polywire.Consumer("127.0.0.1:1", "t", start=start)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -103,13 +103,13 @@ def test_wrong_arguments_are_refused(topics: tuple[Any, ...], options: dict[str,
         polywire.Consumer("127.0.0.1:1", *topics, **options)
 
 
-def test_positions_are_stored_when_the_application_comes_back(play: Play) -> None:
+def test_offsets_are_committed_when_the_application_requests_more(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 10)
         async with client.consumer("t", group="g") as consumer:
             assert await take(consumer, 4) == numbers(0, 4)
         assert await client.position("g", "t", 0) == 4
-        # An application that falls over has not done with its last record.
+        # An application that crashes has not finished its last record.
         with pytest.raises(ZeroDivisionError):
             await fall_over(client)
         assert await client.position("g", "t", 0) == 6
@@ -125,7 +125,7 @@ def test_positions_are_stored_when_the_application_comes_back(play: Play) -> Non
     play(scenario)
 
 
-def test_positions_are_stored_meanwhile(play: Play) -> None:
+def test_offsets_are_committed_periodically(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 10)
         async with client.consumer("t", group="g", commit_interval_s=0.01) as consumer:
@@ -137,7 +137,7 @@ def test_positions_are_stored_meanwhile(play: Play) -> None:
     play(scenario)
 
 
-def test_positions_are_stored_by_hand(play: Play) -> None:
+def test_offsets_are_committed_explicitly(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 10)
         async with client.consumer("t", group="g", auto_commit=False) as consumer:
@@ -178,8 +178,8 @@ def test_members_share_and_take_over(play: Play) -> None:
     play(scenario)
 
 
-def test_a_commit_fails_for_what_was_lost_and_only_once(play: Play) -> None:
-    """Who counts what it did once a commit has succeeded counts each record once, whoever joins meanwhile."""
+def test_a_commit_fails_once_for_lost_partitions(play: Play) -> None:
+    """An application that counts records once a commit succeeded counts each once, whichever members join meanwhile."""
 
     async def scenario(client: Client) -> None:
         await client.create_topic("t", 2)
@@ -206,8 +206,8 @@ def test_a_commit_fails_for_what_was_lost_and_only_once(play: Play) -> None:
 
 
 @pytest.mark.parametrize("auto_commit", [False, True])
-def test_members_that_leave_at_once_are_all_gone(play: Play, *, auto_commit: bool) -> None:
-    """Each leaves under a generation that the one before has ended; nobody may have to wait until they count as silent."""
+def test_members_that_close_at_the_same_time_all_leave(play: Play, *, auto_commit: bool) -> None:
+    """Each leaves with a generation that the previous one ended, and must not wait until sessions expire."""
 
     async def scenario(client: Client) -> None:
         await client.create_topic("t", 4)
@@ -228,13 +228,13 @@ def test_members_that_leave_at_once_are_all_gone(play: Play, *, auto_commit: boo
     play(scenario)
 
 
-def test_a_commit_does_not_fail_for_what_was_never_handed_out(play: Play) -> None:
+def test_a_commit_does_not_fail_for_partitions_without_delivered_records(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.create_topic("t", 2)
         await fill(client, "t", 10, partition=0)
         first = client.consumer("t", group="g", auto_commit=False)
         await first.batch(5)
-        behind = f"{first._member}-behind"  # partitions are shared in the order of names
+        behind = f"{first._member}-behind"  # partitions are assigned in the order of names
         second = client.consumer("t", group="g", auto_commit=False, member=behind)
         await second.start()
         await first.commit()
@@ -246,7 +246,7 @@ def test_a_commit_does_not_fail_for_what_was_never_handed_out(play: Play) -> Non
     play(scenario)
 
 
-def test_a_lost_connection_repeats_nothing(served: Served, play: Play) -> None:
+def test_a_lost_connection_causes_no_duplicates(served: Served, play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 2000)
         loop = asyncio.get_running_loop()
@@ -265,7 +265,7 @@ def test_a_lost_connection_repeats_nothing(served: Served, play: Play) -> None:
     play(scenario)
 
 
-def test_a_group_that_went_on_is_not_followed_back(served: Served, play: Play) -> None:
+def test_an_older_committed_offset_does_not_move_a_consumer_back(served: Served, play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 10)
         async with client.consumer("t", group="g", auto_commit=False) as consumer:
@@ -321,7 +321,7 @@ def test_several_topics(play: Play) -> None:
     play(scenario)
 
 
-def test_what_is_wrong_is_raised(served: Served, play: Play) -> None:
+def test_errors_are_raised(served: Served, play: Play) -> None:
     async def scenario(client: Client) -> None:
         with pytest.raises(Missing):
             await client.consumer("t").start()
@@ -340,7 +340,7 @@ def test_what_is_wrong_is_raised(served: Served, play: Play) -> None:
     play(scenario)
 
 
-def test_a_closed_consumer_ends(play: Play) -> None:
+def test_a_closed_consumer_stops(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.create_topic("t", 1)
         consumer = client.consumer("t")

@@ -1,4 +1,4 @@
-"""Copying between wires: every pair over one broker, and what is kept when something dies in between."""
+"""Copying between protocols: every pair on one broker, and recovery when a side dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def fill(url: str, topic: str, first: int = 0) -> None:
     client = await connect(url)
     if topic not in {known.name for known in await client.topics()}:
         await client.create_topic(topic, PARTITIONS)
-    for partition in range(PARTITIONS - 1):  # the last one stays empty
+    for partition in range(PARTITIONS - 1):  # the last partition stays empty
         await client.produce(
             topic, [record(partition, number) for number in range(first, first + RECORDS)], partition=partition
         )
@@ -68,7 +68,7 @@ def copy(
 
 @pytest.mark.parametrize("to", WIRES)
 @pytest.mark.parametrize("of", WIRES)
-def test_every_pair_of_wires(of: str, to: str, broker: BrokerThread) -> None:
+def test_every_pair_of_protocols(of: str, to: str, broker: BrokerThread) -> None:
     topic = f"copy-{of}-{to}"
     work = copy(End(broker.url(of), "source"), End(broker.url(to), topic))
 
@@ -89,8 +89,8 @@ def test_every_pair_of_wires(of: str, to: str, broker: BrokerThread) -> None:
 
 
 @pytest.mark.parametrize("to", WIRES)
-def test_what_was_written_and_not_told_is_not_written_again(to: str, broker: BrokerThread, tmp_path: Path) -> None:
-    """A copy that dies behind a write, before it knows: the one that goes on finds those records."""
+def test_records_written_but_not_recorded_are_not_copied_twice(to: str, broker: BrokerThread, tmp_path: Path) -> None:
+    """A copy dies after a write, before it records it: the next run finds those records."""
     topic = f"doubt-{to}"
     source, target = End(broker.url(), "source"), End(broker.url(to), topic)
     path = tmp_path / "state"
@@ -113,7 +113,7 @@ def test_what_was_written_and_not_told_is_not_written_again(to: str, broker: Bro
     )
 
 
-def test_a_copy_goes_on_where_it_was(broker: BrokerThread, tmp_path: Path) -> None:
+def test_a_copy_resumes_from_its_state(broker: BrokerThread, tmp_path: Path) -> None:
     source, target, path = End(broker.url(), "grows"), End(broker.url("kafka"), "grows-copy"), tmp_path / "state"
     for first in (0, RECORDS):
         asyncio.run(fill(broker.url(), "grows", first))
@@ -129,7 +129,7 @@ def test_a_copy_goes_on_where_it_was(broker: BrokerThread, tmp_path: Path) -> No
         CopyState.load(path, str(source), str(target))
 
 
-def test_headers_times_and_ids_as_far_as_the_target_can(broker: BrokerThread) -> None:
+def test_headers_times_and_ids_are_copied_if_the_target_has_them(broker: BrokerThread) -> None:
     headers = (
         Header(b"h", b"\x01\x02\x03\x04", value_kind=HeaderKind.INT32),
         Header(b"t", b"x", value_kind=HeaderKind.STRING),
@@ -184,13 +184,13 @@ def test_ranges(broker: BrokerThread) -> None:
 
 
 @pytest.mark.parametrize("to", ["polywire", "cursus", "iggy"])
-def test_positions_of_groups_are_carried(to: str, broker: BrokerThread) -> None:
+def test_offsets_of_groups_are_copied(to: str, broker: BrokerThread) -> None:
     topic = f"groups-{to}"
 
     async def run() -> dict[int, int | None]:
         client = await connect(broker.url())
         await client.create_topic(topic, PARTITIONS)
-        await client.produce(topic, [Record(b"x")] * 5, partition=0)  # offsets differ from those of the source
+        await client.produce(topic, [Record(b"x")] * 5, partition=0)  # so that offsets differ from those of the source
         for partition, offset in ((0, 17), (1, RECORDS)):
             await client.commit("billing", "source", partition, offset)
         work = copy(End(broker.url(), "source"), End(broker.url(to), topic))
@@ -208,7 +208,7 @@ def test_positions_of_groups_are_carried(to: str, broker: BrokerThread) -> None:
         asyncio.run(copy(End(broker.url("kafka07"), "source"), End(broker.url(), topic)).commit_positions(["billing"]))
 
 
-def test_records_of_somebody_else_are_told_and_nothing_is_lost(broker: BrokerThread, tmp_path: Path) -> None:
+def test_records_of_another_producer_are_reported_and_nothing_is_lost(broker: BrokerThread, tmp_path: Path) -> None:
     source, target, path = End(broker.url(), "source"), End(broker.url(), "shared"), tmp_path / "state"
 
     async def run() -> Copy:
@@ -231,7 +231,7 @@ def test_records_of_somebody_else_are_told_and_nothing_is_lost(broker: BrokerThr
 
 @pytest.mark.parametrize("killed", ["source", "target"])
 @pytest.mark.parametrize("to", ["polywire", "kafka", "iggy", "kafka07", "flux"])
-def test_a_broker_is_killed_in_between(killed: str, to: str) -> None:
+def test_a_broker_killed_during_a_copy(killed: str, to: str) -> None:
     with BrokerThread(wires=["polywire"]) as old, BrokerThread(wires=["polywire", to]) as new:
         asyncio.run(fill(old.url(), "orders"))
         victim = old if killed == "source" else new
@@ -253,13 +253,13 @@ def test_a_broker_is_killed_in_between(killed: str, to: str) -> None:
     assert Counter(v for part in values(after) for v in part) == Counter(v for part in values(before) for v in part)
 
 
-def test_nobody_there_is_told_at_once() -> None:
+def test_an_unreachable_broker_is_reported_at_once() -> None:
     work = copy(End("polywire://127.0.0.1:1", "a"), End("polywire://127.0.0.1:1", "b"))
     with pytest.raises(Unavailable, match="connection refused"):
         asyncio.run(work.run())
 
 
-def test_offsets_are_led_to_where_they_went() -> None:
+def test_source_offsets_map_to_target_offsets() -> None:
     part = PartitionProgress()
     for source, target in ((5, 0), (6, 1), (9, 2), (10, 3), (11, 7)):
         part.note(source, target)
@@ -268,4 +268,4 @@ def test_offsets_are_led_to_where_they_went() -> None:
     for number in range(RUNS_MAX + 10):
         wide.note(2 * number, number)
     assert len(wide.runs) <= RUNS_MAX
-    assert all(wide.target_of(2 * number) <= number for number in range(RUNS_MAX + 10)), "nothing is left out"
+    assert all(wide.target_of(2 * number) <= number for number in range(RUNS_MAX + 10)), "no record is missing"

@@ -1,4 +1,4 @@
-"""The cursor behind ``async for``: each record once, whoever awaits, and nothing else held."""
+"""The cursor behind ``async for`` returns each record once and keeps no references."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_each_record_comes_once_and_in_order() -> None:
+def test_each_record_is_returned_once_and_in_order() -> None:
     async def scenario() -> None:
         chunks = [[(number, b"x") for number in range(size)] for size in (3, 1, 5)]
         cursor = cursor_over(*chunks)
@@ -45,7 +45,7 @@ def test_each_record_comes_once_and_in_order() -> None:
     run(scenario)
 
 
-def test_it_goes_on_where_a_loop_was_left() -> None:
+def test_it_resumes_where_a_loop_broke_off() -> None:
     async def scenario() -> None:
         cursor = cursor_over([(1,), (2,), (3,)])
         async for record in cursor:
@@ -56,7 +56,7 @@ def test_it_goes_on_where_a_loop_was_left() -> None:
     run(scenario)
 
 
-def test_whatever_a_record_is_and_whoever_awaits() -> None:
+def test_records_of_any_type_can_be_awaited_in_any_way() -> None:
     async def scenario() -> None:
         odd: list[Any] = [None, (), (1, 2), StopIteration(7), "text"]
         cursor = cursor_over(list(odd))
@@ -70,7 +70,7 @@ def test_whatever_a_record_is_and_whoever_awaits() -> None:
     run(scenario)
 
 
-def test_an_end_that_somebody_keeps_stays_what_it_was() -> None:
+def test_a_kept_stop_iteration_keeps_its_value() -> None:
     cursor = cursor_over()
     cursor.records = [(1,), (2,), (3,)]
     kept = []
@@ -82,7 +82,7 @@ def test_an_end_that_somebody_keeps_stays_what_it_was() -> None:
     assert [end.value for end in kept] == [(1,), (2,), (3,)]
 
 
-def test_references_are_given_back() -> None:
+def test_references_are_released() -> None:
     async def scenario() -> None:
         records = [object() for _ in range(10)]
         before = [sys.getrefcount(record) for record in records]
@@ -90,7 +90,7 @@ def test_references_are_given_back() -> None:
             cursor = cursor_over(list(records))
             assert len([record async for record in cursor]) == 10
         del cursor
-        gc.collect()  # a cursor and who fills it know each other
+        gc.collect()  # the cursor and its source refer to each other
         assert [sys.getrefcount(record) for record in records] == before
 
     run(scenario)

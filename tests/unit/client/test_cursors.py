@@ -1,6 +1,6 @@
-"""A broker that repeats an answer for ever: every loop of a client that follows the broker's cursor ends with an error.
+"""A broker that repeats one response: every client loop that follows the broker's cursor ends with an error.
 
-Each stub would answer for ever; ``_Limit`` ends a loop that asks too often.
+Each stub would respond for ever; ``_Limit`` ends a loop that requests too often.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.columns import Record
 
-ANSWERS_MAX: Final = 100  # a loop that asks more often does not end
+ANSWERS_MAX: Final = 100  # a loop with more requests does not end
 
 
 class _Limit:
-    """Counts answers. Raises AssertionError behind ``ANSWERS_MAX``."""
+    """Counts responses. Raises AssertionError after ``ANSWERS_MAX``."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -43,7 +43,7 @@ class _Limit:
 
 
 def _stub(kind: type[Any], **attributes: object) -> Any:
-    """A client without a connection, with some of its methods replaced."""
+    """Return a client without a connection, with some of its methods replaced."""
 
     class Stub(kind):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -68,7 +68,7 @@ def _group() -> messages.GroupEntry:
     return messages.GroupEntry("orders", "billing", 1, None, [], [])
 
 
-def test_lists_in_pieces() -> None:
+def test_paged_lists() -> None:
     groups = _stub(PolywireClient, _ask=_answering(messages.GroupList([_group()], more=True)))
     with pytest.raises(Corrupt, match="does not advance"):
         asyncio.run(groups.groups())
@@ -78,7 +78,7 @@ def test_lists_in_pieces() -> None:
 
 
 class _Repeats:
-    """The connection of the `polywire` protocol, whose FETCH repeats one answer."""
+    """The connection of the `polywire` protocol, whose FETCH repeats one response."""
 
     def __init__(self, next_offset: int) -> None:
         self._answer = _answering((messages.Fetched(next_offset, 100), [b"batch"]))
@@ -114,7 +114,7 @@ def test_polls_of_iggy(kind: type[IggyClient]) -> None:
         asyncio.run(client._scan("orders", 0, b"j" * 16, 3, 9))
 
 
-def test_addresses_of_kafka07() -> None:
+def test_offsets_of_kafka07() -> None:
     client = _stub(Kafka07Client, read=_answering(Fetched([], [], 100, is_cut=False)))
     with pytest.raises(Corrupt):
         asyncio.run(client._search("orders", 0, 0, 100, 200, [b"x"]))
@@ -139,7 +139,7 @@ def test_reads_of_flux(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Still:
-    """The places of a topic that reports records up to 9 and answers none, or the first one again and again."""
+    """A topic's partition that reports records up to 9 but returns none, or only the first one again and again."""
 
     def __init__(self, records: list[Record]) -> None:
         self._records = records
@@ -160,7 +160,7 @@ class _Still:
 
 
 @pytest.mark.parametrize("records", [[], [Record(b"x", offset=0)]])
-def test_a_copy_of_a_source_that_stands_still(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_from_a_source_that_makes_no_progress(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "places_of", lambda *_: _Still(records))
     copy = copying.Copy(
         copying.End("polywire://a", "t"),
@@ -173,7 +173,7 @@ def test_a_copy_of_a_source_that_stands_still(records: list[Record], monkeypatch
         asyncio.run(session._copy_partition(0, 9))
 
 
-def test_what_advances_is_returned() -> None:
+def test_cursors_that_advance_are_returned() -> None:
     assert beyond(3, 4, "offset") == 4
     assert beyond(("a", "z"), ("b", "a"), "group") == ("b", "a")
     assert from_offset([], 3) == []

@@ -1,4 +1,4 @@
-"""The FLUX client over real sockets: what it refuses, how it reads, what it does when the broker makes no sense."""
+"""The FLUX client over real sockets: refused arguments, reads, and invalid responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.client.peers import serving
 
 @asynccontextmanager
 async def served() -> AsyncIterator[FluxClient]:
-    """A client of a broker in memory."""
+    """Return a client of a broker in memory."""
     settings = FluxSettings(ack_all_timeout_ms=20)
     async with serving("flux", lambda broker: FluxFactory(broker, settings)) as reached:
         client = await FluxClient.open(reached.host, reached.port)
@@ -32,7 +32,7 @@ async def served() -> AsyncIterator[FluxClient]:
 
 @asynccontextmanager
 async def answered(*replies: bytes) -> AsyncIterator[FluxClient]:
-    """A client of a peer that says these things, one per request, then closes."""
+    """Return a client of a peer that sends these responses, one per request, then closes."""
     owed = list(replies)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +51,7 @@ async def answered(*replies: bytes) -> AsyncIterator[FluxClient]:
         await server.wait_closed()
 
 
-def test_many_records_are_pipelined_and_answered_in_order() -> None:
+def test_many_records_are_pipelined_and_acknowledged_in_order() -> None:
     async def scene() -> None:
         async with served() as client:
             places = await client.produce("t", [Record(b"v%d" % n, key=b"k%d" % n) for n in range(5_000)])
@@ -63,7 +63,7 @@ def test_many_records_are_pipelined_and_answered_in_order() -> None:
     asyncio.run(scene())
 
 
-def test_ambiguous_values_come_back_exactly() -> None:
+def test_ambiguous_values_round_trip() -> None:
     values = [b"x,1:evil", b'{"a":1,"b":2}', b"", b",3:", b"5:,5:,6:", b",", b"end,7:"]
 
     async def scene() -> None:
@@ -98,7 +98,7 @@ def test_groups() -> None:
     asyncio.run(scene())
 
 
-def test_synced_asks_for_replicas() -> None:
+def test_synced_requests_replicas() -> None:
     async def scene() -> None:
         async with served() as client:
             with pytest.raises(Unavailable) as late:
@@ -128,7 +128,7 @@ REFUSED: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_line_cannot_carry_is_never_sent(name: str) -> None:
+def test_records_that_flux_cannot_encode_are_refused_before_sending(name: str) -> None:
     async def scene() -> None:
         async with answered() as client:
             with pytest.raises(Invalid):
@@ -154,7 +154,7 @@ def test_what_a_line_cannot_carry_is_never_sent(name: str) -> None:
         (b"", Unavailable),
     ],
 )
-def test_errors_and_nonsense(reply: bytes, kind: type[BrokerError]) -> None:
+def test_errors_and_invalid_responses(reply: bytes, kind: type[BrokerError]) -> None:
     async def scene() -> None:
         async with answered(reply) as client:
             with pytest.raises(kind):
@@ -163,7 +163,7 @@ def test_errors_and_nonsense(reply: bytes, kind: type[BrokerError]) -> None:
     asyncio.run(scene())
 
 
-def test_a_lost_connection_fails_what_is_under_way_and_what_follows() -> None:
+def test_a_lost_connection_fails_current_and_later_calls() -> None:
     async def scene() -> None:
         async with answered(b"V1|1|OK|offset=1\n") as client:
             first, second = await asyncio.gather(

@@ -25,14 +25,14 @@ def filled(served: Served) -> str:
     return served.address
 
 
-def test_a_topic_is_a_frame_of_polars(filled: str) -> None:
+def test_a_topic_is_read_into_a_polars_frame(filled: str) -> None:
     frame = read_polars(filled, "t", text=True)
     assert frame.columns == ["key", "value", "partition", "offset", "timestamp"]
     assert frame.height == 300
     assert frame.filter(polars.col("partition") == 2)["value"].to_list() == [f"2-{n}" for n in range(100)]
 
 
-def test_a_lazy_frame_reads_what_a_query_needs(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lazy_frame_reads_only_needed_columns(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def noted(*args: Any, **named: Any) -> Any:
@@ -49,7 +49,7 @@ def test_a_lazy_frame_reads_what_a_query_needs(filled: str, monkeypatch: pytest.
     assert lazy.select(polars.len()).collect().item() == 300
 
 
-def test_a_topic_is_a_table_of_duckdb(filled: str) -> None:
+def test_a_topic_is_read_into_a_duckdb_table(filled: str) -> None:
     with duckdb.connect() as connection:
         for _ in range(2):  # the second replaces the first
             orders = to_duckdb(connection, filled, "t", table='a "table"', text=True)
@@ -59,7 +59,7 @@ def test_a_topic_is_a_table_of_duckdb(filled: str) -> None:
         assert to_duckdb(connection, filled, "t", columns=["value"], start=98).fetchall()[0] == (b"0-98",)
 
 
-def test_what_is_missing_is_said(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_topic_or_package_is_reported(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Missing):
         read_polars(filled, "missing")
     monkeypatch.setitem(sys.modules, "polars", None)

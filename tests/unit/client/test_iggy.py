@@ -1,4 +1,4 @@
-"""The Iggy client over real sockets: what it refuses, how it finds what it wrote, what it does when the broker makes no sense."""
+"""The Iggy client over real sockets: refused arguments, offsets of its own records, and invalid responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.client.peers import serving
 
 @asynccontextmanager
 async def served(count: int = 1) -> AsyncIterator[tuple[MemoryBroker, list[IggyClient]]]:
-    """A broker in memory and clients of it."""
+    """Serve a broker in memory and return clients of it."""
     async with serving("iggy", IggyFactory) as reached:
         clients = [await IggyClient.open(reached.host, reached.port) for _ in range(count)]
         try:
@@ -30,7 +30,7 @@ async def served(count: int = 1) -> AsyncIterator[tuple[MemoryBroker, list[IggyC
                 await client.close()
 
 
-def test_ids_come_back_and_are_made() -> None:
+def test_ids_round_trip_and_are_generated() -> None:
     async def run() -> None:
         async with served() as (_, (client,)):
             await client.produce("t", [Record(b"a", b"k", id=bytes(range(16))), Record(b"b", b"k")])
@@ -42,7 +42,7 @@ def test_ids_come_back_and_are_made() -> None:
     asyncio.run(run())
 
 
-def test_places_are_found_while_others_write() -> None:
+def test_offsets_are_found_while_other_clients_write() -> None:
     async def run() -> None:
         async with served(4) as (_, clients):
             await clients[0].create_topic("t", 2)
@@ -60,7 +60,7 @@ def test_places_are_found_while_others_write() -> None:
     asyncio.run(run())
 
 
-def test_places_are_found_where_the_topic_has_another_function() -> None:
+def test_offsets_are_found_in_a_topic_with_another_key_hash() -> None:
     async def run() -> None:
         async with served() as (memory, (client,)):
             await client.create_topic("t", 5)
@@ -74,7 +74,7 @@ def test_places_are_found_where_the_topic_has_another_function() -> None:
     asyncio.run(run())
 
 
-def test_streams_are_the_front_of_a_full_name() -> None:
+def test_a_stream_is_the_first_part_of_a_full_name() -> None:
     async def run() -> None:
         async with served() as (memory, (client,)):
             await client.create_topic("shop.eu.orders", 2)
@@ -88,7 +88,7 @@ def test_streams_are_the_front_of_a_full_name() -> None:
     asyncio.run(run())
 
 
-def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent() -> None:
+def test_records_that_iggy_cannot_encode_are_refused_before_sending() -> None:
     async def run() -> None:
         async with served() as (_, (client,)):
             await client.create_topic("t", 1)
@@ -113,7 +113,7 @@ def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent() -> None:
     asyncio.run(run())
 
 
-def test_missing_things() -> None:
+def test_missing_topics_and_partitions() -> None:
     async def run() -> None:
         async with served() as (_, (client,)):
             for missing in (client.fetch("none", 0, 0), client.delete_topic("none")):
@@ -131,7 +131,7 @@ def test_missing_things() -> None:
     asyncio.run(run())
 
 
-def test_a_broker_that_makes_no_sense() -> None:
+def test_a_broker_with_invalid_responses() -> None:
     async def run() -> None:
         async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(8)
@@ -147,6 +147,6 @@ def test_a_broker_that_makes_no_sense() -> None:
         with pytest.raises(Unavailable):
             await client.topics()
         server.close()
-        await asyncio.sleep(0.05)  # for the other side to see the end
+        await asyncio.sleep(0.05)  # so that the other side sees the end
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""The Iggy client in today's dialect over real sockets: logins, records, groups, and what makes no sense."""
+"""The client of Iggy's current dialect over real sockets: logins, records, groups, invalid responses."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level
 from tests.unit.client.peers import answering, serving
 
-DIALECTS = ("auto", "vsr-0.12", "vsr-0.12.2")  # of servers: of any protocol, of 0.12.0 and 0.12.1, of 0.12.2 alone
+DIALECTS = ("auto", "vsr-0.12", "vsr-0.12.2")  # of servers: of any protocol, of 0.12.0 and 0.12.1, of 0.12.2 only
 
 
 @asynccontextmanager
 async def served(count: int = 0, dialect: str = "auto") -> AsyncIterator[tuple[MemoryBroker, str, list[WireClient]]]:
-    """A broker in memory, where it is, and clients of it."""
+    """Serve a broker in memory; return it, its address, and clients of it."""
     async with serving("iggy", partial(IggyFactory, settings=IggySettings(dialect=dialect))) as reached:
         clients = [await connect(f"iggy://iggy:iggy@{reached.place}") for _ in range(count)]
         try:
@@ -41,7 +41,7 @@ async def served(count: int = 0, dialect: str = "auto") -> AsyncIterator[tuple[M
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_is_written_is_read(dialect: str) -> None:
+def test_written_records_are_read_back(dialect: str) -> None:
     async def run() -> None:
         async with served(1, dialect) as (_, _, [client]):
             assert isinstance(client, IggyTodayClient)
@@ -66,7 +66,7 @@ def test_what_is_written_is_read(dialect: str) -> None:
     asyncio.run(run())
 
 
-def test_what_the_wire_cannot_carry_is_refused() -> None:
+def test_records_that_iggy_cannot_encode_are_refused() -> None:
     async def run() -> None:
         async with served(1) as (_, _, [client]):
             for record in (Record(None), Record(b""), Record(b"x", origin_time_us=1), Record(b"x", b"k" * 256)):
@@ -83,7 +83,7 @@ def test_what_the_wire_cannot_carry_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_members_share_and_positions_stay(dialect: str) -> None:
+def test_members_share_partitions_and_offsets_persist(dialect: str) -> None:
     async def run() -> None:
         async with served(2, dialect) as (_, _, [first, second]):
             await first.create_topic("t", 4)
@@ -97,7 +97,7 @@ def test_members_share_and_positions_stay(dialect: str) -> None:
             assert await first.position("workers", "t", shared.partitions[0]) is None
             await first.commit("workers", "t", shared.partitions[0], 2, member="a", generation=shared.generation)
             assert await second.position("workers", "t", shared.partitions[0]) == 2
-            assert await second.position("nobody", "t", 0) is None
+            assert await second.position("unknown", "t", 0) is None
             await first.leave("workers", "t", "a", shared.generation)
             with pytest.raises(Missing):
                 await first.heartbeat("workers", "t", "a", shared.generation)
@@ -107,8 +107,8 @@ def test_members_share_and_positions_stay(dialect: str) -> None:
     asyncio.run(run())
 
 
-def test_partitions_that_were_made_again_are_found_again() -> None:
-    """The history of a partition is asked for once, and again after it has become another."""
+def test_recreated_partitions_are_looked_up_again() -> None:
+    """The client requests the history of a partition once, and again after the partition was re-created."""
 
     async def run() -> None:
         async with served(1, "vsr-0.12.2") as (_, _, [client]):
@@ -124,7 +124,7 @@ def test_partitions_that_were_made_again_are_found_again() -> None:
     asyncio.run(run())
 
 
-def test_a_connection_without_requests_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_sends_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with served(1) as (_, _, [client]):
             assert isinstance(client, IggyTodayClient)
@@ -145,7 +145,7 @@ def test_a_connection_without_requests_says_that_it_lives(monkeypatch: pytest.Mo
 
 
 async def refusal(answer: bytes, secret: str = "secret") -> tuple[int, BrokerError]:
-    """What is raised where a server answers a login with this; and how often it was asked."""
+    """Return how often a server was asked to log in that responds with this, and the error that is raised."""
     async with answering(answer) as visited:
         with pytest.raises(BrokerError) as raised:
             await polywire.connect(f"iggy://me:{secret}@{visited.place}", connect_s=0)
@@ -163,7 +163,7 @@ async def refusal(answer: bytes, secret: str = "secret") -> tuple[int, BrokerErr
         (bytes(48) + b"\x00\x01\x00\x00" + bytes(204), Invalid, ErrorCode.INVALID_REQUEST, 1),
     ],
 )
-def test_what_a_login_may_be_answered(answer: bytes, kind: type[BrokerError], code: ErrorCode, asked: int) -> None:
+def test_responses_to_a_login(answer: bytes, kind: type[BrokerError], code: ErrorCode, asked: int) -> None:
     count, error = asyncio.run(refusal(answer))
     assert (count, type(error), error.code) == (asked, kind, code)
     assert "secret" not in str(error)
@@ -173,13 +173,13 @@ def test_what_a_login_may_be_answered(answer: bytes, kind: type[BrokerError], co
     ("secret", "asked"),
     [("a" * 64, 2), ("QUJD" * 16 + "QUI%3D", 2), ("a" * 39, 1), ("correct horse battery staple, and one more", 1)],
 )
-def test_only_what_may_be_a_token_is_tried_as_one(secret: str, asked: int) -> None:
-    """Servers count what was wrong, and let nobody in who was wrong too often."""
+def test_only_a_possible_token_is_tried_as_a_token(secret: str, asked: int) -> None:
+    """Servers count failures, and lock out addresses with too many."""
     count, error = asyncio.run(refusal(vsr.eviction(bytes(16), vsr.EVICT_CREDENTIALS), secret))
     assert (count, error.code) == (asked, ErrorCode.LOGIN_FAILED)
 
 
-def test_the_producer_and_the_consumer_of_applications() -> None:
+def test_the_high_level_producer_and_consumer() -> None:
     async def run() -> None:
         async with served() as (_, place, _), polywire.connect(f"iggy://iggy:iggy@{place}") as client:
             async with client.producer() as producer:
@@ -205,7 +205,7 @@ def test_users_and_their_tokens() -> None:
             user = await made
             assert isinstance(user, User)
             token = memory.broker.access.create_token(user, "ci", None)
-            long = "b" * 64  # which might be a token, and is none
+            long = "b" * 64  # it looks like a token but is a password
             memory.broker.access.create_user("long", long, grants, done=lambda _: None)
             for name, secret in (("shop", "pass"), ("shop", token), ("long", long)):
                 client = await polywire.connect(f"iggy://{name}:{secret}@{place}")

@@ -1,4 +1,4 @@
-"""Leaders of topics, as the client of the Kafka wire finds them."""
+"""How the Kafka client finds the leaders of topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDRESSES = {1: ("one", 9092), 2: ("two", 9092)}
 
 
 class Node:
-    """A broker of a cluster in which broker ``leader`` has the topic."""
+    """A broker of a cluster in which broker ``leader`` leads the topic."""
 
     leader = 2
 
@@ -61,7 +61,7 @@ class Cluster:
         return self.dialled[-1]
 
     async def produce(self) -> int:
-        """The number of the broker that took it, or the error."""
+        """Return the id of the broker that accepted the record, or the error."""
         answer = await self.leaders.ask("t", entries, Api.PRODUCE)
         (entry,) = entries(answer)
         return -entry.error if entry.error else int(entry.base_offset)
@@ -71,14 +71,14 @@ def entries(answer: Any) -> Iterator[Any]:
     return (entry for topic in answer.responses for entry in topic.partitions)
 
 
-def test_a_broker_that_leads_is_the_only_one_that_is_asked() -> None:
+def test_if_the_first_broker_leads_no_other_is_asked() -> None:
     cluster = Cluster()
     Node.leader = 1
     assert asyncio.run(cluster.produce()) == 1
     assert (cluster.first.asked, cluster.dialled) == ([Api.PRODUCE], [])
 
 
-def test_a_leader_is_looked_for_once() -> None:
+def test_a_leader_is_looked_up_once() -> None:
     async def play() -> None:
         cluster = Cluster()
         assert await asyncio.gather(*(cluster.produce() for _ in range(3))) == [2, 2, 2]
@@ -90,7 +90,7 @@ def test_a_leader_is_looked_for_once() -> None:
     asyncio.run(play())
 
 
-def test_one_that_has_moved_is_found_again_and_one_that_is_nowhere_is_told_of() -> None:
+def test_a_moved_leader_is_found_again_and_a_missing_one_is_an_error() -> None:
     async def play() -> None:
         cluster = Cluster()
         assert await cluster.produce() == 2
@@ -104,7 +104,7 @@ def test_one_that_has_moved_is_found_again_and_one_that_is_nowhere_is_told_of() 
     asyncio.run(play())
 
 
-def test_a_connection_that_was_lost_is_made_anew() -> None:
+def test_a_lost_connection_to_a_leader_is_replaced() -> None:
     async def play() -> None:
         cluster = Cluster()
         assert await cluster.produce() == 2

@@ -1,4 +1,4 @@
-"""A client's side of logins over the Kafka wire: the example of RFC 7677, and brokers that are not to be trusted."""
+"""The client's side of Kafka logins: the example of RFC 7677, and brokers that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def proof() -> ScramProof:
     return ScramProof(Login("user", "pencil"), "sha256", NONCE)
 
 
-def test_the_example_of_the_rfc() -> None:
+def test_the_example_of_rfc_7677() -> None:
     one = proof()
     assert one.first == f"n,,n=user,r={NONCE}"
     assert one.final(CHALLENGE) == f"c=biws,r={JOINED},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     one.verify(SIGNATURE)
 
 
-def test_names_keep_their_signs() -> None:
+def test_special_characters_of_names_are_escaped() -> None:
     assert ScramProof(Login("a=b,c", "p"), "sha256", "n").first == "n,,n=a=3Db=2Cc,r=n"
 
 
@@ -48,14 +48,14 @@ def test_names_keep_their_signs() -> None:
         CHALLENGE + ",m=x",
     ],
 )
-def test_challenges_that_no_broker_sends(challenge: str) -> None:
+def test_invalid_challenges_are_refused(challenge: str) -> None:
     with pytest.raises(Denied) as caught:
         proof().final(challenge)
     assert caught.value.code is ErrorCode.LOGIN_FAILED
 
 
 @pytest.mark.parametrize("last", ["", "v=", "v=" + "A" * 43 + "=", "e=other-error", SIGNATURE + ",m=x"])
-def test_a_broker_that_does_not_know_the_password(last: str) -> None:
+def test_a_broker_that_does_not_know_the_password_is_refused(last: str) -> None:
     one = proof()
     with pytest.raises(Denied):
         one.verify(last)
@@ -64,7 +64,7 @@ def test_a_broker_that_does_not_know_the_password(last: str) -> None:
         one.verify(last)
 
 
-def test_passwords_are_sent_only_where_nobody_can_read_them() -> None:
+def test_plain_passwords_are_sent_only_over_tls_or_loopback() -> None:
     assert mechanism_for("broker.example", is_secret=True) == "PLAIN"
     assert mechanism_for("127.0.0.1", is_secret=False) == "PLAIN"
     assert mechanism_for("::1", is_secret=False) == "PLAIN"
@@ -73,7 +73,7 @@ def test_passwords_are_sent_only_where_nobody_can_read_them() -> None:
     assert mechanism_for("10.0.0.1", is_secret=False) == "SCRAM-SHA-512"
 
 
-def test_nothing_is_sent_by_a_mechanism_that_nobody_knows() -> None:
+def test_an_unknown_mechanism_sends_nothing() -> None:
     async def ask(*_: Any, **fields: Any) -> Any:
         raise AssertionError("something was sent")
 
@@ -81,7 +81,7 @@ def test_nothing_is_sent_by_a_mechanism_that_nobody_knows() -> None:
         asyncio.run(log_in(ask, Login("a", "secret"), "GSSAPI"))
 
 
-def test_a_refused_handshake_ends_it_before_the_password_is_sent() -> None:
+def test_a_refused_handshake_fails_before_the_password_is_sent() -> None:
     async def ask(*_: Any, **fields: Any) -> Any:
         assert "auth_bytes" not in fields
         return SimpleNamespace(error=33)
@@ -90,6 +90,6 @@ def test_a_refused_handshake_ends_it_before_the_password_is_sent() -> None:
         asyncio.run(log_in(ask, Login("a", "secret"), "PLAIN"))
 
 
-def test_only_wires_with_logins_take_a_name() -> None:
+def test_only_protocols_with_logins_accept_a_user_name() -> None:
     with pytest.raises(Invalid, match="polywire://, kafka://"):
         asyncio.run(connect("flux://a:secret@h:1"))

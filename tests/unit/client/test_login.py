@@ -1,4 +1,4 @@
-"""Names and passwords in addresses: found, taken out, and never shown."""
+"""User names and passwords in addresses are extracted and never shown."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_addresses_with_a_login(address: str, login: Login | None, bare: str) ->
     assert split_login(address) == (login, bare)
 
 
-def test_a_password_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "outside")
     assert split_login("polywire://a@h:1") == (Login("a", "outside"), "polywire://h:1")
     assert split_login("polywire://a:inside@h:1") == (Login("a", "inside"), "polywire://h:1")
-    assert split_login("polywire://h:1") == (None, "polywire://h:1"), "nobody logs in who is not named"
+    assert split_login("polywire://h:1") == (None, "polywire://h:1"), "without a user name there is no login"
 
 
-def test_what_is_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_logins_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
     with pytest.raises(Invalid, match="set the variable POLYWIRE_PASSWORD"):
         split_login("a@h:1")

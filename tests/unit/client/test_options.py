@@ -1,4 +1,4 @@
-"""What is wrong with the options of producers and consumers is an error when they are made."""
+"""Wrong options of producers and consumers raise when the object is created."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ URL = "memory://options"
 
 
 @pytest.mark.parametrize(("kind", "options"), [(Producer, ProducerOptions), (Consumer, ConsumerOptions)])
-def test_the_typed_options_are_those_of_the_class(kind: type[Any], options: type[Any]) -> None:
+def test_the_typed_options_match_the_class(kind: type[Any], options: type[Any]) -> None:
     parameters = inspect.signature(kind).parameters.values()
     named = {one.name: one.annotation for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
     assert named == {name: hint.__forward_arg__ for name, hint in options.__annotations__.items()}
@@ -37,7 +37,7 @@ def _made(work: Callable[[Client], object]) -> None:
     asyncio.run(make())
 
 
-def test_an_option_that_does_not_exist() -> None:
+def test_an_unknown_option_is_refused() -> None:
     def consumer(client: Client) -> object:
         return client.consumer("a", gruop="x")  # type: ignore[call-arg]
 
@@ -50,7 +50,7 @@ def test_an_option_that_does_not_exist() -> None:
         _made(producer)
 
 
-def test_an_option_of_the_blocking_client_that_does_not_exist() -> None:
+def test_an_unknown_option_of_the_blocking_client_is_refused() -> None:
     with polywire.connect_sync(URL) as client:
         with pytest.raises(TypeError, match="did you mean 'group'"):
             client.consumer("a", gruop="x")  # type: ignore[call-arg]
@@ -70,7 +70,7 @@ def test_a_level_is_a_member_or_its_name(level: Level | str) -> None:
     asyncio.run(run())
 
 
-def test_seek_says_what_to_do() -> None:
+def test_errors_of_seek_say_what_to_do() -> None:
     async def run() -> None:
         async with polywire.connect(URL) as client:
             await client.create_topic("seeking", 2)
@@ -84,7 +84,7 @@ def test_seek_says_what_to_do() -> None:
     asyncio.run(run())
 
 
-def test_a_record_that_is_too_large_is_named() -> None:
+def test_an_error_about_a_large_record_identifies_it() -> None:
     async def run(size: int) -> Invalid:
         async with polywire.connect(URL) as client:
             with pytest.raises(Invalid) as refused:
@@ -99,8 +99,8 @@ def test_a_record_that_is_too_large_is_named() -> None:
         assert error.message.endswith("limit=10000000 setting=record_bytes_max")
 
 
-def test_a_search_ends_with_connect_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the protocol's own wait for an answer is."""
+def test_connecting_ends_after_connect_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the protocol's own response timeout is."""
 
     async def never(_: str) -> WireClient:
         await asyncio.Event().wait()
@@ -113,8 +113,11 @@ def test_a_search_ends_with_connect_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["polywire://", "kafka://me:secret@", "iggy://me:secret@"])
-def test_a_connection_that_is_given_up_is_closed(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port listens and never answers, as that of another protocol. What stays open is a warning, and so an error."""
+def test_an_abandoned_connection_is_closed(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port accepts connections but never responds, like one of another protocol.
+
+    An unclosed socket fails the test.
+    """
     monkeypatch.setattr(link, "ATTEMPT_S_MIN", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(Unavailable, match="no response in time"):

@@ -1,4 +1,4 @@
-"""The asynchronous client, its sync twin and consuming, over real sockets."""
+"""The asynchronous client, its blocking counterpart and consuming, over real sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def play(served: Served) -> Callable[[Scenario], None]:
     return played
 
 
-def test_groups_tell_how_far_behind_they_are(play: Callable[[Scenario], None]) -> None:
+def test_groups_report_their_lag(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 3)
         for partition in range(3):
@@ -49,7 +49,7 @@ def test_groups_tell_how_far_behind_they_are(play: Callable[[Scenario], None]) -
         behind, done, unknown = await lags_of(client, group)
         assert (behind.records, done.records, done.seconds) == (6, 0, 0.0)
         assert (unknown.position, unknown.records, unknown.seconds) == (None, None, None), (
-            "it may have begun at the end"
+            "without a committed offset it may have started at the end"
         )
         assert behind.seconds is not None
         assert 0 <= behind.seconds < 20
@@ -62,7 +62,7 @@ def test_groups_tell_how_far_behind_they_are(play: Callable[[Scenario], None]) -
     play(scenario)
 
 
-def test_records_come_back_with_all_they_had(play: Callable[[Scenario], None]) -> None:
+def test_records_round_trip_with_all_fields(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 2)
         records = [
@@ -87,7 +87,7 @@ def test_records_come_back_with_all_they_had(play: Callable[[Scenario], None]) -
     play(scenario)
 
 
-def test_places_of_records_sent_by_key(play: Callable[[Scenario], None]) -> None:
+def test_records_sent_by_key_return_their_offsets(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 3)
         records = [Record(b"%d" % n, b"k%d" % (n % 7)) for n in range(50)]
@@ -100,7 +100,7 @@ def test_places_of_records_sent_by_key(play: Callable[[Scenario], None]) -> None
     play(scenario)
 
 
-def test_many_records_are_cut_into_batches(play: Callable[[Scenario], None]) -> None:
+def test_many_records_are_split_into_batches(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 1)
         count = 3 * BATCH_BYTES // 10_000
@@ -111,7 +111,7 @@ def test_many_records_are_cut_into_batches(play: Callable[[Scenario], None]) -> 
     play(scenario)
 
 
-def test_concurrent_requests_each_get_their_answer(play: Callable[[Scenario], None]) -> None:
+def test_concurrent_requests_get_their_own_responses(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 1)
         waiting = asyncio.ensure_future(client.fetch("t", 0, 0, wait_ms=5000))
@@ -128,7 +128,7 @@ def test_concurrent_requests_each_get_their_answer(play: Callable[[Scenario], No
     play(scenario)
 
 
-def test_a_large_answer_comes_whole(play: Callable[[Scenario], None]) -> None:
+def test_a_large_response_arrives_complete(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 1)
         value = b"v" * (9 << 20)
@@ -139,7 +139,7 @@ def test_a_large_answer_comes_whole(play: Callable[[Scenario], None]) -> None:
     play(scenario)
 
 
-def test_errors_are_raised_as_they_are(play: Callable[[Scenario], None]) -> None:
+def test_errors_are_raised_with_their_type_and_code(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 1)
         with pytest.raises(Conflict) as conflict:
@@ -156,7 +156,7 @@ def test_errors_are_raised_as_they_are(play: Callable[[Scenario], None]) -> None
     play(scenario)
 
 
-def test_calls_under_way_fail_when_the_connection_is_lost(served: Served, play: Callable[[Scenario], None]) -> None:
+def test_calls_in_flight_fail_when_the_connection_is_lost(served: Served, play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 1)
         waiting = asyncio.ensure_future(client.fetch("t", 0, 0, wait_ms=5000))
@@ -170,7 +170,7 @@ def test_calls_under_way_fail_when_the_connection_is_lost(served: Served, play: 
     play(scenario)
 
 
-def test_nobody_there_is_unavailable() -> None:
+def test_an_unreachable_broker_is_unavailable() -> None:
     async def scenario() -> None:
         with pytest.raises(Unavailable):
             await connect("127.0.0.1:1")
@@ -180,7 +180,7 @@ def test_nobody_there_is_unavailable() -> None:
     asyncio.run(scenario())
 
 
-def test_consuming_goes_on_where_the_group_stood(play: Callable[[Scenario], None]) -> None:
+def test_consuming_resumes_at_the_committed_offset(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 2)
         await client.produce("t", [Record(b"%d" % n, b"k%d" % n) for n in range(20)])
@@ -209,7 +209,7 @@ def test_members_share_a_topic(served: Served, play: Callable[[Scenario], None])
     play(scenario)
 
 
-def test_consuming_from_the_end_sees_only_what_comes(play: Callable[[Scenario], None]) -> None:
+def test_consuming_from_the_end_returns_only_new_records(play: Callable[[Scenario], None]) -> None:
     async def scenario(client: PolywireClient) -> None:
         await client.create_topic("t", 1)
         await client.produce("t", [Record(b"old")])
@@ -223,7 +223,7 @@ def test_consuming_from_the_end_sees_only_what_comes(play: Callable[[Scenario], 
     play(scenario)
 
 
-def test_the_sync_twin_does_the_same(served: Served) -> None:
+def test_the_blocking_client_does_the_same(served: Served) -> None:
     with sync.connect(f"polywire://{served.address}") as client:
         client.create_topic("t", 1)
         assert [topic.name for topic in client.topics()] == ["t"]

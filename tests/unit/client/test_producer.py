@@ -1,4 +1,4 @@
-"""Producing through ``polywire.Producer``: batches, limits, what is said of what was stored, lost connections."""
+"""``polywire.Producer``: batches, limits, delivery reports, lost connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.client.served import Play, Served
 
 
 async def values_of(client: Client, topic: str) -> dict[int, list[bytes | None]]:
-    """Everything that a topic has, by partition."""
+    """Return all values of a topic, by partition."""
     found: dict[int, list[bytes | None]] = {}
     for bounds in await client.bounds(topic):
         records: list[Record] = []
@@ -28,7 +28,7 @@ async def values_of(client: Client, topic: str) -> dict[int, list[bytes | None]]
     return found
 
 
-def test_a_receipt_says_where_a_record_went(play: Play) -> None:
+def test_a_receipt_has_the_partition_and_offset(play: Play) -> None:
     async def scenario(client: Client) -> None:
         async with client.producer() as producer:
             receipts = [await producer.send("t", f"v{n}", partition=1, headers={"n": n}) for n in range(3)]
@@ -39,7 +39,7 @@ def test_a_receipt_says_where_a_record_went(play: Play) -> None:
     play(scenario)
 
 
-def test_one_record_does_not_linger(play: Play) -> None:
+def test_a_single_record_does_not_linger(play: Play) -> None:
     async def scenario(client: Client) -> None:
         async with client.producer(linger_ms=100_000) as producer:
             assert await producer.send_and_wait("t", "v", partition=2) == Produced(2, 0)
@@ -48,7 +48,7 @@ def test_one_record_does_not_linger(play: Play) -> None:
     play(scenario)
 
 
-def test_a_record_that_waits_goes_when_it_lingered(play: Play) -> None:
+def test_a_lingering_record_is_sent_after_linger_ms(play: Play) -> None:
     async def scenario(client: Client) -> None:
         async with client.producer(linger_ms=1) as producer:
             assert (await (await producer.send("t", "v"))).offset == 0
@@ -56,7 +56,7 @@ def test_a_record_that_waits_goes_when_it_lingered(play: Play) -> None:
     play(scenario)
 
 
-def test_records_of_a_key_go_where_other_clients_put_them(play: Play) -> None:
+def test_keys_map_to_the_same_partition_as_with_other_clients(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.create_topic("t", 7)
         keys = [b"", *(b"%d" % n for n in range(50))]
@@ -134,8 +134,8 @@ def test_deliveries_are_reported(play: Play) -> None:
     play(scenario)
 
 
-def test_what_the_sender_was_told_is_not_raised_again(play: Play) -> None:
-    """Leaving the ``async with`` raises what nobody was told; who waited for each record knows."""
+def test_an_awaited_delivery_error_is_not_raised_again(play: Play) -> None:
+    """Leaving the ``async with`` raises only delivery errors that the application has not awaited."""
 
     async def scenario(client: Client) -> None:
         async with client.producer(linger_ms=100_000) as producer:
@@ -151,8 +151,8 @@ def test_what_the_sender_was_told_is_not_raised_again(play: Play) -> None:
     play(scenario)
 
 
-def test_what_was_refused_makes_no_gap(play: Play) -> None:
-    """A record too large in the middle is given up; what came behind it, sent ahead of its answer, is stored in order."""
+def test_a_refused_record_leaves_no_gap(play: Play) -> None:
+    """A record too large fails; later records, sent before its response arrived, are stored in order."""
 
     async def scenario(client: Client) -> None:
         producer = client.producer(batch_bytes=100, buffer_bytes=100 << 20)
@@ -189,7 +189,7 @@ def test_a_lost_connection_stores_nothing_twice(served: Served, play: Play, kind
     play(scenario)
 
 
-def test_records_are_given_up_in_the_end(served: Served) -> None:
+def test_records_fail_in_the_end(served: Served) -> None:
     async def scenario() -> None:
         client = await polywire.connect(served.address, reconnect_s=0.2)
         producer = client.producer(reconnect_s=0.2)
@@ -226,7 +226,7 @@ def test_records_are_given_up_in_the_end(served: Served) -> None:
         ),
     ],
 )
-def test_wrong_arguments_are_named(play: Play, call: Callable[[Any], Awaitable[Any]], expected: str) -> None:
+def test_errors_name_the_wrong_argument(play: Play, call: Callable[[Any], Awaitable[Any]], expected: str) -> None:
     async def scenario(client: Client) -> None:
         async with client.producer() as producer:
             with pytest.raises(Invalid) as caught:
@@ -242,7 +242,7 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
         polywire.Producer("127.0.0.1:1", **options)
 
 
-def test_missing_topics_are_not_made_unasked(play: Play) -> None:
+def test_missing_topics_are_not_created_by_default(play: Play) -> None:
     async def scenario(client: Client) -> None:
         async with client.producer(create=False) as producer:
             with pytest.raises(Missing):

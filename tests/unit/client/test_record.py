@@ -1,4 +1,4 @@
-"""Records as applications make them, and batches made of them and read."""
+"""Records and batches of the client: construction, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_text_becomes_utf8() -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_a_wrong_argument_says_what_was_expected(arguments: dict[str, Any], expected: str) -> None:
+def test_an_error_says_which_value_was_expected(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(Invalid) as caught:
         Record(**arguments)
     assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID_REQUEST, expected)
 
 
-def test_headers_come_back_in_their_types() -> None:
+def test_typed_headers_round_trip() -> None:
     headers: dict[str, Any] = {"s": "ü", "b": b"\xff", "i": -5, "l": 1 << 100, "f": 1.5, "t": True, "n": None}
     [found] = decode_batches(
         stored(encode_batch([b"v"], [None], {0: Record("v", headers=headers)}, producer_id=None, base_sequence=0)),
@@ -61,7 +61,7 @@ def test_headers_come_back_in_their_types() -> None:
     }
 
 
-def test_headers_of_other_wires_are_read() -> None:
+def test_headers_of_other_protocols_are_read() -> None:
     headers = (
         Header(b"u", b"\xff\xff", value_kind=HeaderKind.UINT16),
         Header(b"f", b"\x00\x00\xc0\x3f", value_kind=HeaderKind.FLOAT32),
@@ -73,7 +73,7 @@ def test_headers_of_other_wires_are_read() -> None:
 
 @pytest.mark.parametrize("keys", [[None, None, None], [b"a", b"", b"c"], [b"a", None, b"c"]])
 @pytest.mark.parametrize("values", [[b"1", b"", b"333"], [b"1", None, b"333"]])
-def test_batches_are_read_as_they_were_made(values: list[bytes | None], keys: list[bytes | None]) -> None:
+def test_batches_round_trip(values: list[bytes | None], keys: list[bytes | None]) -> None:
     batch = stored(encode_batch(values, keys, {}, producer_id=b"p" * 16, base_sequence=4), offset=70)
     found = decode_batches(batch + stored(from_records([StoredRecord(b"x")]), offset=73), "t", 2, 71)
     assert [record.value for record in found] == [*values[1:], b"x"]
@@ -83,7 +83,7 @@ def test_batches_are_read_as_they_were_made(values: list[bytes | None], keys: li
     assert found[0].time == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
 
 
-def test_a_record_is_stored_as_wires_know_it() -> None:
+def test_a_record_converts_to_its_stored_form() -> None:
     made = to_stored(Record("v", "k", {"a": "b"}, origin_time_us=5))
     assert made == StoredRecord(
         b"v", b"k", headers=(Header(b"a", b"b", value_kind=HeaderKind.STRING),), origin_time_us=5
@@ -91,6 +91,6 @@ def test_a_record_is_stored_as_wires_know_it() -> None:
 
 
 def stored(batch: bytearray, *, offset: int = 0) -> bytes:
-    """The batch as a broker numbers it."""
+    """Return the batch with offsets, as a broker stores it."""
     stamp(batch, 0, 1, 1, offset, 0, 1_000_000)
     return bytes(batch)

@@ -1,4 +1,4 @@
-"""Topics as tables: all of them, or between offsets and times, in Arrow and in pandas."""
+"""Topics as tables in Arrow and pandas: complete, or between offsets and times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def values(address: str, **options: Any) -> list[Any]:
     return read_arrow(address, "t", columns=["value"], text=True, **options).column("value").to_pylist()
 
 
-def test_a_topic_is_a_table(filled: str) -> None:
+def test_a_topic_is_read_as_a_table(filled: str) -> None:
     table = read_arrow(filled, "t")
     assert table.column_names == ["key", "value", "partition", "offset", "timestamp"]
     assert table.column("value").to_pylist() == [b"other", *(b"%d" % n for n in range(10))]
@@ -37,7 +37,7 @@ def test_a_topic_is_a_table(filled: str) -> None:
     assert sum(batch.num_rows for batch in scan(filled, "t")) == 11
 
 
-def test_it_is_read_between_bounds(filled: str) -> None:
+def test_a_topic_is_read_between_bounds(filled: str) -> None:
     numbers = [str(n) for n in range(10)]
     assert values(filled, start=3, end=7) == numbers[3:7]
     assert values(filled, start=1, end=99) == numbers[1:]
@@ -48,12 +48,12 @@ def test_it_is_read_between_bounds(filled: str) -> None:
     assert values(filled, end=begun) == numbers[:5]
 
 
-def test_it_is_a_frame(filled: str) -> None:
+def test_a_topic_is_read_as_a_frame(filled: str) -> None:
     frame = read_pandas(filled, "t", text=True)
     assert list(frame["value"]) == ["other", *(str(n) for n in range(10))]
 
 
-def test_what_cannot_be_is_refused(filled: str) -> None:
+def test_invalid_arguments_are_refused(filled: str) -> None:
     with pytest.raises(Invalid, match="unknown=size"):
         list(scan(filled, "t", columns=["size"]))
     with pytest.raises(Invalid, match="start must be"):

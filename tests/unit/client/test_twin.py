@@ -1,4 +1,4 @@
-"""The blocking client does what the asynchronous one does, and has the same calls."""
+"""The blocking client has the methods of the asynchronous one and behaves the same."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.unit.client.served import Served
 @pytest.mark.parametrize(
     ("twin", "original"), [(SyncClient, Client), (SyncProducer, Producer), (SyncConsumer, Consumer)]
 )
-def test_the_calls_are_the_same(twin: type[Any], original: type[Any]) -> None:
+def test_the_methods_are_the_same(twin: type[Any], original: type[Any]) -> None:
     assert calls(twin) == {name: call for name, call in calls(original).items() if name != "open"}
 
 
-def test_both_connect_alike() -> None:
+def test_both_connect_with_the_same_arguments() -> None:
     assert parameters(connect) == parameters(connect_sync)
 
 
 def calls(kind: type[Any]) -> dict[str, Any]:
-    """Names of arguments and their defaults, by public name; None for a property."""
+    """Return names of arguments and their defaults, by public name; None for a property."""
     names = [name for name in dir(kind) if not name.startswith("_")]
     found = {name: inspect.getattr_static(kind, name) for name in names}
     return {name: None if isinstance(value, property) else parameters(value) for name, value in found.items()}
@@ -39,7 +39,7 @@ def parameters(call: Any) -> list[tuple[str, Any]]:
     return [(name, one.default) for name, one in inspect.signature(call).parameters.items()]
 
 
-def test_records_go_and_come(served: Served) -> None:
+def test_records_are_written_and_read(served: Served) -> None:
     with polywire.connect_sync(served.address) as client:
         assert client.send("t", "a", partition=0) == Produced(0, 0)
         with client.producer() as producer:
@@ -58,7 +58,7 @@ def test_records_go_and_come(served: Served) -> None:
         assert [record.text for record in client.fetch("t", 0, 2)] == ["c", "d"]
 
 
-def test_errors_are_raised_where_it_was_called(served: Served) -> None:
+def test_errors_are_raised_at_the_call(served: Served) -> None:
     with polywire.connect_sync(served.address) as client:
         with pytest.raises(Invalid):
             client.consumer("t", start="now")  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_errors_are_raised_where_it_was_called(served: Served) -> None:
         polywire.connect_sync(5)  # type: ignore[arg-type]  # what is wanted is said
 
 
-def test_what_is_called_behind_the_end_is_told_so(served: Served) -> None:
+def test_calls_after_close_are_refused(served: Served) -> None:
     client = polywire.connect_sync(served.address)
     client.close()
     client.close()
@@ -81,7 +81,7 @@ def test_what_is_called_behind_the_end_is_told_so(served: Served) -> None:
         client.topics()
 
 
-def test_who_forgets_to_connect_is_told_how() -> None:
+def test_a_forgotten_connect_is_explained() -> None:
     with pytest.raises(
         AttributeError, match=r"'async with polywire\.connect\(\.\.\.\) as client'.* 'topics'.*polywire\.connect_sync"
     ):

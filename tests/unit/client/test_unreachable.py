@@ -1,4 +1,4 @@
-"""Why no connection came about, as people are told: by what really listens there."""
+"""Error messages for failed connections, by the peer that listens at the address."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ async def refusal(url: str) -> str:
     except BrokerError as error:
         return error.message
     await client.close()
-    raise AssertionError("somebody answered")
+    raise AssertionError("the peer responded")
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_nobody_listens(wire: str) -> None:
+def test_connection_refused(wire: str) -> None:
     port = lasting_port()
     reported = asyncio.run(refusal(f"{wire}://127.0.0.1:{port}"))
     assert (
@@ -52,7 +52,7 @@ def test_tls_on_a_plain_port(wire: str) -> None:
 
 
 async def visits(url: str, answer: bytes | None, work: Work) -> tuple[int, BrokerError]:
-    """How often a port is tried that answers what it is told with this and hangs up (None: says nothing), and what ends it."""
+    """Return how often a port with this fixed reply is tried (None: it never replies), and the final error."""
     async with answering(answer) as visited:
         with pytest.raises(BrokerError) as raised:
             await work(f"{url}://{visited.place}")
@@ -101,13 +101,13 @@ CASES: Final = [
     (wire, work)
     for wire in WIRES
     for work in (list_topics, send, read)
-    if (wire, work) != ("kafka07", list_topics)  # cannot be asked for there
+    if (wire, work) != ("kafka07", list_topics)  # that protocol cannot do it
 ]
 
 
 @pytest.mark.parametrize(("wire", "work"), CASES)
 def test_no_tls_on_a_port_with_tls(wire: str, work: Work) -> None:
-    """Whatever a port with TLS is told that is no TLS, it answers with an alert, and waiting does not mend it."""
+    """A TLS port replies to plain text with an alert, and a retry cannot fix that."""
     count, error = asyncio.run(visits(wire, b"\x15\x03\x03\x00\x02\x02\x46", work))
     assert error.message == "the port uses TLS (add +tls to the scheme)"
     assert isinstance(error, Invalid)
@@ -115,20 +115,20 @@ def test_no_tls_on_a_port_with_tls(wire: str, work: Work) -> None:
 
 
 @pytest.mark.parametrize(("wire", "work"), CASES)
-def test_a_port_that_always_hangs_up(wire: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_always_closes_connections(wire: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((link, "BACKOFF_MIN_S"), (consumer, "BACKOFF_MIN_S"), (lane, "PAUSE_MIN_S")):
         monkeypatch.setattr(module, name, 0.001)
     monkeypatch.setattr(link, "AT_ONCE_S", 3600.0)
     count, error = asyncio.run(visits(wire, b"", work))
-    assert ("without replying" in error.message) is (wire != "kafka07"), "there it is how requests are refused"
+    assert ("without replying" in error.message) is (wire != "kafka07"), "that protocol refuses requests this way"
     assert "check th" in error.message, "it advises to check the port"
     assert ("whether it requires a login" in error.message) is (wire == "kafka")
     assert link.HANG_UPS_MAX <= count <= link.HANG_UPS_MAX + 1
 
 
 @pytest.mark.parametrize("work", [list_topics_soon, send_soon, read_soon])
-def test_a_port_that_holds_who_comes_is_waited_for(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that stands by hangs up as well, but not at once: somebody may lead a moment later."""
+def test_a_port_that_closes_connections_slowly_is_retried(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby also closes connections, but not at once: there may be a leader a moment later."""
     for module, name in ((link, "BACKOFF_MIN_S"), (consumer, "BACKOFF_MIN_S"), (lane, "PAUSE_MIN_S")):
         monkeypatch.setattr(module, name, 0.001)
     for module, name in ((link, "BACKOFF_MAX_S"), (consumer, "BACKOFF_MAX_S"), (lane, "PAUSE_MAX_S")):
@@ -151,7 +151,7 @@ OTHERS: Final = (
 
 @pytest.mark.parametrize("answer", OTHERS)
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "kafka07"])
-def test_what_another_wires_port_answers(wire: str, answer: bytes) -> None:
+def test_replies_of_another_protocols_port(wire: str, answer: bytes) -> None:
     """The error names the address and advises to check the port."""
     if (wire, answer[:1]) in (("flux", b"V"), ("cursus", b"\0"), ("iggy", b"\xb6")):
         pytest.skip("its own port")
@@ -163,8 +163,8 @@ def test_what_another_wires_port_answers(wire: str, answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire not in ("kafka07", "polywire")])
-def test_a_port_that_says_nothing(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another wire's, which waits for the rest of what it takes for a request of its own."""
+def test_a_port_that_never_replies(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like the port of another protocol, which waits for the rest of what it takes for a request."""
     monkeypatch.setattr(connection, "FIRST_REPLY_S", 0.01)
     count, error = asyncio.run(visits(wire, None, list_topics))
     assert error.message.startswith(
@@ -173,7 +173,7 @@ def test_a_port_that_says_nothing(wire: str, monkeypatch: pytest.MonkeyPatch) ->
     assert count == 1
 
 
-def test_another_wires_port() -> None:
+def test_another_protocols_port() -> None:
     count, error = asyncio.run(visits("polywire", b"HTTP/1.1 400 Bad Request", list_topics))
     assert (count, type(error)) == (1, Invalid)
     assert "does not speak this version of the polywire protocol" in error.message
@@ -185,8 +185,8 @@ def test_no_tls_behind_a_port() -> None:
     assert "does not use TLS (remove +tls)" in error.message
 
 
-def test_a_broker_that_has_answered_is_waited_for() -> None:
-    """However often it hangs up afterwards: it may be one that starts behind a balancer of connections."""
+def test_a_broker_that_has_responded_once_is_retried() -> None:
+    """However often it closes connections afterwards: it may be starting behind a load balancer."""
 
     async def scenario() -> None:
         with BrokerThread(wires=["kafka"]) as broker:
@@ -216,11 +216,11 @@ def test_a_broker_that_has_answered_is_waited_for() -> None:
         (OSError(), "OSError"),
     ],
 )
-def test_every_cause_has_words(error: Exception, cause: str) -> None:
+def test_every_cause_has_a_message(error: Exception, cause: str) -> None:
     assert cannot_connect(error, "h", 1).message == f"cannot connect: {cause} address=h:1"
 
 
-def test_a_broker_that_is_not_there_yet_is_waited_for() -> None:
+def test_a_broker_that_is_still_starting_is_retried() -> None:
     async def scenario() -> None:
         port, begun = lasting_port(), asyncio.Event()
         tries = 0
@@ -252,7 +252,7 @@ def test_a_broker_that_is_not_there_yet_is_waited_for() -> None:
     asyncio.run(scenario())
 
 
-def test_waiting_has_an_end_and_wrong_logins_are_not_tried_again() -> None:
+def test_retrying_ends_and_wrong_logins_are_not_retried() -> None:
     async def refused(url: str) -> int:
         tries = 0
 
@@ -270,4 +270,4 @@ def test_waiting_has_an_end_and_wrong_logins_are_not_tried_again() -> None:
         return tries
 
     assert asyncio.run(refused("polywire://denied:1")) == 1
-    assert asyncio.run(refused("polywire://nobody:1")) > 1
+    assert asyncio.run(refused("polywire://unresolvable:1")) > 1

@@ -1,4 +1,4 @@
-"""Producers and consumers over every wire, as far as each goes, also while the broker is killed and started again."""
+"""Producers and consumers over every protocol, also while the broker is killed and restarted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polywire.testing.thread import BrokerThread
 
 RECORDS = 300
 RECORDS_OF_A_BATCH = 5000
-COUNTING = ("cursus", "iggy")  # of whose answers the client says how many records they hold
+COUNTING = ("cursus", "iggy")  # protocols whose client reports how many records a response holds
 
 
 @pytest.fixture(params=WIRES)
@@ -53,7 +53,7 @@ async def write(client: Client, running: BrokerThread) -> None:
 
 
 def test_a_kill_loses_nothing(running: BrokerThread, wire: str) -> None:
-    """Both sides go on behind a kill; only the wire with idempotent producers promises that nothing is there twice."""
+    """Both sides resume after a kill; only the protocol with idempotent producers promises no duplicates."""
 
     async def scenario() -> None:
         async with polywire.connect(running.url(wire)) as client:
@@ -71,10 +71,10 @@ def test_a_kill_loses_nothing(running: BrokerThread, wire: str) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
-def test_what_was_fetched_is_not_fetched_again(
+def test_fetched_records_are_not_fetched_again(
     running: BrokerThread, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of one large batch are handed out as they come: nothing is decoded to be thrown away and asked for once more."""
+    """Records of a large batch are delivered in parts, without fetching or decoding the batch again."""
     fetches = 0
 
     async def scenario() -> None:
@@ -100,11 +100,11 @@ def test_what_was_fetched_is_not_fetched_again(
     assert fetches <= (RECORDS_OF_A_BATCH // 1000 if wire in COUNTING else 2)
 
 
-def test_groups_where_there_are_any(running: BrokerThread, wire: str) -> None:
+def test_groups_on_protocols_that_have_them(running: BrokerThread, wire: str) -> None:
     async def scenario() -> None:
         async with polywire.connect(running.url(wire)) as client:
             abilities = await client.abilities()
-            for value in ("one", "two"):  # an Iggy client cannot tell that one record was read from that none was
+            for value in ("one", "two"):  # an Iggy client cannot distinguish one consumed record from none
                 await client.send("orders", value, key="k")
             if not {Ability.GROUPS, Ability.POSITIONS} & abilities:
                 with pytest.raises(Invalid, match="this protocol has no consumer groups"):
@@ -113,12 +113,12 @@ def test_groups_where_there_are_any(running: BrokerThread, wire: str) -> None:
             assert await asyncio.wait_for(read(client, 2, "g"), 120) == {"one": 1, "two": 1}
             await client.send("orders", "three", key="k")
             again = await asyncio.wait_for(read(client, 1, "g"), 120)
-            assert again == {"three": 1}, "the group goes on where it was"
+            assert again == {"three": 1}, "the group resumes at its offset"
 
     asyncio.run(scenario())
 
 
-def test_only_one_wire_is_idempotent(running: BrokerThread, wire: str) -> None:
+def test_only_one_protocol_is_idempotent(running: BrokerThread, wire: str) -> None:
     async def scenario() -> None:
         async with polywire.connect(running.url(wire)) as client, client.producer(idempotent=True) as producer:
             if wire == "polywire":

@@ -1,4 +1,4 @@
-"""Writers over real sockets: connections that are lost at any point double nothing and lose nothing."""
+"""Writers over real sockets: a connection lost at any point neither duplicates nor loses records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-def test_staged_batches_are_seen_once_published_and_in_order(connection: BulkConnection) -> None:
+def test_staged_batches_are_visible_once_published_and_in_order(connection: BulkConnection) -> None:
     writer = StageWriter(connection)
     for number in range(50):
         writer.put("t", number % 2, batch(number))
@@ -57,7 +57,7 @@ def test_staged_batches_are_seen_once_published_and_in_order(connection: BulkCon
 
 
 @pytest.mark.parametrize("lost_after", [0, 1, 7, 8, 9, 29, 30])
-def test_a_lost_connection_doubles_nothing_that_is_staged(
+def test_a_lost_connection_duplicates_no_staged_batch(
     served: Served, connection: BulkConnection, monkeypatch: pytest.MonkeyPatch, lost_after: int
 ) -> None:
     monkeypatch.setattr(writing, "TOKEN_BATCHES", 10)
@@ -94,7 +94,7 @@ def test_abandoned_batches_are_gone(connection: BulkConnection) -> None:
         (1000, 10_000, 5.0, False),
     ],
 )
-def test_a_broker_that_holds_too_much_is_asked_again_for_a_while(
+def test_a_broker_without_staging_capacity_is_retried_for_a_while(
     connection: BulkConnection,
     monkeypatch: pytest.MonkeyPatch,
     refusals: int,
@@ -127,7 +127,7 @@ def test_a_broker_that_holds_too_much_is_asked_again_for_a_while(
     writer.abandon()
 
 
-def test_appending_again_after_a_loss_stores_each_batch_of_a_producer_once(
+def test_appending_again_after_a_lost_connection_stores_each_producer_batch_once(
     served: Served, connection: BulkConnection
 ) -> None:
     writer = ProduceWriter(connection, Level.WRITTEN)

@@ -1,1 +1,1 @@
-"""The log in a bucket, without a disk or a network."""
+"""Unit tests of the log in a bucket, without a disk or a network."""

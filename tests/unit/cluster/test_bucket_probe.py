@@ -1,4 +1,4 @@
-"""The probe lets sound buckets pass and names what is wrong with others."""
+"""The bucket probe accepts sound buckets and reports what is wrong with others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polywire.store.file_objects import FileObjects
 from polywire.testing.memory_objects import Defect, MemoryObjects, ObjectFault
 
 
-def test_a_sound_bucket_passes_and_nothing_is_left() -> None:
+def test_a_sound_bucket_passes_and_is_left_empty() -> None:
     objects = MemoryObjects()
     check(objects)
     assert objects.list("") == []
@@ -27,14 +27,14 @@ def test_a_directory_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("defect", list(Defect))
-def test_a_store_without_safe_conditions_is_refused(defect: Defect) -> None:
+def test_a_store_without_atomic_conditional_writes_is_refused(defect: Defect) -> None:
     findings = probe(MemoryObjects(defect=defect))
     assert [bool(finding.defect) for finding in findings] == [True] * 5 + [False]
     with pytest.raises(Invalid, match="winners"):
         check(MemoryObjects(defect=defect))
 
 
-def test_answers_that_say_nothing_are_no_defect() -> None:
+def test_inconclusive_responses_are_not_reported_as_defects() -> None:
     objects = MemoryObjects()
     for fault in (ObjectFault.LOST_REPLY, ObjectFault.BUSY, ObjectFault.REFUSED):
         objects.fail("create", fault)
@@ -43,7 +43,7 @@ def test_answers_that_say_nothing_are_no_defect() -> None:
     check(objects)
 
 
-def test_a_bucket_that_does_not_answer_is_reported_as_that() -> None:
+def test_an_unreachable_bucket_is_reported_as_unreachable() -> None:
     objects = MemoryObjects()
     for _ in range(WRITERS * UNDECIDED_ROUNDS_MAX):
         objects.fail("create", ObjectFault.REFUSED)
@@ -51,14 +51,14 @@ def test_a_bucket_that_does_not_answer_is_reported_as_that() -> None:
         check(objects)
 
 
-def test_the_command_says_what_it_tried(tmp_path: Path) -> None:
+def test_the_command_lists_each_check(tmp_path: Path) -> None:
     out = io.StringIO()
     with redirect_stdout(out):
         assert run(["cluster", "check", f"file://{tmp_path}", "--output", "jsonl"]) == 0
     assert out.getvalue().count('"result":"ok"') + out.getvalue().count('"result": "ok"') == 6
 
 
-def test_the_command_fails_where_the_store_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_fails_if_the_store_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.cli.cluster.open_bucket", lambda _: MemoryObjects(defect=Defect.CHECKS_FIRST))
     with redirect_stdout(io.StringIO()):
         assert run(["cluster", "check", "file:///anywhere"]) == EXIT_UNFIT

@@ -1,4 +1,4 @@
-"""Files beside the bucket: never more than they may be, and a little of a blob costs one request however often it is read."""
+"""The cache beside a bucket: its size limit, and one request per chunk however often it is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIB = 1024
 
 
 class CountedObjects(MemoryObjects):
-    """A bucket that counts what it is asked for."""
+    """A bucket that counts its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def taken(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def test_files_take_no_more_than_they_may_even_while_they_are_written(tmp_path: Path) -> None:
+def test_the_cache_never_exceeds_its_limit_even_during_writes(tmp_path: Path) -> None:
     limit, most = 300 * KIB, 0
     store = store_of(MemoryObjects(), tmp_path / "cache", limit)
 
@@ -63,12 +63,12 @@ def test_files_take_no_more_than_they_may_even_while_they_are_written(tmp_path: 
     for number in range(8):
         assert store.get(f"segments/{number}.pws") == bytes([number]) * (100 * KIB)
     store.put_new("segments/large.pws", [bytes(limit + 1)])
-    assert taken(tmp_path) == 0, "what is too large is not kept"
+    assert taken(tmp_path) == 0, "a blob larger than the cache is not cached"
     assert store.size("segments/large.pws") == limit + 1
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 600 * KIB, 20_000 * KIB])
-def test_a_blob_is_put_and_read_from_memory_where_that_holds_it(tmp_path: Path, memory_bytes: int) -> None:
+def test_a_new_blob_is_cached_in_memory_if_it_fits(tmp_path: Path, memory_bytes: int) -> None:
     objects, chance, directory = MemoryObjects(), Random(3), tmp_path / "cache"
     directory.mkdir()
     store = BucketStore(
@@ -84,16 +84,16 @@ def test_a_blob_is_put_and_read_from_memory_where_that_holds_it(tmp_path: Path, 
         assert store.open(name).pread_into(out, 0) == len(content)
         assert out == content
     names = [name for name in contents if store.open(name).is_cached]
-    assert names == (list(contents) if memory_bytes > 10_000 * KIB else []), "the large one needs what others had"
+    assert names == (list(contents) if memory_bytes > 10_000 * KIB else []), "the large one evicts the others"
     for name in names:
         (directory / name).write_bytes(b"")
         out = bytearray(len(contents[name]))
-        assert store.open(name).read_now(out, 0), "the file was not asked"
+        assert store.open(name).read_now(out, 0), "the cache file was not read"
         assert out == contents[name]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 3 * CHUNK_BYTES, 100 * CHUNK_BYTES])
-def test_a_little_at_a_time_is_read_right(tmp_path: Path, cache_bytes: int) -> None:
+def test_small_reads_return_the_right_bytes(tmp_path: Path, cache_bytes: int) -> None:
     objects, chance = MemoryObjects(), Random(7)
     content = chance.randbytes(5 * CHUNK_BYTES + 12345)
     objects.put(f"{SHARD}segments/a.pws", content)
@@ -111,7 +111,7 @@ def test_a_little_at_a_time_is_read_right(tmp_path: Path, cache_bytes: int) -> N
         store.get("segments/b.pws", 0, 10)
 
 
-def test_a_chunk_is_fetched_once_and_again_when_its_file_is_harmed(tmp_path: Path) -> None:
+def test_a_chunk_is_fetched_once_and_again_if_its_file_is_damaged(tmp_path: Path) -> None:
     objects = CountedObjects()
     content = Random(1).randbytes(3 * CHUNK_BYTES)
     objects.put(f"{SHARD}segments/a.pws", content)
@@ -125,7 +125,7 @@ def test_a_chunk_is_fetched_once_and_again_when_its_file_is_harmed(tmp_path: Pat
     assert objects.asked["read"] == 2
 
 
-def test_tails_are_fetched_ahead_and_what_fails_is_asked_for_anew(tmp_path: Path) -> None:
+def test_tails_are_prefetched_and_failed_ones_are_fetched_again(tmp_path: Path) -> None:
     objects = CountedObjects()
     names = [f"segments/{number:04}.pws" for number in range(AHEAD_MAX + 50)]
     contents = {name: Random(name).randbytes(TAIL_BYTES // 2 + 7 * at) for at, name in enumerate(names)}
@@ -149,7 +149,7 @@ def test_tails_are_fetched_ahead_and_what_fails_is_asked_for_anew(tmp_path: Path
     assert store.get(names[0], 10, 20) == contents[names[0]][10:20]
 
 
-def test_tails_do_not_hide_that_the_bucket_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_bucket_is_not_hidden_by_tails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.cluster.bucket_store.PAUSE_FIRST_S", 0.001)
 
     class Out(MemoryObjects):

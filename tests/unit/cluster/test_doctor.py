@@ -1,4 +1,4 @@
-"""What is said of a bucket: what is damaged, what is missing, what nobody needs; and nothing is changed for it."""
+"""The doctor of a bucket reports damaged, missing and unreferenced objects, and changes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def content_of(objects: MemoryObjects) -> dict[str, bytes]:
 
 @pytest.fixture
 def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryObjects:
-    """A bucket that was led three times; some of its records are in segments, some in the journal alone."""
+    """Return a bucket that had three leaders; some records are in segments, some in the journal only."""
     monkeypatch.setattr(uploader, "PUT_INTERVAL_S", 0.0)
     made = MemoryObjects()
     make_identity(made, lambda count: b"i" * count, 1)
@@ -52,7 +52,8 @@ def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryObjects:
             rig.log.commit()
             rig.loop.run_until(lambda offsets=offsets: offsets)  # type: ignore[misc]
         rig.settle()
-        rig.loop.run_until(lambda: not litter_of(BucketDoctor(made, made).examine()))  # what is deleted apart is gone
+        # segments that are deleted in the background are gone
+        rig.loop.run_until(lambda: not litter_of(BucketDoctor(made, made).examine()))
         rig.log.close()
         if start < 2:
             rig.open()
@@ -67,7 +68,7 @@ def worst(found: list[Finding]) -> set[Severity]:
     return {finding.severity for finding in found}
 
 
-def test_what_is_sound(objects: MemoryObjects) -> None:
+def test_a_sound_bucket_is_reported_sound(objects: MemoryObjects) -> None:
     found = examine(objects)
     assert worst(found) == {Severity.SOUND}, found
     assert not litter_of(found)
@@ -75,7 +76,7 @@ def test_what_is_sound(objects: MemoryObjects) -> None:
     assert sum(finding.path.startswith(f"{SHARD}{SEGMENTS}/") for finding in found) > 2
 
 
-def test_what_brokers_do_is_told_and_a_start_that_is_gone(objects: MemoryObjects) -> None:
+def test_states_of_brokers_and_a_missing_journal_start_are_reported(objects: MemoryObjects) -> None:
     seen = [(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDBY)]
     patient = BucketDoctor(objects, objects)
     assert [finding.severity for finding in patient.brokers(seen)] == [Severity.SOUND] * 2, "nothing was read yet"
@@ -86,7 +87,7 @@ def test_what_brokers_do_is_told_and_a_start_that_is_gone(objects: MemoryObjects
     assert "journal_start=3" in gone.message
 
 
-def test_litter_is_told_and_harmless(objects: MemoryObjects) -> None:
+def test_litter_is_reported_as_harmless(objects: MemoryObjects) -> None:
     litter = {f"{SHARD}{SEGMENTS}/00000001-000000ff.pws", f"{SHARD}{SNAPSHOTS}/00000001-000000ff.pwt"}
     floor = Floor.unpack(objects.read(f"{SHARD}floor").content).number
     free = next(number for number in range(2, floor) if SHARD + object_name(number) not in objects.list(JOURNAL))
@@ -119,7 +120,7 @@ def named(objects: MemoryObjects, directory: str) -> str:
     ],
     ids=["journal", "snapshot", "segment", "start", "seed", "cluster"],
 )
-def test_what_is_missing(
+def test_missing_objects_are_reported(
     objects: MemoryObjects, name: Callable[[MemoryObjects], str], path: Callable[[str], str], severity: Severity
 ) -> None:
     missing = name(objects)
@@ -128,7 +129,7 @@ def test_what_is_missing(
     assert [(finding.path, finding.severity) for finding in found] == [(path(missing), severity)]
 
 
-def test_a_flipped_bit(objects: MemoryObjects) -> None:
+def test_a_flipped_bit_is_reported(objects: MemoryObjects) -> None:
     for name, severity in (
         (f"{SHARD}floor", Severity.BROKEN),
         (above_the_floor(objects), Severity.BROKEN),
@@ -143,7 +144,7 @@ def test_a_flipped_bit(objects: MemoryObjects) -> None:
         objects.put(name, sound)
 
 
-def test_an_import_that_was_broken_off() -> None:
+def test_an_aborted_import_is_reported() -> None:
     objects = MemoryObjects()
     begin_import(objects, lambda count: b"i" * count, 1, "something")
     (found,) = examine(objects)
@@ -151,14 +152,14 @@ def test_an_import_that_was_broken_off() -> None:
     assert "polywire cluster import" in found.message
 
 
-def test_a_bucket_that_nobody_has_led() -> None:
+def test_a_bucket_without_a_first_leader_is_sound() -> None:
     objects = MemoryObjects()
     make_identity(objects, lambda count: b"i" * count, 1)
     assert worst(examine(objects)) == {Severity.SOUND}
 
 
-def test_every_shard_is_looked_at(objects: MemoryObjects) -> None:
-    """The second is a copy of the first, and loses an object of its journal."""
+def test_every_shard_is_checked(objects: MemoryObjects) -> None:
+    """The second shard is a copy of the first with an object of its journal missing."""
     for name, content in content_of(objects).items():
         if name.startswith(SHARD):
             objects.put(shard_root(1) + name.removeprefix(SHARD), content)

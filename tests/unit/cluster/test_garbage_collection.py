@@ -1,4 +1,4 @@
-"""Litter of a bucket goes behind a grace, and nothing else does."""
+"""Unreferenced objects of a bucket are deleted after a grace period, and nothing else is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRACE_S = 900.0
 
 
 class Bucket:
-    """What a sweep asks is done at once; pauses are noted."""
+    """Runs a sweep's requests at once and records its pauses."""
 
     def __init__(self, *, floor: int = 1) -> None:
         self.objects = MemoryObjects()
@@ -70,18 +70,18 @@ def snapshot(start: int, count: int) -> str:
     return f"snapshots/{start:08x}-{count:08x}.pwt"
 
 
-def test_blobs_nobody_names_go() -> None:
+def test_unreferenced_blobs_are_deleted() -> None:
     bucket = Bucket()
     needed = [segment(1, 1), segment(3, 5), snapshot(3, 2)]
     litter = [segment(1, 2), segment(2, 1), segment(3, 4), snapshot(2, 9), snapshot(3, 1)]
-    later = [segment(3, 6), snapshot(3, 3), segment(4, 1)]  # on their way to be named, or of who leads since
+    later = [segment(3, 6), snapshot(3, 3), segment(4, 1)]  # about to be referenced, or of a later leader
     for name in needed + litter + later:
         bucket.put(name)
     assert bucket.sweep(3, needed) == len(litter)
     assert bucket.names == sorted(needed + later)
 
 
-def test_what_a_leader_has_left_that_was_never_named_goes() -> None:
+def test_blobs_that_an_earlier_leader_never_referenced_are_deleted() -> None:
     bucket = Bucket()
     bucket.put(segment(2, 7))
     bucket.put(snapshot(2, 7))
@@ -89,20 +89,20 @@ def test_what_a_leader_has_left_that_was_never_named_goes() -> None:
     assert bucket.names == []
 
 
-def test_below_the_floor_starts_stay_and_so_does_what_may_have_been_one() -> None:
+def test_below_the_floor_starts_and_possible_starts_are_kept() -> None:
     bucket = Bucket(floor=6)
     torn = bytearray(start_of(2))
     torn[70] ^= 1
     kept = {1: start_of(1), 3: bytes(torn), 6: group_of(bytes(8)), 7: group_of(bytes(800))}
     for number, content in {**kept, 2: group_of(bytes(8)), 4: group_of(bytes(8 * START_BYTES_MAX))}.items():
         bucket.put(object_name(number), content)
-    bucket.put("journal/somebody-s-notes")
+    bucket.put("journal/foreign-notes")
     assert len(start_of(1)) == START_BYTES_MAX
     assert bucket.sweep(9, []) == 2
-    assert bucket.names == [*(object_name(number) for number in sorted(kept)), "journal/somebody-s-notes"]
+    assert bucket.names == [*(object_name(number) for number in sorted(kept)), "journal/foreign-notes"]
 
 
-def test_the_grace_comes_before_anything_goes_and_then_few_go_in_a_second() -> None:
+def test_deletion_starts_after_the_grace_period_and_is_rate_limited() -> None:
     bucket = Bucket(floor=100)
     for number in range(50):
         bucket.put(segment(1, number))
@@ -116,7 +116,7 @@ def test_the_grace_comes_before_anything_goes_and_then_few_go_in_a_second() -> N
         assert pause == Pause(1)
 
 
-def test_a_sweep_takes_no_more_than_it_may() -> None:
+def test_a_sweep_deletes_no_more_than_its_limit() -> None:
     bucket = Bucket()
     for number in range(SWEPT_MAX + 5):
         bucket.put(segment(1, number))
@@ -124,7 +124,7 @@ def test_a_sweep_takes_no_more_than_it_may() -> None:
     assert len(bucket.names) == 5
 
 
-def test_a_broker_that_leads_sweeps_behind_the_grace(tmp_path: Path) -> None:
+def test_a_leader_sweeps_after_the_grace_period(tmp_path: Path) -> None:
     objects = MemoryObjects()
     names = [f"{SHARD}{segment(0, 1)}", f"{SHARD}{snapshot(0, 1)}"]
     for name in names:
@@ -137,12 +137,12 @@ def test_a_broker_that_leads_sweeps_behind_the_grace(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_broker_that_ends_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+def test_a_stopping_broker_does_not_wait_for_the_grace_period(tmp_path: Path) -> None:
     objects = MemoryObjects()
     objects.put(f"{SHARD}{segment(0, 1)}", b"x")
     place = Place(objects, objects, tmp_path, "one", cache_bytes=1 << 20)
     loop = RigLoop()
     log = open_shard(place, settings=STORED, loop=loop, clock=SystemClock(), replay=Memory())
     loop.run_pass(0.01)
-    log.close()  # or the test does not end in time
+    log.close()  # otherwise the test does not end in time
     assert objects.list(f"{SHARD}segments/")

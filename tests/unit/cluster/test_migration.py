@@ -1,4 +1,4 @@
-"""A data directory brought into a bucket: everything is there, wherever an earlier try was killed, and nothing else is written over."""
+"""Import of a data directory into a bucket: complete, resumable after a kill at any step, and it overwrites nothing."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _T = TypeVar("_T")
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class Deadly(MemoryObjects):
-    """Ends the process at its n-th request that writes, before or after it is carried out."""
+    """Ends the process at its n-th write request, before or after the request takes effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ def run(directory: Path, objects: MemoryObjects, reported: list[Progress] | None
 
 
 def filled(directory: Path, *, starts: int = 3) -> tuple[list[bytes], list[bytes]]:
-    """A directory of a broker that was started, and killed, some times; the values of its partition, and the changes."""
+    """Return the values and changes in a directory of a broker that was started and killed several times."""
     rig = Rig(directory)
     rig.log.open_partition(1)
     values, changes = [], []
     for start in range(starts):
         partition = rig.log.partition(1)
-        for number in range(5 if start == 1 else 40):  # what no segment holds yet, and what some do
+        for number in range(5 if start == 1 else 40):  # records that no segment holds yet, and records that some do
             some = [b"%d-%d-%d" % (start, number, one) + bytes(700) for one in range(5)]
             rig.loop.run_until(lambda: not rig.log.congested)
             rig.append(partition, some)
@@ -114,7 +114,7 @@ def check(objects: MemoryObjects, tmp_path: Path, values: list[bytes], changes: 
     rig.log.close()
 
 
-def test_everything_is_there_and_the_directory_stays_as_it_is(tmp_path: Path) -> None:
+def test_everything_is_imported_and_the_directory_is_unchanged(tmp_path: Path) -> None:
     source, objects, reported = tmp_path / "source", MemoryObjects(), list[Progress]()
     values, changes = filled(source)
     before = content_of(source)
@@ -129,7 +129,7 @@ def test_everything_is_there_and_the_directory_stays_as_it_is(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_anywhere_and_run_again(tmp_path: Path, after: bool) -> None:
+def test_an_import_killed_anywhere_can_be_repeated(tmp_path: Path, after: bool) -> None:
     source = tmp_path / "source"
     values, changes = filled(source, starts=2)
     kills = 0
@@ -143,7 +143,7 @@ def test_killed_anywhere_and_run_again(tmp_path: Path, after: bool) -> None:
         else:
             assert not done.again
             break
-        objects.left = kills + 1 if kills % 3 == 0 else -1  # perhaps once more
+        objects.left = kills + 1 if kills % 3 == 0 else -1  # perhaps killed again
         try:
             run(source, objects)
         except Killed:
@@ -170,8 +170,8 @@ def test_a_bucket_with_a_log_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kill", range(1, 8))
-def test_a_log_is_left_alone_wherever_an_import_into_it_is_killed(tmp_path: Path, kill: int) -> None:
-    """Two tries, the first of which is killed; the log goes on after both."""
+def test_an_existing_log_is_not_changed_wherever_an_import_into_it_is_killed(tmp_path: Path, kill: int) -> None:
+    """The first of two attempts is killed; the log stays usable after both."""
     source, objects = tmp_path / "source", Deadly()
     filled(source, starts=1)
     make_identity(objects, lambda count: b"i" * count, 1)
@@ -197,8 +197,8 @@ def test_a_log_is_left_alone_wherever_an_import_into_it_is_killed(tmp_path: Path
     rig.log.close()
 
 
-def test_a_log_that_came_to_be_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    """A broker that had looked before the import began leads the bucket while segments are copied."""
+def test_a_log_created_during_the_import_is_not_changed(tmp_path: Path) -> None:
+    """A broker that checked the bucket before the import becomes its leader while segments are copied."""
     source, objects = tmp_path / "source", MemoryObjects()
     filled(source, starts=1)
     rigs: list[BucketRig] = []
@@ -223,7 +223,7 @@ def test_a_log_that_came_to_be_meanwhile_is_left_alone(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_a_directory_that_has_gone_on_since_is_not_mixed_with_what_it_was(tmp_path: Path) -> None:
+def test_a_directory_that_has_changed_since_an_aborted_import_is_refused(tmp_path: Path) -> None:
     source, objects = tmp_path / "source", Deadly()
     filled(source, starts=1)
     objects.left = 4
@@ -237,7 +237,7 @@ def test_a_directory_that_has_gone_on_since_is_not_mixed_with_what_it_was(tmp_pa
         run(source, objects)
 
 
-def test_an_object_that_somebody_removed_from_a_half_filled_bucket_is_copied_again(tmp_path: Path) -> None:
+def test_segments_deleted_after_an_aborted_import_are_copied_again(tmp_path: Path) -> None:
     source, objects = tmp_path / "source", Deadly()
     values, changes = filled(source, starts=1)
     objects.left = 5
@@ -250,15 +250,13 @@ def test_an_object_that_somebody_removed_from_a_half_filled_bucket_is_copied_aga
     check(objects, tmp_path / "cache", values, changes, epoch=3)
 
 
-def test_long_work_is_told_and_takes_no_more_memory_than_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_reported_and_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration, "READ_BACK_BYTES", 10_000)
     longest: list[int] = []
 
     class Watched(MemoryObjects):
         def read(self, name: str) -> Stored:
-            assert not name.startswith(f"{SHARD}segments/"), "read back whole"
+            assert not name.startswith(f"{SHARD}segments/"), "the segment was read back whole"
             return super().read(name)
 
         def read_range(self, name: str, start: int, stop: int) -> bytes:
@@ -277,7 +275,7 @@ def test_long_work_is_told_and_takes_no_more_memory_than_it_may(
     check(objects, tmp_path / "cache", values, changes, epoch=5)
 
 
-def test_an_import_that_has_ended_may_be_run_again(tmp_path: Path) -> None:
+def test_a_finished_import_can_be_repeated(tmp_path: Path) -> None:
     source, objects = tmp_path / "source", MemoryObjects()
     values, changes = filled(source, starts=1)
     run(source, objects)
@@ -287,7 +285,7 @@ def test_an_import_that_has_ended_may_be_run_again(tmp_path: Path) -> None:
     assert objects.list(f"{SHARD}journal/") == before
 
 
-def test_a_bucket_that_was_made_ready_is_filled(tmp_path: Path) -> None:
+def test_an_import_into_a_prepared_bucket(tmp_path: Path) -> None:
     source, objects = tmp_path / "source", MemoryObjects()
     values, changes = filled(source, starts=1)
     made, _ = make_identity(objects, lambda count: b"i" * count, 1)
@@ -295,7 +293,7 @@ def test_a_bucket_that_was_made_ready_is_filled(tmp_path: Path) -> None:
     check(objects, tmp_path / "cache", values, changes, epoch=3)
 
 
-def test_another_directory_does_not_go_on_with_it(tmp_path: Path) -> None:
+def test_another_directory_cannot_continue_an_aborted_import(tmp_path: Path) -> None:
     objects = Deadly()
     for name in ("one", "other"):
         filled(tmp_path / name, starts=1)
@@ -309,7 +307,7 @@ def test_another_directory_does_not_go_on_with_it(tmp_path: Path) -> None:
     assert run(tmp_path / "one", objects).again
 
 
-def test_damage_is_not_brought_along(tmp_path: Path) -> None:
+def test_damage_is_not_imported(tmp_path: Path) -> None:
     source, objects = tmp_path / "source", MemoryObjects()
     filled(source, starts=1)
     path = sorted((source / "segments").iterdir())[0]
@@ -321,7 +319,7 @@ def test_damage_is_not_brought_along(tmp_path: Path) -> None:
     assert find_identity(objects) is None
 
 
-def test_other_bytes_under_a_name_are_found(tmp_path: Path) -> None:
+def test_different_bytes_under_a_name_are_detected(tmp_path: Path) -> None:
     source, objects = tmp_path / "source", Deadly()
     filled(source, starts=1)
     objects.left = 4
@@ -333,7 +331,7 @@ def test_other_bytes_under_a_name_are_found(tmp_path: Path) -> None:
         run(source, objects)
 
 
-def test_a_directory_without_a_record(tmp_path: Path) -> None:
+def test_a_directory_without_an_import_record(tmp_path: Path) -> None:
     objects = MemoryObjects()
     rig = Rig(tmp_path / "source")
     rig.log.close()

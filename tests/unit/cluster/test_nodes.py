@@ -1,4 +1,4 @@
-"""Who is there, and who is taken for dead: by the watcher's own clock."""
+"""Heartbeats of brokers and the detection of dead ones by the watcher's own clock."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polywire.cluster.nodes import (
 from polywire.testing.memory_objects import MemoryObjects
 
 
-def test_nodes_are_read_as_they_were_written() -> None:
+def test_nodes_round_trip() -> None:
     objects = MemoryObjects()
     nodes = Nodes(objects)
     one, two = Node("one", "a", {"flux": ("h", 1)}, start=2, counter=1), Node("two", "b", {})
     for node in (two, one):
         nodes.put(node)
     objects.put(f"{DIRECTORY}three", b"no json")
-    objects.put(f"{DIRECTORY}four", b'{"name": "somebody else", "id": "x", "addresses": {}}')
+    objects.put(f"{DIRECTORY}four", b'{"name": "foreign", "id": "x", "addresses": {}}')
     objects.put(f"{DIRECTORY}five", b'{"name": "five", "id": 7, "addresses": []}')
     assert nodes.read() == [one, two]
 
@@ -51,7 +51,7 @@ def test_a_machine_is_drained_until_that_is_undone() -> None:
     assert not any(node.drained for node in everybody.read())
 
 
-def test_drained_machines_try_last() -> None:
+def test_drained_machines_take_over_last() -> None:
     nodes = [Node(name, name, {}, drained=name in "ab") for name in "abcd"]
     ranks = {}
     for name in "abcd":
@@ -61,7 +61,7 @@ def test_drained_machines_try_last() -> None:
     assert ranks == {"c": 0, "d": 1, "a": 2, "b": 3}
 
 
-def test_a_leader_lives_while_its_object_changes() -> None:
+def test_a_leader_is_alive_while_its_object_changes() -> None:
     watch = Watch("me")
     for number in range(20):
         assert watch.leader([Node("one", "a", {}, start=3, counter=number)], 5.0 * number) is not None
@@ -71,7 +71,7 @@ def test_a_leader_lives_while_its_object_changes() -> None:
     assert watch.leader([Node("one", "a", {}, start=3, counter=20)], 200.0) is not None
 
 
-def test_the_latest_start_leads_and_who_tries_counts() -> None:
+def test_the_node_with_the_latest_start_leads_and_candidates_count() -> None:
     watch = Watch("me")
     old, new, candidate, idle = (
         Node(name, name, {}, start=start) for name, start in zip("onci", (3, 4, -1, 0), strict=True)
@@ -81,7 +81,7 @@ def test_the_latest_start_leads_and_who_tries_counts() -> None:
     assert watch.leader([idle], 0.0) is None
 
 
-def test_candidates_come_one_after_the_other() -> None:
+def test_candidates_take_turns() -> None:
     watch, nodes = Watch("c"), [Node(name, name, {}) for name in "abcd"]
     assert watch.leader(nodes, 0.0) is None
     assert watch.rank(nodes) == 2
@@ -90,7 +90,7 @@ def test_candidates_come_one_after_the_other() -> None:
     assert watch.rank(living) == 1
 
 
-def test_who_is_gone_for_long_is_forgotten() -> None:
+def test_a_node_that_is_gone_for_long_is_forgotten() -> None:
     watch, gone, here = Watch("me"), Node("gone", "a", {}), Node("here", "b", {})
     watch.see([gone, here], 0.0)
     later = Node("here", "b", {}, counter=1)
@@ -103,7 +103,7 @@ def test_who_is_gone_for_long_is_forgotten() -> None:
     assert watch.forgotten([gone, later]) == [], "it is back"
 
 
-def test_a_wish_is_found_and_nonsense_is_none() -> None:
+def test_a_wish_is_read_and_an_invalid_one_ignored() -> None:
     objects = MemoryObjects()
     nodes = Nodes(objects)
     assert nodes.wished() is None
@@ -114,7 +114,7 @@ def test_a_wish_is_found_and_nonsense_is_none() -> None:
     assert nodes.wished() is None
 
 
-def test_what_each_does() -> None:
+def test_states_of_nodes() -> None:
     nodes = [Node(name, name, {}, start=start) for name, start in zip("oncis", (3, 4, -1, 0, 2), strict=True)]
     assert [state for _, state in states(nodes, {"o", "n", "c", "i"})] == [
         NodeState.DEPOSED,
@@ -126,7 +126,7 @@ def test_what_each_does() -> None:
     assert states([], set()) == []
 
 
-def test_who_was_heard_of_is_alive() -> None:
+def test_a_node_is_alive_until_the_timeout() -> None:
     watch, node = Watch("me"), Node("one", "a", {})
     watch.see([node], 5.0)
     watch.see([node], 5.0 + NODE_TIMEOUT_S - 0.1)
@@ -147,7 +147,7 @@ def test_every_shard_has_its_own_nodes_and_wishes() -> None:
     assert [Nodes(objects, one).wished() for one in candidates[:3]] == [None, None, Wish("b-000b", 3)]
 
 
-def test_nodes_of_one_shard_are_called_as_they_were() -> None:
+def test_nodes_of_a_single_shard_keep_their_old_names() -> None:
     objects, candidate = MemoryObjects(), Candidate("one")
     Nodes(objects, candidate).put(node_of(candidate, "x", {}, start=0, counter=1))
     Nodes(objects, candidate).wish(Wish("one", 3))
@@ -158,7 +158,7 @@ def test_nodes_of_one_shard_are_called_as_they_were() -> None:
     assert Nodes(objects).wished() == Wish("one", 3)
 
 
-def test_each_shard_has_a_leader_of_its_own() -> None:
+def test_each_shard_has_its_own_leader() -> None:
     nodes = [
         Node("a-0000", "x", {}, start=3),
         Node("a-0001", "y", {}, start=9, shard=1),
@@ -171,7 +171,7 @@ def test_each_shard_has_a_leader_of_its_own() -> None:
     ]
 
 
-def test_candidates_for_shards_that_follow_each_other_begin_with_different_ones() -> None:
+def test_candidates_for_consecutive_shards_start_with_different_machines() -> None:
     ranks = []
     for shard in range(3):
         nodes, watch = [Node(name, name, {}) for name in "abc"], Watch("b", shard)

@@ -1,5 +1,4 @@
-"""A bucket that does not answer for long, and files beside it that go: nothing is taken for damaged, the loop asks for nothing, and who
-cannot write steps down."""
+"""A bucket outage: no damage is reported, the loop never waits for the bucket, and the leader steps down."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ BODIES = [b"%d" % number + bytes(3000) for number in range(12)]
 
 
 class WatchedObjects(MemoryObjects):
-    """A bucket that knows who asks, and may be out."""
+    """A bucket that records the thread of each request, and can be unreachable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +62,7 @@ class WatchedObjects(MemoryObjects):
 
     @contextmanager
     def out(self) -> Iterator[None]:
-        """The bucket answers nobody."""
+        """Make the bucket unreachable."""
         self.is_out = True
         try:
             yield
@@ -72,7 +71,7 @@ class WatchedObjects(MemoryObjects):
 
 
 def staged_and_taken_over(objects: MemoryObjects, tmp_path: Path) -> BucketRig:
-    """A leader that finds staged batches in segments of the one before."""
+    """Return a leader that finds staged batches in its predecessor's segments."""
     rig = BucketRig(objects, tmp_path)
     partition, reported = rig.log.open_partition(1), list[int]()
     for body in BODIES:
@@ -80,7 +79,7 @@ def staged_and_taken_over(objects: MemoryObjects, tmp_path: Path) -> BucketRig:
             TOKEN, partition, batch_of([body]), expires_at_us=2**60, level=Level.STORED, done=expecting(reported)
         )
     rig.loop.run_until(lambda: len(reported) == len(BODIES))
-    for _ in range(2):  # what was recovered is sealed; the next one finds it in a segment
+    for _ in range(2):  # recovered batches are sealed, so the next leader finds them in a segment
         rig.settle()
         rig.kill()
         rig.open()
@@ -95,7 +94,7 @@ def publish(rig: BucketRig) -> None:
     assert not isinstance(published[0], BrokerError)
 
 
-def test_the_loop_asks_the_bucket_for_nothing(tmp_path: Path) -> None:
+def test_the_loop_sends_the_bucket_no_request(tmp_path: Path) -> None:
     """Bodies that an earlier leader sealed are published, read and sealed again."""
     objects = WatchedObjects()
     rig = staged_and_taken_over(objects, tmp_path)
@@ -112,8 +111,8 @@ def test_the_loop_asks_the_bucket_for_nothing(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_a_long_outage_makes_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often a body could not be had while its slot was to be sealed."""
+def test_a_long_outage_is_not_reported_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a body was unavailable while its slot should have been sealed."""
     monkeypatch.setattr(sealer, "UNREAD_MAX", 2)
     monkeypatch.setattr(sealer, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(bucket_store, "PAUSE_FIRST_S", 0.001)
@@ -137,7 +136,7 @@ def test_a_long_outage_makes_no_damage(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("harm", ["cut short", "removed"])
-def test_a_cached_file_that_is_not_what_it_was_is_read_from_the_bucket(tmp_path: Path, harm: str) -> None:
+def test_a_damaged_cache_file_is_fetched_again(tmp_path: Path, harm: str) -> None:
     rig = BucketRig(MemoryObjects(), tmp_path)
     partition = rig.log.open_partition(1)
     wanted, reported = [b"%d" % number + bytes(9000) for number in range(20)], []
@@ -156,7 +155,7 @@ def test_a_cached_file_that_is_not_what_it_was_is_read_from_the_bucket(tmp_path:
     rig.log.close()
 
 
-def test_who_cannot_write_steps_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_cannot_write_steps_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "STEP_DOWN_S", 0.3)
     objects = WatchedObjects()
     rig = BucketRig(objects, tmp_path)
@@ -176,10 +175,10 @@ def test_who_cannot_write_steps_down(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("why", ["another leads", "the bucket is out"])
-def test_what_finds_no_way_at_the_end_is_refused_as_undone_or_unknown(
+def test_appends_pending_at_the_end_are_refused_as_not_stored_or_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """Not as failed storage, which nobody would ask again."""
+    """The error must not be STORAGE_FAILED, which clients do not retry."""
     monkeypatch.setattr(uploader, "FINISH_S", 0.2)
     objects = WatchedObjects()
     rig = BucketRig(objects, tmp_path)

@@ -1,4 +1,4 @@
-"""The log over a bucket: what was acknowledged is there for the next leader, whatever became of the one before and of its directory."""
+"""The log over a bucket: acknowledged records survive the leader and its local directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STORED = LogSettings(
 
 
 class BucketRig(Rig):
-    """A log over one bucket, opened again in a directory that knows nothing."""
+    """A log over one bucket, reopened in an empty directory."""
 
     def __init__(self, objects: Objects, directory: Path, node: str = "one", settings: LogSettings = STORED) -> None:
         self.objects = objects
@@ -55,12 +55,12 @@ def wait_for(event: Event) -> None:
 
 
 def reach(rig: Rig, reported: Sequence[Sequence[int]]) -> None:
-    """Until all were told."""
+    """Run until every append is acknowledged."""
     rig.loop.run_until(lambda: all(reported))
 
 
 def stored_chain(objects: Objects) -> JournalChain:
-    """What a reader finds from the floor on."""
+    """Return what a reader finds from the floor on."""
     seed = int.from_bytes(objects.read(f"{SHARD}seed").content, "little")
     floor = Floor()
     if f"{SHARD}floor" in objects.list(SHARD):
@@ -71,14 +71,14 @@ def stored_chain(objects: Objects) -> JournalChain:
     return chain
 
 
-def test_everything_comes_back_without_the_directory(tmp_path: Path) -> None:
+def test_everything_is_recovered_without_the_directory(tmp_path: Path) -> None:
     objects, wanted = MemoryObjects(), []
     rig = BucketRig(objects, tmp_path)
     rig.log.open_partition(1)
     for start in range(4):
         partition = rig.log.partition(1)
         reported: list[list[int]] = []
-        for number in range(40):  # some slots of 64 KiB
+        for number in range(40):  # several slots of 64 KiB
             values = [b"%d-%d-%d" % (start, number, one) + bytes(700) for one in range(5)]
             rig.loop.run_until(lambda: not rig.log.congested)
             reported += [rig.append(partition, values), rig.change(b"change-%d-%d" % (start, number))]
@@ -98,8 +98,11 @@ def test_everything_comes_back_without_the_directory(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_rot_in_the_cache_is_no_damage_of_the_log(tmp_path: Path) -> None:
-    """Every cached segment has flipped bits; what is read is what the bucket has, and only what the bucket lacks is damaged."""
+def test_bit_rot_in_the_cache_does_not_damage_the_log(tmp_path: Path) -> None:
+    """Every cached segment has flipped bits.
+
+    Reads return the bucket's bytes; only data missing in the bucket is damaged.
+    """
     objects, wanted = MemoryObjects(), []
     rig = BucketRig(objects, tmp_path)
     partition = rig.log.open_partition(1)
@@ -118,15 +121,15 @@ def test_rot_in_the_cache_is_no_damage_of_the_log(tmp_path: Path) -> None:
     content[3000] ^= 1
     objects.put(name, bytes(content))
     rig.log.close()
-    rig.open()  # with nothing at hand
+    rig.open()  # with an empty cache
     with pytest.raises(Corrupt):
         rig.read(rig.log.partition(1))
     rig.log.close()
 
 
 @pytest.mark.parametrize("size", [100, 700_000], ids=["little", "much"])
-def test_rot_of_staged_bodies_in_the_cache_is_no_damage_either(tmp_path: Path, size: int) -> None:
-    """What was staged lies in a cached segment when it is published; neither who reads it nor who seals it anew gets the flipped bits."""
+def test_bit_rot_of_staged_bodies_in_the_cache_does_not_damage_the_log(tmp_path: Path, size: int) -> None:
+    """A staged batch is in a cached segment when it is published; neither reads nor sealing use the flipped bits."""
     rig = BucketRig(MemoryObjects(), tmp_path, settings=replace(STORED, slot_bytes=1 << 20))
     partition, token, wanted = rig.log.open_partition(1), bytes(15) + b"7", [bytes(size)]
     reported: list[int] = []
@@ -152,7 +155,7 @@ def test_rot_of_staged_bodies_in_the_cache_is_no_damage_either(tmp_path: Path, s
     rig.log.close()
 
 
-def test_rot_of_footers_in_the_cache_is_no_damage_either(tmp_path: Path) -> None:
+def test_bit_rot_of_footers_in_the_cache_does_not_damage_the_log(tmp_path: Path) -> None:
     rig = BucketRig(MemoryObjects(), tmp_path)
     rig.append(rig.log.open_partition(1), [b"kept"])
     rig.settle()
@@ -183,7 +186,7 @@ def flip_all(paths: Sequence[Path]) -> None:
         path.write_bytes(content)
 
 
-def test_the_floor_moves_and_starts_stay(tmp_path: Path) -> None:
+def test_the_floor_advances_and_starts_are_kept(tmp_path: Path) -> None:
     objects = MemoryObjects()
     rig = BucketRig(objects, tmp_path)
     partition = rig.log.open_partition(1)
@@ -198,13 +201,13 @@ def test_the_floor_moves_and_starts_stay(tmp_path: Path) -> None:
     floor = Floor.unpack(objects.read(f"{SHARD}floor").content)
     names = objects.list(f"{SHARD}journal/")
     assert floor.number > 5
-    assert names[0] == SHARD + object_name(1), "the start below the floor stays"
+    assert names[0] == SHARD + object_name(1), "the start below the floor is kept"
     assert names[1] >= SHARD + object_name(floor.number)
     assert len(objects.list(f"{SHARD}snapshots/")) == 1
 
 
 @pytest.mark.parametrize("fault", [ObjectFault.LOST_REPLY, ObjectFault.BUSY, ObjectFault.REFUSED, ObjectFault.LATE])
-def test_puts_that_fail_are_settled(tmp_path: Path, fault: ObjectFault) -> None:
+def test_failed_puts_are_resolved(tmp_path: Path, fault: ObjectFault) -> None:
     objects = MemoryObjects()
     rig = BucketRig(objects, tmp_path)
     partition = rig.log.open_partition(1)
@@ -220,7 +223,7 @@ def test_puts_that_fail_are_settled(tmp_path: Path, fault: ObjectFault) -> None:
     rig.log.close()
 
 
-def test_nobody_sees_what_is_not_stored(tmp_path: Path) -> None:
+def test_unstored_records_are_not_readable(tmp_path: Path) -> None:
     stored = Event()
     objects = MemoryObjects(wait=lambda: wait_for(stored))
     rig = BucketRig(objects, tmp_path)
@@ -239,7 +242,7 @@ def test_nobody_sees_what_is_not_stored(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_what_is_not_stored_is_told_in_bytes_and_seconds(tmp_path: Path) -> None:
+def test_unstored_records_are_reported_in_bytes_and_seconds(tmp_path: Path) -> None:
     held, clock = Event(), SimulatedClock()
     objects = MemoryObjects(wait=lambda: wait_for(held))
     opening = ShardOpening(
@@ -272,7 +275,7 @@ def test_what_is_not_stored_is_told_in_bytes_and_seconds(tmp_path: Path) -> None
     log.close()
 
 
-def test_who_was_deposed_acknowledges_nothing(tmp_path: Path) -> None:
+def test_a_deposed_leader_acknowledges_nothing(tmp_path: Path) -> None:
     objects = MemoryObjects()
     old = BucketRig(objects, tmp_path, "old")
     partition = old.log.open_partition(1)
@@ -318,7 +321,7 @@ def test_staged_batches_are_published_by_the_next_leader(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("change", ["missing", "damaged", "floor"])
-def test_a_journal_that_somebody_broke_is_not_led(tmp_path: Path, change: str) -> None:
+def test_a_damaged_journal_gets_no_leader(tmp_path: Path, change: str) -> None:
     objects = MemoryObjects()
     rig = BucketRig(objects, tmp_path)
     partition = rig.log.open_partition(1)
@@ -338,10 +341,10 @@ def test_a_journal_that_somebody_broke_is_not_led(tmp_path: Path, change: str) -
     before = objects.list("")
     with pytest.raises(Corrupt):
         rig.open()
-    assert objects.list("") == before, "nothing was claimed"
+    assert objects.list("") == before, "no name was claimed"
 
 
-def test_a_directory_with_a_log_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_has_its_own_log_is_refused(tmp_path: Path) -> None:
     Rig(tmp_path / "one-0").log.close()
     with pytest.raises(Invalid, match="log of its own"):
         BucketRig(MemoryObjects(), tmp_path)

@@ -28,7 +28,7 @@ from polywire.types import Buffer
 
 @dataclass
 class Process:
-    """What the process tells of itself."""
+    """The state that the process reports."""
 
     stopping: bool = False
     refused: int = 3
@@ -60,7 +60,7 @@ class Process:
 
 
 def bucket_view(*, priced: bool = True) -> BucketView:
-    """A broker that leads, with another that stands by."""
+    """Return a view with a leader and a standby."""
     taken, slow = Durations(), Durations()
     for durations, seconds in ((taken, 0.03), (taken, 0.04), (slow, 99.0)):
         durations.observe(seconds)
@@ -123,7 +123,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request was answered."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
@@ -135,12 +135,12 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """Of the error that it is."""
+        """Return the code of the error response."""
         return str(self.json["error"]["code"])
 
 
 def request(method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
-    """A request as a client other than a browser sends it."""
+    """Return a request as a client other than a browser sends it."""
     sent = {"Host": "127.0.0.1:9080"} | dict(headers or {})
     if body:
         sent["Content-Length"] = str(len(body))
@@ -149,7 +149,7 @@ def request(method: str, path: str, headers: Mapping[str, str] | None = None, bo
 
 
 def answer_of(sent: bytes) -> Answer:
-    """The one answer in these bytes."""
+    """Return the only response in these bytes."""
     head, _, body = sent.partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -189,7 +189,7 @@ class Site:
 
     @property
     def caller(self) -> Caller:
-        """Who asks on an open broker."""
+        """Return the caller of an open broker."""
         return caller_of(ROOT, self.peer.peer)
 
     def close(self) -> None:
@@ -198,25 +198,25 @@ class Site:
         self.loop.close()
 
     def configure(self, **grants: Any) -> None:
-        """Have users whose password is their name."""
+        """Configure users whose passwords are their names."""
         users = [ConfiguredUser(name, hash_password(name), given) for name, given in grants.items()]
         self.broker.access.configure(users)
 
     def make_user(self, name: str, password: str, *permissions: str) -> None:
-        """Have a user that can be changed over a wire: configured ones cannot, whoever asks."""
+        """Create a user that can be changed over the API; configured users cannot."""
         done: asyncio.Future[Any] = self.loop.create_future()
         grants = parse_grants(permissions) if permissions else None
         self.broker.access.create_user(name, password, grants, done=completing(done))
         self.loop.run_until_complete(done)
 
     def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | Any = b"") -> Answer:
-        """Have a request carried out."""
+        """Send a request and return its response."""
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
         return self.exchange(request(method, path, headers, body))
 
     def exchange(self, sent: bytes) -> Answer:
-        """Have the bytes of a request carried out."""
+        """Send the bytes of a request and return its response."""
         self.peer.sent.clear()
         exchange = self.application.exchange(self.peer, asyncio.Event())
         self.loop.run_until_complete(exchange.run(sent))

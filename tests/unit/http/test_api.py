@@ -123,7 +123,7 @@ def test_large_values_are_truncated_by_default(site: Site, monkeypatch: pytest.M
     assert first["value"]["text"] == "ä" * 3000
     monkeypatch.setattr(records, "PAGE_BYTES_MAX", 13_000)
     page = get(site, "/topics/t/partitions/0/records?whole=1").json
-    assert (len(page["records"]), page["next_offset"]) == (2, 2), "what does not fit is on the next page"
+    assert (len(page["records"]), page["next_offset"]) == (2, 2), "the rest is on the next page"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_offsets_are_reset_after_a_preview(site: Site) -> None:
     (group,) = get(site, "/groups").json["groups"]
     assert (group["group"], group["lag_records"]) == ("g", 3)
     assert get(site, "/topics/t/groups/g").json["partitions"][0]["records"] == 3
-    assert get(site, "/topics/t/groups/nobody").code == "group_missing"
+    assert get(site, "/topics/t/groups/unknown").code == "group_missing"
     assert post(site, "/topics/t/groups/g/reset", {"to": "someday"}).status == 400
 
 
@@ -273,7 +273,7 @@ def test_own_user_and_tokens_need_only_a_login(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("endpoint", [endpoint for endpoint in ENDPOINTS if endpoint not in OWN], ids=named)
 def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
-    """Who has every permission but those of the action is refused, who has one of them is not; without a login nobody is heard."""
+    """Every permission but the required one is refused, the required one is enough, and a login is always needed."""
     site = Site()
     try:
         store(site, "shop.t", [b"v"])
@@ -294,7 +294,7 @@ def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.method != "GET"], ids=named)
 def test_a_foreign_page_changes_nothing(site: Site, endpoint: Endpoint) -> None:
-    """A form has no such header, a script of another page is another origin, and a name of its own is another host."""
+    """Forms cannot send the header, other pages have another origin, and foreign names are another host."""
     body = json.dumps(BODY).encode()
     foreign = [
         {"Content-Type": "application/json"},

@@ -16,7 +16,7 @@ SCRIPTS = {
 
 def test_scripts_have_no_import_cycles() -> None:
     order = list(TopologicalSorter({name: IMPORTED.findall(text) for name, text in SCRIPTS.items()}).static_order())
-    assert order[-1] == "console.js", "everything is loaded by it"
+    assert order[-1] == "console.js", "the page loads everything through it"
 
 
 def test_every_imported_script_is_served() -> None:

@@ -26,7 +26,7 @@ ORDERS = "shop.orders"
 
 
 def letter(value: bytes, topic: str = ORDERS, partition: str = "1", *, key: bytes | None = None) -> Record:
-    """A record as refine leaves it."""
+    """Return a dead letter as ``refine`` writes it."""
     said = {"reason": "malformed", "topic": topic, "partition": partition, "offset": "7"}
     headers = [
         Header(b"trace", b"\xff"),
@@ -87,7 +87,7 @@ def test_letters_are_redriven_unchanged_and_once(dead: Site) -> None:
     store(dead, DEAD, [letter(b"d")])
     redrive(dead, {"topics": [ORDERS]})
     assert values(dead) == [b"a", b"b", b"c", b"d"]
-    assert not dead.broker.transactions.visible(by=dead.caller), "a redrive leaves no transactional id"
+    assert not dead.broker.transactions.visible(by=dead.caller), "the redrive leaves no transactional id behind"
 
 
 def test_letters_go_only_to_topics_in_the_request(dead: Site) -> None:
@@ -118,7 +118,7 @@ def test_a_failed_redrive_sends_and_commits_nothing(dead: Site, monkeypatch: pyt
 
 
 def test_concurrent_redrives_send_letters_once(dead: Site) -> None:
-    """Both have looked before either sends."""
+    """Both have read the letters before either sends."""
     sent = request("POST", f"{PREFIX}/topics/{DEAD}/redrive", CHANGE, b'{"topics": ["shop.orders"]}')
     peers = [Peer(), Peer()]
 
@@ -146,7 +146,7 @@ def test_redrives_have_a_size_limit(dead: Site, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(dead_letters, "LETTERS_BYTES_MAX", 3)
     monkeypatch.setattr(dead_letters, "LETTERS_MAX", 100)
     store(dead, DEAD, [letter(b"long"), letter(b"next")])
-    assert redrive(dead, {"topics": [ORDERS]}).json["letters"] == 1, "one letter is always taken"
+    assert redrive(dead, {"topics": [ORDERS]}).json["letters"] == 1, "one letter is always sent"
 
 
 def test_redriving_one_letter_commits_no_offset(dead: Site) -> None:

@@ -28,7 +28,7 @@ CHANGE = {"X-Polywire": "1", "Content-Type": "application/json"}
 
 
 class _Output(Peer):
-    """What the far end of a link writes; the loop's next pass delivers it."""
+    """Bytes that the far end of a link writes; the loop's next pass delivers them."""
 
     def __init__(self, link: _Link) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _FarSite:
 
 
 class Shards:
-    """Implements ``Shards``; the first one is asked. ``lost``: those whose processes have ended."""
+    """Implements ``Shards``; the first shard is asked. ``lost``: shards whose processes have ended."""
 
     count = SHARDS
     own = 0
@@ -113,7 +113,7 @@ class Shards:
         return _Link(site, peer, factory, breaks=shard in self.lost)
 
     def join_transactions(self) -> None:
-        """Let transactions have parts in several shards."""
+        """Allow transactions with participants in several shards."""
         for number, site in enumerate(self.sites):
             site.broker.branches.begin(_Branches(self), _View(self, number).is_home)
 
@@ -122,7 +122,7 @@ class Shards:
 
 
 class _View:
-    """The shards as one of them sees them; transactional ids are at home in all of them."""
+    """The shards as seen by one of them; every shard coordinates transactional ids."""
 
     count = SHARDS
     key = Shards.key
@@ -203,7 +203,7 @@ def test_metrics_of_all_processes_are_merged(shards: Shards) -> None:
     make(shards, "a", "b", "c")
     text = shards.ask("GET", "/metrics").body.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert len(families) == sum(line.startswith("# TYPE") for line in text.splitlines()), "each is told once"
+    assert len(families) == sum(line.startswith("# TYPE") for line in text.splitlines()), "each shard is asked once"
     topics = {(s.labels["shard"], s.value) for s in families["polywire_topics"].samples}
     assert topics == {("0000", 1.0), ("0001", 1.0), ("0002", 1.0)}
     assert {s.labels["topic"] for s in families["polywire_topic_partitions"].samples} == {"a", "b", "c"}
@@ -238,7 +238,7 @@ def test_every_process_checks_the_login(shards: Shards) -> None:
     links = shards.links
     assert shards.ask("GET", "/api/v1/topics/b").status == 401
     assert shards.ask("GET", "/metrics").status == 401
-    assert shards.links == links, "nothing is carried for who has yet to log in"
+    assert shards.links == links, "nothing is forwarded before the login"
     login = {"Authorization": "Basic cm9vdDpyb290"}
     assert shards.ask("GET", "/api/v1/topics/b", None, **login).status == 200
     assert shards.ask("GET", "/metrics", None, **login).status == 200

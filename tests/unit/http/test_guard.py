@@ -54,7 +54,7 @@ def test_addresses_and_allowed_names_are_accepted(host: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/metrics", "/livez", "/nothing"])
 def test_other_host_names_are_rejected(site: Site, host: str, path: str) -> None:
-    """A page of evil.example has its name answered with our address: the browser takes us for it."""
+    """A page of evil.example resolves its name to our address, so the browser treats us as the same origin."""
     answer = site.ask("GET", path, {"Host": host})
     assert (answer.status, answer.code) == (403, "denied")
 

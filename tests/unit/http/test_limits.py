@@ -20,7 +20,7 @@ from tests.unit.http.test_guard import CHANGE
 
 MANY_HEADERS = 100_000
 PAGE = f"{PREFIX}/topics/t/partitions/0/records"
-MEMORY_MAX = 12_000_000  # the batch takes 1 MB, a few times; its headers as values 20 MB, as JSON 100 MB
+MEMORY_MAX = 12_000_000  # the batch takes a few MB; its headers would take 20 MB as values and 100 MB as JSON
 
 
 def store(site: Site, *stored: Record, topic: str = "t") -> None:
@@ -39,7 +39,7 @@ def post(site: Site, path: str, body: Any) -> Any:
 
 @pytest.fixture
 def many(site: Site) -> Site:
-    """A dead letter with very many headers, and what makes answers is loaded."""
+    """Write a dead letter with very many headers, and load the modules that respond."""
     site.broker.create_topic(TopicName.parse("orders"), 3)
     headers = (Header(b"dead.topic", b"orders"), Header(b"dead.partition", b"2"))
     store(site, Record(b"v", b"k", headers + (Header(b"h", b""),) * (MANY_HEADERS - 2)))
@@ -135,7 +135,7 @@ def test_a_search_reads_a_limited_number_of_bytes(site: Site, monkeypatch: pytes
     store(site, *[Record(b"x" * 300_000)] * 20)
     page = site.ask("GET", f"{PAGE}?key=other").json
     assert (page["records"], page["looked_at"]) == ([], page["next_offset"])
-    assert 3 <= page["next_offset"] < 10, "the next request goes on there"
+    assert 3 <= page["next_offset"] < 10, "the next request resumes there"
 
 
 def test_a_disconnected_client_holds_its_slot_until_its_thread_ends(site: Site) -> None:
@@ -254,7 +254,7 @@ def test_labels_contain_no_control_characters(site: Site) -> None:
     text = site.ask("GET", "/metrics").body.decode()
     assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
     labels = {line.split("group=")[1] for line in text.split("\n") if line.startswith("polywire_group_lag_records{")}
-    assert len(labels) == len(names), "no two names become one"
+    assert len(labels) == len(names), "no two names become equal"
 
 
 def test_labels_equal_names_without_control_characters() -> None:

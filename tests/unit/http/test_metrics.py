@@ -18,7 +18,7 @@ from tests.unit.http.site import Site, bucket_view
 
 
 def reported(site: Site) -> dict[tuple[str, ...], float]:
-    """Values by name and labels."""
+    """Return values by name and labels."""
     text = site.ask("GET", "/metrics").body.decode()
     found = {}
     for family in text_string_to_metric_families(text):
@@ -54,7 +54,9 @@ def test_a_partition_without_a_commit_has_no_lag(site: Site) -> None:
     time.sleep(0.01)
     found = reported(site)
     assert found["polywire_group_lag_records", "billing", "orders"] == 3
-    assert ("polywire_group_lag_records", "audit", "orders") not in found, "it may have begun at the end"
+    assert ("polywire_group_lag_records", "audit", "orders") not in found, (
+        "without a committed offset the group may have started at the end"
+    )
     assert ("polywire_group_lag_seconds", "audit", "orders") not in found
     assert 0.01 <= found["polywire_group_lag_seconds", "billing", "orders"] < 60
     site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 5)

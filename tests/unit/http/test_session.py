@@ -16,7 +16,7 @@ from tests.unit.http.site import Peer, request
 
 
 class Held:
-    """An application that answers with the path, once it is let go."""
+    """An application that responds with the path, once it is released."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -17,7 +17,7 @@ BOSS = basic("boss", "boss")
 
 @pytest.fixture
 def closed(site: Site) -> Site:
-    """A broker with an administrator, and one who may manage users but read no topic."""
+    """Return a broker with an administrator, and a user who may manage users but read no topic."""
     site.configure(boss=EVERYTHING, clerk=parse_grants(["manage_users"]))
     return site
 

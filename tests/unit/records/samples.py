@@ -1,4 +1,4 @@
-"""Records that together use every column, and a way to damage batches on purpose."""
+"""Records that together use every column, and damage to batches on purpose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RICH = (
 
 
 def spans(rows: Iterable[tuple[bytes | None, bytes | None]]) -> tuple[bytes, array[int]]:
-    """A receive buffer that holds these keys and values, and their spans."""
+    """Return a receive buffer with these keys and values, and their spans."""
     source, numbers = bytearray(b"noise"), array("q")
     for row in rows:
         for part in row:
@@ -38,7 +38,7 @@ def spans(rows: Iterable[tuple[bytes | None, bytes | None]]) -> tuple[bytes, arr
 
 
 def reseal(batch: bytearray) -> bytearray:
-    """Renew both checksums, as someone who means harm would."""
+    """Renew both checksums, as an attacker would."""
     body_bytes = min(unpack_from("<I", batch, 72)[0], len(batch) - 104)
     pack_into("<Q", batch, 88, xxh64_intdigest(memoryview(batch)[104 : 104 + body_bytes]))
     pack_into("<Q", batch, 96, xxh64_intdigest(memoryview(batch)[:96]))

@@ -1,4 +1,4 @@
-"""Batches from spans and from columns hold what they were given, laid out as decision 0101 draws it."""
+"""Batches built from spans and columns hold the given records in the layout of decision 0101."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.unit.records.samples import PRODUCER, RICH, payloads, spans
 ROWS = [(b"k1", b"one"), (None, b""), (b"", None), (b"k4", b"four")]
 
 
-def test_the_bytes_are_those_of_the_decision() -> None:
-    """A drawn example: one record ``v`` without a key."""
+def test_the_bytes_match_the_decision() -> None:
+    """The example of the decision: one record ``v`` without a key."""
     built = batch.from_spans(*spans([(None, b"v")]))
     assert len(built) == 128
     assert built[:4] == b"PWB1"
@@ -27,7 +27,7 @@ def test_the_bytes_are_those_of_the_decision() -> None:
     assert unpack_from("<QQ", built, 88) == (xxh64_intdigest(built[104:121]), xxh64_intdigest(built[:96]))
 
 
-def test_records_of_spans_come_back() -> None:
+def test_records_of_spans_read_back() -> None:
     built = batch.from_spans(*spans(ROWS))
     assert batch.validate(built) == len(built)
     assert payloads(to_records(built)) == ROWS
@@ -78,7 +78,7 @@ def test_flags_for_other_spans_are_refused() -> None:
         batch.from_spans(b"source", array("q", [0, 1, 0, 1]), None, b"\0\0")
 
 
-def test_no_records_are_no_batch() -> None:
+def test_an_empty_batch_is_refused() -> None:
     for rows in (None, array("i")):
         with pytest.raises(Invalid) as caught:
             batch.from_spans(b"", array("q"), rows)
@@ -115,14 +115,14 @@ def test_a_column_of_wrong_size_is_refused(column: Column) -> None:
 @pytest.mark.parametrize(
     "column", [Column(i) for i in (0, 1, 3, 4, *range(11, 23), 23)] + [Column.RECORD_FLAGS, Column.EVENT_TYPE_BYTES]
 )
-def test_a_column_without_its_company_is_refused(column: Column) -> None:
+def test_a_column_without_its_companion_is_refused(column: Column) -> None:
     columns = _columns(from_records(RICH, producer_id=PRODUCER))
     del columns[column]
     with pytest.raises(Invalid):
         batch.from_columns(columns, len(RICH))
 
 
-def test_a_compacted_batch_covers_its_holes() -> None:
+def test_a_compacted_batch_covers_its_gaps() -> None:
     columns: dict[int, bytes] = _columns(batch.from_spans(*spans([(b"a", b"12"), (b"b", b"345")])))
     columns[Column.OFFSET_DELTAS] = array("I", [0, 5]).tobytes()
     columns[Column.ADDRESS_DELTAS] = array("I", [0, 100]).tobytes()

@@ -1,4 +1,4 @@
-"""Nothing that breaks a rule of decision 0101 passes, also when its checksums are right."""
+"""Validation refuses every violation of decision 0101, also with correct checksums."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_every_flipped_bit_is_refused() -> None:
             batch.validate(damaged)
 
 
-def test_every_cut_is_refused() -> None:
+def test_every_truncation_is_refused() -> None:
     for size in range(len(SMALL)):
         with pytest.raises(Invalid):
             batch.validate(SMALL[:size])
 
 
-def test_what_follows_and_precedes_does_not_matter() -> None:
+def test_bytes_around_a_batch_do_not_matter() -> None:
     assert batch.validate(b"x" + FULL + b"y", 1) == len(FULL)
     for at in (-1, 0, 2):
         with pytest.raises(Invalid):
@@ -78,7 +78,7 @@ def test_header_fields(position: int, code: str, number: int, rule: str) -> None
 
 
 @pytest.mark.parametrize("field", [56, 64])
-def test_no_producer_no_numbers_of_one(field: int) -> None:
+def test_fields_of_a_producer_need_a_producer(field: int) -> None:
     damaged = bytearray(SMALL)
     pack_into("<q", damaged, field, 1)
     _refused(damaged, "producer")
@@ -174,7 +174,7 @@ def test_deltas_of_a_compacted_batch(offsets: list[int], addresses: list[int], g
     _refused(built, "deltas")
 
 
-def test_large_batches_are_checked_as_well() -> None:
+def test_large_batches_are_checked_too() -> None:
     built = batch.from_spans(*spans([(None, bytes(400_000))]))
     assert batch.validate(built) == len(built)
     built[200_000] = 1

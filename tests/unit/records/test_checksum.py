@@ -1,4 +1,4 @@
-"""Checksums equal their specifications, at every length and alignment."""
+"""Checksums match their specifications at every length and alignment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_xxh64_has_the_specified_digests(data: bytes, digest: int) -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_checksums_equal_the_libraries(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if own:
-        monkeypatch.setattr(checksum, "_library", None)  # our own code, also where the library would be used
+        monkeypatch.setattr(checksum, "_library", None)  # our own code, even where the library would be used
     random_bytes = random.Random(1).randbytes
     for size in [*range(100), 1000, 4095]:
         data = random_bytes(size + 7)

@@ -1,4 +1,4 @@
-"""Bodies shrink and come back; nothing expands beyond its limit."""
+"""Compression of bodies round-trips, and expansion never exceeds its limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = batch.from_spans(*spans([(b"key", b"value " * 1000)] * 10))
 
 
 @pytest.mark.parametrize("kind", Compression)
-def test_a_body_comes_back(kind: Compression) -> None:
+def test_a_body_round_trips(kind: Compression) -> None:
     numbered = bytearray(PLAIN)
     batch.stamp(numbered, 0, 3, 1, 50, 500, 9)
     packed = bytearray(compress_body(numbered, kind))
@@ -34,7 +34,7 @@ def test_a_body_comes_back(kind: Compression) -> None:
 
 
 @pytest.mark.parametrize("kind", Compression)
-def test_what_is_plain_or_does_not_shrink_passes_untouched(kind: Compression) -> None:
+def test_bodies_that_are_plain_or_do_not_shrink_are_unchanged(kind: Compression) -> None:
     small = batch.from_spans(*spans([(None, b"v")]))
     assert compress_body(small, kind) is small
     assert expand_body(small, 0) is small
@@ -43,7 +43,7 @@ def test_what_is_plain_or_does_not_shrink_passes_untouched(kind: Compression) ->
 
 
 @pytest.mark.parametrize("kind", Compression)
-def test_the_limit_holds(kind: Compression) -> None:
+def test_expansion_stops_at_the_limit(kind: Compression) -> None:
     packed = compress_body(PLAIN, kind)
     assert expand_body(packed, len(PLAIN)) == PLAIN
     with pytest.raises(Invalid) as caught:
@@ -53,7 +53,7 @@ def test_the_limit_holds(kind: Compression) -> None:
 
 @pytest.mark.parametrize("kind", Compression)
 @pytest.mark.parametrize("raw", [0, 1, 1000, len(PLAIN) - 105, len(PLAIN), 2**24, 2**32 - 1])
-def test_a_lie_about_the_size_is_refused(kind: Compression, raw: int) -> None:
+def test_a_wrong_declared_size_is_refused(kind: Compression, raw: int) -> None:
     packed = bytearray(compress_body(PLAIN, kind))
     if raw == batch.read_header(packed).body_bytes_raw:
         raw -= 1
@@ -69,7 +69,7 @@ def test_damage_is_refused(kind: Compression) -> None:
         damaged = bytearray(packed)
         damaged[position] ^= 0x10
         try:
-            assert expand_body(damaged) is damaged, "only a flag that says plain may pass"
+            assert expand_body(damaged) is damaged, "only a changed flag that means uncompressed may pass"
         except Invalid:
             continue
     sealed = bytearray(packed)

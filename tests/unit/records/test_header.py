@@ -1,4 +1,4 @@
-"""Headers are numbered in place, verified, and walked."""
+"""Batch headers: stamping in place, verification, and walking over batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_read_only_and_short_buffers_cannot_be_numbered() -> None:
             batch.read_header(ONE, at)
 
 
-def test_every_flipped_bit_is_noticed() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for bit in range(8 * len(ONE)):
         damaged = bytearray(ONE)
         damaged[bit >> 3] ^= 1 << (bit & 7)
@@ -72,16 +72,16 @@ def test_walk_stops_before_an_incomplete_batch() -> None:
     assert list(batch.walk(b"")) == []
 
 
-def test_walk_refuses_bytes_that_begin_no_batch() -> None:
+def test_walk_refuses_bytes_that_are_not_a_batch() -> None:
     with pytest.raises(Invalid):
         batch.walk(ONE + bytes(8))
     damaged = bytearray(ONE)
-    damaged[4:8] = bytes(4)  # a length of nothing would never end
+    damaged[4:8] = bytes(4)  # a length of zero would never end
     with pytest.raises(Invalid):
         batch.walk(ONE + damaged)
 
 
-def test_layout_refuses_what_does_not_fit() -> None:
+def test_layout_refuses_incomplete_or_unaligned_batches() -> None:
     for at in (-1, 1, len(ONE)):
         with pytest.raises(Invalid):
             batch.layout(ONE, at)

@@ -1,4 +1,4 @@
-"""Keys and values of headers in the types that their kinds name, whatever bytes a client sent under them."""
+"""Typed keys and values of headers, whatever bytes a client sent for their kinds."""
 
 from __future__ import annotations
 

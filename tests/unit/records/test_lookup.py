@@ -1,4 +1,4 @@
-"""Records are found by offset and Kafka 0.7 address, payloads by spans."""
+"""Lookups of records by offset and Kafka 0.7 address, and of payloads by spans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_addresses(flags: bytes | None, addresses: list[int]) -> None:
     )
 
 
-def test_records_that_are_not_there() -> None:
+def test_missing_records() -> None:
     for index in (-1, 4):
         with pytest.raises(IndexError):
             batch.address_of(_numbered(None), index)
@@ -69,7 +69,7 @@ def test_offsets_and_addresses_of_a_compacted_batch() -> None:
     assert [batch.record_at_address(built, address) for address in (100, 111, 144, 160, 171)] == [0, -1, 1, 2, -1]
 
 
-def test_spans_are_those_that_made_the_batch() -> None:
+def test_spans_match_those_that_made_the_batch() -> None:
     chunk = b"abc" + _numbered(None)
     numbers = batch.spans_of(chunk, 3)
     quads = [numbers[i : i + 4] for i in range(0, len(numbers), 4)]
@@ -87,7 +87,7 @@ def test_spans_are_those_that_made_the_batch() -> None:
             batch.spans_of(chunk, at)
 
 
-def test_spans_can_be_filled_in_a_few_at_a_time() -> None:
+def test_spans_can_be_filled_in_parts() -> None:
     chunk = bytes(_numbered(None))
     whole, spans = batch.spans_of(chunk), memoryview(bytearray(32 * len(ROWS)))
     for first in range(0, len(ROWS), 2):

@@ -1,4 +1,4 @@
-"""Keys reach the partitions that real clients of each wire compute."""
+"""Partitioners choose the partitions that real clients of each protocol compute."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_fnv_32(key: bytes, digest: int, of_3: int, of_4: int) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KeyHash))
-def test_one_key_goes_where_it_goes_among_many(kind: KeyHash) -> None:
+def test_a_key_hashes_the_same_alone_and_among_many(kind: KeyHash) -> None:
     for key in (b"", b"a", b"user-1", bytes(range(100))):
         source, keys = spans([(key, None)])
         assert partitioner.partition_of(memoryview(key), 7, kind) == partitioner.partitions_of(source, keys, 7, kind)[0]
@@ -77,7 +77,7 @@ def test_a_null_key_counts_as_an_empty_one(hash_kind: KeyHash) -> None:
     assert null == empty
 
 
-def test_no_key_is_read_outside_of_the_source() -> None:
+def test_no_byte_outside_of_the_source_is_read() -> None:
     for position, length in [(-1, 1), (0, 7), (6, 1), (0, -2), (2**62, 2**62)]:
         with pytest.raises(ValueError):
             partitioner.partitions_of(b"source", array("q", [position, length, 0, 0]), 3, KeyHash.FNV32)

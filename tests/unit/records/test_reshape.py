@@ -1,4 +1,4 @@
-"""Merging, slicing and taking keep records, numbers and every column."""
+"""Merging, slicing and taking preserve records, numbers and columns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.unit.records.samples import PRODUCER, RICH, reseal, spans
 PLAIN = tuple(Record(value=b"v%d" % i) for i in range(3))
 
 
-def test_merging_fills_what_a_source_lacks() -> None:
+def test_merging_fills_missing_columns() -> None:
     merged = batch.merge([from_records(PLAIN), from_records(RICH), from_records(PLAIN)])
     assert batch.validate(merged) == len(merged)
     assert merged == from_records([*PLAIN, *RICH, *PLAIN])
 
 
-def test_merging_numbered_neighbours_keeps_their_numbers() -> None:
+def test_merging_numbered_neighbours_preserves_their_numbers() -> None:
     parts, offset, address = [], 40, 4000
     for records in (PLAIN, RICH):
         part = from_records(records)
@@ -59,7 +59,7 @@ def test_batches_of_producers_are_not_merged() -> None:
         batch.merge([from_records(PLAIN), part])
 
 
-def test_what_cannot_be_merged_is_refused() -> None:
+def test_invalid_merges_are_refused() -> None:
     with pytest.raises(ValueError):
         batch.merge([])
     with pytest.raises(Invalid):
@@ -85,7 +85,7 @@ def test_merging_computes_missing_crcs() -> None:
     assert list(memoryview(merged)[place : place + 8].cast("I")) == [zlib.crc32(b"v0"), zlib.crc32(b"v1")]
 
 
-def test_compacted_batches_keep_their_holes() -> None:
+def test_compacted_batches_keep_their_gaps() -> None:
     compacted = _compacted()
     batch.stamp(compacted, 0, 7, 2, 10, 100, 5)
     after = from_records(PLAIN)
@@ -105,7 +105,7 @@ def test_compacted_batches_keep_their_holes() -> None:
 
 
 def _compacted() -> bytearray:
-    """Three records of which others went: offsets 0, 3, 8 of 10; addresses 0, 50, 70 of 200."""
+    """Return three records left by compaction: offsets 0, 3, 8 of 10; addresses 0, 50, 70 of 200."""
 
     built = batch.from_columns(
         {
@@ -120,7 +120,7 @@ def _compacted() -> bytearray:
     return reseal(built)
 
 
-def test_every_slice_is_the_slice_of_its_records() -> None:
+def test_every_slice_matches_the_slice_of_its_records() -> None:
     whole = from_records(RICH, producer_id=PRODUCER, producer_epoch=4, base_sequence=100)
     batch.stamp(whole, 0, 7, 2, 40, 4000, 99)
     records = to_records(whole)
@@ -136,7 +136,7 @@ def test_every_slice_is_the_slice_of_its_records() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (2, 1), (-1, 2), (0, 6), (5, 6)])
-def test_slices_outside_are_refused(start: int, stop: int) -> None:
+def test_slices_out_of_range_are_refused(start: int, stop: int) -> None:
     with pytest.raises(IndexError):
         batch.slice_records(from_records(RICH), start, stop)
 
@@ -151,7 +151,7 @@ def test_taken_records_are_the_chosen_ones(rows: list[int]) -> None:
     assert to_records(taken) == expected
 
 
-def test_records_that_are_not_there_cannot_be_taken() -> None:
+def test_missing_records_cannot_be_taken() -> None:
     for row in (-1, 5):
         with pytest.raises(IndexError):
             batch.take(from_records(RICH), array("i", [0, row]))

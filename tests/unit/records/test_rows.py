@@ -1,4 +1,4 @@
-"""Records as values survive the way through a batch."""
+"""Records as values round-trip through a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polywire.records.rows import Rows, from_records, producer_of, to_records
 from tests.unit.records.samples import PRODUCER, RICH
 
 
-def test_every_column_comes_back() -> None:
+def test_every_column_round_trips() -> None:
     built = from_records(RICH)
     expected = [replace(record, headers=tuple(_as_stored(header) for header in record.headers)) for record in RICH]
     assert batch.validate(built) == len(built)
@@ -25,11 +25,11 @@ def _as_stored(header: Header) -> Header:
     return header if header.value is not None else replace(header, value_kind=HeaderKind.NULL)
 
 
-def test_absent_columns_cost_nothing() -> None:
+def test_absent_columns_take_no_space() -> None:
     assert batch.read_header(from_records([Record(value=b"v")])).columns == 0b11
 
 
-def test_numbers_of_the_broker_come_back() -> None:
+def test_numbers_of_the_broker_round_trip() -> None:
     built = from_records([Record(value=b"a"), Record(value=b"b")])
     batch.stamp(built, 0, 1, 1, 70, 0, 1234)
     assert [(record.offset, record.append_time_us) for record in to_records(built)] == [(70, 1234), (71, 1234)]
@@ -72,7 +72,7 @@ def test_the_event_flag_follows_the_event() -> None:
         Record(value=b"", headers=(Header(b"k", b"v", HeaderKind.STRING, HeaderKind.NULL),)),
     ],
 )
-def test_what_a_batch_cannot_hold_is_refused(record: Record) -> None:
+def test_records_that_a_batch_cannot_hold_are_refused(record: Record) -> None:
     with pytest.raises(Invalid):
         from_records([Record(value=b"good"), record])
 
@@ -95,7 +95,7 @@ def test_no_records_and_no_producer_name_are_refused() -> None:
             from_records([Record(value=b"")], producer_id=producer_id)
 
 
-def test_rows_are_what_records_are() -> None:
+def test_rows_equal_records() -> None:
     built = from_records(RICH)
     batch.stamp(built, 0, 1, 1, 70, 0, 1234)
     rows, records = Rows(built), to_records(built)

@@ -1,4 +1,4 @@
-"""Frames of zstd: what is told in front is believed only as far as it may be."""
+"""Decompression of zstd frames: declared sizes are trusted only up to the limit."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def block(kind: int, size: int, content: bytes, last: int = LAST) -> bytes:
 
 
 def framed(blocks: bytes, content: int | None = None, window: int = 0) -> bytes:
-    """A frame; window: as its header spells it."""
+    """Return a frame; window: the encoded window descriptor."""
     if content is None:
         return ZSTD_MAGIC + bytes([0x00, window]) + blocks
     return ZSTD_MAGIC + b"\xa0" + pack("<I", content) + blocks
 
 
 def streamed(data: bytes) -> bytes:
-    """A frame that does not tell its size."""
+    """Return a frame that does not declare its size."""
     packer = cramjam.zstd.Compressor()
     packer.compress(data)
     return bytes(packer.finish())
@@ -49,9 +49,9 @@ RAW_BLOCKS = b"".join(block(RAW, len(piece), piece, 0) for piece in PIECES) + bl
         framed(RAW_BLOCKS, window=10 << 3),
         bytes(cramjam.zstd.compress(DATA[:1_000])) + SKIPPED + streamed(DATA[1_000:]),
     ],
-    ids=["told", "streamed", "raw", "several"],
+    ids=["declared", "streamed", "raw", "several"],
 )
-def test_frames_give_back_what_they_hold(packed: bytes) -> None:
+def test_frames_decompress_to_their_content(packed: bytes) -> None:
     assert unzstd(packed, len(DATA)) == DATA
     with pytest.raises(TooFar):
         unzstd(packed, len(DATA) - 1)
@@ -75,7 +75,7 @@ def test_frames_give_back_what_they_hold(packed: bytes) -> None:
         framed(block(RAW, 1, b"x")) + b"y",
     ],
 )
-def test_what_is_no_frame_is_refused(packed: bytes) -> None:
+def test_invalid_frames_are_refused(packed: bytes) -> None:
     with pytest.raises(Damaged):
         unzstd(packed, 1 << 20)
 
@@ -90,7 +90,7 @@ def test_frames_of_every_level_are_opened(level: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 1_000, len(DATA)])
 @pytest.mark.parametrize("log", range(23, 28))
-def test_a_window_is_lowered_to_what_a_frame_may_expand_to(
+def test_the_window_is_limited_to_the_size_a_frame_may_expand_to(
     log: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A decoder allocates the window that a frame declares, however short the frame is."""
@@ -115,7 +115,7 @@ def test_a_window_is_lowered_to_what_a_frame_may_expand_to(
     assert size <= 1 << window <= PLAIN_WINDOW_BYTES_MAX
 
 
-def test_a_long_match_reaches_through_a_lowered_window() -> None:
+def test_a_long_match_works_with_a_reduced_window() -> None:
     half = random.Random(1).randbytes(9 << 20)
     packer = cramjam.zstd.Compressor(22)
     for _ in range(2):
@@ -127,10 +127,10 @@ def test_a_long_match_reaches_through_a_lowered_window() -> None:
         unzstd(packed, 2 * len(half) - 1)
 
 
-def test_nothing_is_opened_that_needs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_need_too_much_memory_are_not_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 17 << 3  # 128 MiB
     assert bytes(unzstd(framed(block(RAW, 1, b"x"), window=largest), 1 << 20)) == b"x"
-    monkeypatch.setattr(module, "cramjam", None)  # nothing may be opened any more
+    monkeypatch.setattr(module, "cramjam", None)  # nothing may be decompressed any more
     for packed in (
         framed(block(RAW, 1, b"x"), window=largest + 1),
         framed(block(COMPRESSED, 1, b"x", 0) * 100 + block(COMPRESSED, 1, b"x"), content=WINDOW_BYTES_MAX + 1),
@@ -143,7 +143,7 @@ def test_nothing_is_opened_that_needs_too_much(monkeypatch: pytest.MonkeyPatch) 
             unzstd(packed, 1 << 20)
 
 
-def test_short_frames_that_expand_far_take_no_more_than_is_allowed() -> None:
+def test_short_frames_that_expand_far_stay_within_the_limit() -> None:
     bomb = framed(block(REPEATED, 128 * 1024, b"x", 0) * 60_000 + block(RAW, 0, b""), window=10 << 3)
     with processor_used() as used, pytest.raises(TooFar):
         unzstd(bomb, 64 << 20)

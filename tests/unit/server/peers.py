@@ -1,4 +1,4 @@
-"""Fakes for both sides of a connection: a transport with a limited capacity, and sessions that record their calls."""
+"""Test doubles of a transport with limited capacity, and of sessions that record their calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT = ServeConfig(**dict.fromkeys((*WIRES, HTTP), OFF))  # type: ignore[arg-t
 
 
 class Wire:
-    """A transport as asyncio's and uvloop's behave with a write limit of 0: what is not taken at once is told and kept."""
+    """A transport like asyncio's and uvloop's with a write limit of 0: unsent bytes are reported and buffered."""
 
     def __init__(self, connection: Connection, host: str = "127.0.0.1") -> None:
         self.connection = connection
@@ -63,7 +63,7 @@ class Wire:
             self.connection.pause_writing()
 
     def take(self) -> None:
-        """The peer reads everything."""
+        """Let the peer read everything."""
         self.takes = True
         self.sent += self.kept
         self.kept.clear()
@@ -86,7 +86,7 @@ class Wire:
 
 
 class Frames:
-    """A session of frames that begin with one byte: their length."""
+    """A session whose frames begin with one byte: their length."""
 
     frame_bytes_max = 4 * 1024 * 1024
 
@@ -141,7 +141,7 @@ class Frames:
 
 
 class FramesWire:
-    """A wire whose connections begin with ``F``."""
+    """A protocol whose connections begin with ``F``."""
 
     wire = "frames"
 
@@ -158,7 +158,7 @@ class FramesWire:
 
 
 class LongWire(FramesWire):
-    """A wire whose connections begin with ``Frame``, known only once all of it is there."""
+    """A protocol whose connections begin with ``Frame``, recognized only when all of it has arrived."""
 
     wire = "long"
 
@@ -185,12 +185,12 @@ class Place:
 
     @property
     def appended(self) -> int:
-        """As if every frame produced something."""
+        """Behave as if every frame produced a record."""
         return sum(len(session.frames) for wire in self.wires for session in wire.opened)
 
     @property
     def uncommitted(self) -> bool:
-        """Whether a write batch may view what was received; connections ask in the middle of looking for memory."""
+        """Return whether a write batch may view received bytes; connections ask while they look for memory."""
         if self.when_asked is not None:
             self.when_asked()
         return self.viewed
@@ -213,33 +213,33 @@ class Place:
         return transport
 
     def run_pass(self) -> None:
-        """What was to be called in the loop's next pass is called."""
+        """Run the callbacks of the loop's next pass."""
         called, self.soon[:] = list(self.soon), []
         for call in called:
             call()
 
     @property
     def session(self) -> Frames:
-        """The one session that was opened."""
+        """Return the only session that was opened."""
         (session,) = [session for wire in self.wires for session in wire.opened]
         return session
 
 
 def send(transport: Wire, data: bytes) -> None:
-    """Bytes arrive, in as many reads as the buffers make of them; a paused connection reads nothing."""
+    """Deliver bytes in as many reads as the buffers need; a paused connection reads nothing."""
     at = 0
     while at < len(data):
         assert transport.reading, "nothing is read while reading is paused"
         view = transport.connection.get_buffer(-1)
         size = min(len(view), len(data) - at)
-        assert size > 0, "the buffer has no room"
+        assert size > 0, "the buffer has no capacity"
         view[:size] = data[at : at + size]
         at += size
         transport.connection.buffer_updated(size)
 
 
 def stalled(place: Place, size: int) -> Wire:
-    """A connection in the middle of a frame of this size."""
+    """Return a connection in the middle of a frame of this size."""
     transport = place.connect()
     session = place.wires[0].opened[-1]
     session.size = session.need = size
@@ -248,7 +248,7 @@ def stalled(place: Place, size: int) -> Wire:
 
 
 def taken(place: Place) -> int:
-    """Bytes of buffers that connections hold."""
+    """Return the size of the buffers that connections hold."""
     return place.hub.memory.arena.out_bytes - CHUNK_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Addresses of both families: how they are spelled, and what accepts them."""
+"""Addresses of both families: formatting, and which listeners accept them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_unix_socket_has_no_host() -> None:
 
 @pytest.fixture
 def has_ipv6() -> None:
-    """Skip a test where this machine has no IPv6."""
+    """Skip a test if this machine has no IPv6."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
@@ -60,7 +60,7 @@ def has_ipv6() -> None:
 
 
 def answer_from(host: str, port: int, request: bytes) -> bytes:
-    """The first bytes that come back; nothing where no socket listens."""
+    """Return the first bytes of the response, or nothing if no socket listens."""
     try:
         with socket.create_connection((host, port), timeout=60) as peer:
             peer.sendall(request)
@@ -70,7 +70,7 @@ def answer_from(host: str, port: int, request: bytes) -> bytes:
 
 
 async def who_answers(host: str, *, watched: bool) -> dict[str, bytes]:
-    """What a FLUX listener on this host answers to clients of each family. watched: by the readiness driver."""
+    """Return what a FLUX listener on this host replies to clients of each family. watched: by the readiness driver."""
     loop = asyncio.get_running_loop()
     memory = MemoryBroker(loop=loop, clock=SystemClock())
     hub = Hub(memory.broker)
@@ -120,7 +120,7 @@ def test_a_standby_accepts_both_families_on_the_ipv6_wildcard(host: str) -> None
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_an_advertised_ipv6_host_can_have_brackets(host: str) -> None:
-    """Other brokers of a bucket connect to it as it is."""
+    """Other brokers of a bucket connect to it unchanged."""
     config = config_of(
         listeners=Listeners(), tls=Tls(), storage=Storage(advertise=host), process=Process(), wires=Wires()
     )

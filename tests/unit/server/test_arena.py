@@ -84,5 +84,5 @@ def test_the_pool_has_a_limit() -> None:
 
 @pytest.mark.parametrize("size", [16 * 1024, SIZE, 1 << 20])
 def test_large_buffers_are_returned_to_the_system_at_once(size: int) -> None:
-    """The allocator's heap is given back from its end only, where something small may lie."""
+    """The allocator returns the heap only from its end, where a small block may lie."""
     assert isinstance(Arena(1 << 30).take(size), mmap.mmap)

@@ -56,7 +56,7 @@ def test_repeated_events_are_counted_instead_of_written(tmp_path: Path, lines: l
     audit.sweep()
     audit.close()
     kept = reported(tmp_path / "audit")
-    assert len(kept) == LINES_MAX + 2, "another address is another line"
+    assert len(kept) == LINES_MAX + 2, "another address has its own line"
     assert kept[-1]["left_out"] == 5
     assert kept[-1]["by"] == "10.0.0.1"
 

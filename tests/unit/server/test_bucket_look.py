@@ -18,7 +18,8 @@ from polywire.store.identity import NAME, find_identity
 from polywire.store.objects import Objects
 from polywire.store.url import open_bucket
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # what runs tests is
+# the process that runs tests is multi-threaded
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_the_first_start_creates_a_shard_for_each_process(config: ServeConfig) -
     identity = find_identity(bucket_of(config))
     assert identity is not None
     assert (shards, identity.shards, len(key)) == (3, 3, KEY_BYTES)
-    assert look(config) == look(replace(config, processes=3, node="two")) == (3, key), "all know the same"
+    assert look(config) == look(replace(config, processes=3, node="two")) == (3, key), "every process sees the same"
     for processes in (1, 2, 4):
         with pytest.raises(Invalid, match="has 3 shards"):
             look(replace(config, processes=processes))

@@ -21,7 +21,7 @@ def test_only_a_leader_has_statistics(tmp_path: Path) -> None:
     watch = watch_of(tmp_path)
     assert watch.view() is None
     watch.open(timeout_s=1).put("a/one", b"123")
-    watch.deposed()  # it never led: another was quicker
+    watch.deposed()  # it never led: another process was faster
     watch.leads(bucket_id="ab", node="one", shard=lambda: SHARD)
     watch.sees([(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDBY)])
     view = watch.view()

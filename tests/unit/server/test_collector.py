@@ -16,7 +16,7 @@ LOOKED_AT_MAX = 60_000
 
 
 class Circle:
-    """What reference counting does not free."""
+    """Objects that reference counting does not free."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -63,13 +63,13 @@ def test_old_garbage_is_freed_without_connections(collector: Collector) -> None:
     circle, seen = circle_that_stayed()
     del circle
     gc.collect()
-    assert seen() is not None, "it was set aside"
+    assert seen() is not None, "it was frozen"
     collector.sweep(alone=False)
     assert seen() is not None
     for _ in range(2):
         for _ in range(ALONE_S - 1):
             collector.sweep(alone=True)
-        assert seen() is not None, "who comes and goes is not made to wait each time"
+        assert seen() is not None, "short-lived connections must not cause a full collection each time"
         collector.sweep(alone=False)
     leave_alone(collector)
     assert seen() is None

@@ -15,7 +15,7 @@ from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send, sta
 
 
 def memory(transport: Wire) -> int:
-    """Address of what the next bytes are read into."""
+    """Return the address of the buffer for the next bytes."""
     return ctypes.addressof(ctypes.c_char.from_buffer(transport.connection.get_buffer(-1)))
 
 
@@ -110,7 +110,7 @@ def test_no_callback_runs_while_the_loop_asks_for_a_buffer(doing: str) -> None:
         "write_many": lambda: connection.write_many([b"x"]),
         "let_go": connection.let_go,
     }
-    place.hub.memory.shared_chunk.position = CHUNK_BYTES  # it has to ask whether that can be used again
+    place.hub.memory.shared_chunk.position = CHUNK_BYTES  # so it must ask whether it can be reused
     place.when_asked = actions[doing]
     with pytest.raises(AssertionError, match="asks for a buffer"):
         transport.connection.get_buffer(-1)
@@ -150,7 +150,7 @@ def test_a_flooding_connection_yields_to_others() -> None:
     go_on()
     assert flooding.reading
     send(flooding, b"x" * 99_000)
-    assert flooding.reading, "what was read in an earlier turn does not count"
+    assert flooding.reading, "bytes that were read in an earlier turn do not count"
 
 
 @pytest.mark.parametrize("why", ["congested", "blocked", "draining", "lost"])
@@ -189,7 +189,7 @@ def test_buffers_grow_with_the_read_size_and_are_freed_when_idle() -> None:
     assert taken(place) == 0
     send(transport, b"y")
     assert place.session.frames[-1] == b"y"
-    assert taken(place) == 0, "what is read whole needs no buffer"
+    assert taken(place) == 0, "a frame that is read at once needs no buffer"
 
 
 def test_a_resumed_session_gets_the_waiting_bytes() -> None:
@@ -336,7 +336,7 @@ def test_a_failing_session_closes_only_its_connection(error: Exception) -> None:
     assert first.closed
     send(other, b"b")
     assert second.frames == [b"b"]
-    assert place.commits >= 1, "what the failed session had asked for is committed and answered first"
+    assert place.commits >= 1, "requests of the failed session are committed and acknowledged first"
 
 
 def test_a_failing_commit_leaves_no_connection_half_closed(monkeypatch: pytest.MonkeyPatch) -> None:

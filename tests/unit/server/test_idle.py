@@ -11,7 +11,7 @@ LIMIT_US = 100
 
 
 def awake(loop: ManualLoop) -> bool:
-    """Whether something was scheduled for the next pass."""
+    """Return whether a callback is scheduled for the next pass."""
     return loop.run_pass() > 0
 
 

@@ -29,7 +29,7 @@ from tests.unit.server.peers import SILENT
 
 
 class Opened:
-    """What the process asked for when it opened its broker."""
+    """The options with which the process opened its broker."""
 
     failed: Callable[[BrokerError], None]
 
@@ -64,7 +64,7 @@ def test_failed_storage_has_its_own_exit_code(tmp_path: Path, monkeypatch: pytes
 
     async def life() -> int:
         serving = asyncio.create_task(lifecycle.serve(config))
-        while not (ready.exists() or serving.done()):  # noqa: ASYNC110 - a file tells nobody
+        while not (ready.exists() or serving.done()):  # noqa: ASYNC110 - a file sends no event
             await asyncio.sleep(0.001)
         place = json.loads(ready.read_text())["flux"]
         reader, writer = await asyncio.open_connection(place["host"], place["port"])
@@ -119,7 +119,7 @@ def test_journal_sizes_reach_the_log() -> None:
 
 
 def test_a_signal_during_a_loss_of_leadership_stops_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was taken for the second one: the process left at once, with that code, and others took it for alive."""
+    """The signal must not count as the second one, which would exit at once and leave a claim behind."""
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
 

@@ -15,7 +15,7 @@ from polywire.testing.clock import SimulatedClock
 
 
 class Lines:
-    """What is written behind a limit."""
+    """Log lines behind a rate limit."""
 
     def __init__(self) -> None:
         self.clock = SimulatedClock()
@@ -24,7 +24,7 @@ class Lines:
         self.log = structlog.get_logger()
 
     def sweep(self, *, stopping: bool = False) -> list[Any]:
-        """What is told of lines that were left out."""
+        """Return the line about dropped lines."""
         before = len(self.capture.entries)
         self.limit.sweep(stopping=stopping)
         return self.capture.entries[before:]
@@ -49,7 +49,7 @@ def test_dropped_lines_are_counted_in_one_line(lines: Lines) -> None:
     lines.clock.advance(WINDOW_S / 2)
     assert not lines.sweep()
     lines.clock.advance(WINDOW_S / 2 + 1)
-    lines.log.info("connection dropped", peer=1_000)  # late, but nobody has told yet
+    lines.log.info("connection dropped", peer=1_000)  # late, but not reported yet
     assert lines.sweep() == [{"event": "connection dropped", "log_level": "info", "more": 981, "last_s": 11}]
     assert not lines.sweep()
 

@@ -1,5 +1,4 @@
-"""Links between machines under TLS: both ends verify each other, one direction may end before the other, and what is refused is told and left
-alone for a while."""
+"""TLS links between machines: mutual verification, half-closed links, and pauses after a rejection."""
 
 from __future__ import annotations
 
@@ -63,14 +62,14 @@ def config_of(certificates: Certificates, name: str) -> ServeConfig:
 
 
 def tls_of(certificates: Certificates, name: str, monkeypatch: pytest.MonkeyPatch | None = None) -> LinkTls:
-    """monkeypatch: take what no machine would start with."""
+    """Return TLS settings; monkeypatch allows settings with which no machine would start."""
     if monkeypatch is not None:
         monkeypatch.setattr(link_tls, "_shake_hands", lambda *_: None)
     return LinkTls(config_of(certificates, name), HERE)
 
 
 class User:
-    """Collects what comes over a link."""
+    """Collects what arrives over a link."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -88,10 +87,10 @@ class User:
         return False
 
     def pause_writing(self) -> None:
-        """Nothing that is sent here is long."""
+        """Do nothing: these tests send little."""
 
     def resume_writing(self) -> None:
-        """See above."""
+        """Do nothing: these tests send little."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()
@@ -99,7 +98,7 @@ class User:
 
 @asynccontextmanager
 async def asked(tls: LinkTls) -> AsyncIterator[Place]:
-    """Where another machine is asked."""
+    """Return a connector to another machine."""
     memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
     hub = Hub(memory.broker)
     factories = [FluxFactory(memory.broker, FluxSettings())]
@@ -115,7 +114,7 @@ async def asked(tls: LinkTls) -> AsyncIterator[Place]:
 
 
 async def answered(tls: LinkTls, place: Place) -> bytes:
-    """What comes back over a new link; nothing from who hangs up. Raises OSError."""
+    """Return what arrives over a new link; nothing if the peer closes it. Raises OSError."""
     user = User()
     await asyncio.wait_for(tls.connect(user, place), 60)
     user.transport.write(REQUEST)
@@ -140,7 +139,7 @@ def test_one_direction_of_a_link_can_close_before_the_other(certificates: Certif
 
 
 def test_connections_forwarded_with_tls_arrive_whole(certificates: Certificates) -> None:
-    """Far more than buffers hold, both ways, and what was sent before the end of the sender's direction."""
+    """More bytes than buffers hold, both ways, with bytes sent before one direction ends."""
     tls, count, value = tls_of(certificates, "machine"), 50, b"v" * 50_000
 
     async def run() -> None:
@@ -172,7 +171,7 @@ def test_connections_forwarded_with_tls_arrive_whole(certificates: Certificates)
 def test_nothing_is_sent_to_an_untrusted_machine(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch, name: str, host: str, reason: str, remedy: str
 ) -> None:
-    """It is told once, and asked again after a pause."""
+    """The rejection is reported once, and the link is retried after a pause."""
     asking, other = tls_of(certificates, "machine"), tls_of(certificates, name, monkeypatch)
 
     async def run() -> None:
@@ -184,7 +183,7 @@ def test_nothing_is_sent_to_an_untrusted_machine(
                 with pytest.raises(ConnectionRefusedError):
                     await asking.connect(User(), place)
             with pytest.raises(ConnectionRefusedError, match="Connect"):
-                await asking.connect(User(), (HERE, 1))  # another address is not left alone
+                await asking.connect(User(), (HERE, 1))  # another address does not pause
             asking._refused_until = dict.fromkeys(asking._refused_until, 0.0)
             with pytest.raises(ssl.SSLCertVerificationError):
                 await asking.connect(User(), place)
@@ -195,7 +194,7 @@ def test_nothing_is_sent_to_an_untrusted_machine(
     assert len(reported) == 2
     assert reason in reported[0]["reason"]
     assert remedy in reported[0]["remedy"]
-    assert not said(lines, REFUSED), "who is refused is told by an alert, and by nobody twice"
+    assert not said(lines, REFUSED), "a rejected peer is notified by an alert only"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_a_machine_that_others_reject_logs_it(
 
     async def run() -> None:
         async with asked(other) as place:
-            assert await answered(asking, place) == b"", "nothing of it is answered"
+            assert await answered(asking, place) == b"", "nothing is sent in reply"
             with pytest.raises(ConnectionRefusedError):
                 await asking.connect(User(), place)
 
@@ -227,7 +226,7 @@ def test_a_machine_that_others_reject_logs_it(
 
 
 def test_an_accepted_link_can_have_any_host_name(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a link comes from is not known: machines stand behind other addresses than they are reached at."""
+    """The origin of a link is unknown: machines may use other addresses than those they are reached at."""
     other, asking = tls_of(certificates, "machine"), tls_of(certificates, "elsewhere", monkeypatch)
 
     async def run() -> None:
@@ -279,7 +278,7 @@ def test_a_certificate_that_others_would_reject_is_an_error(certificates: Certif
 
 
 def test_reload_loads_valid_certificates_only(certificates: Certificates, tmp_path: Path) -> None:
-    """What others would refuse is not."""
+    """A certificate that others would reject is not loaded."""
     config = config_of(certificates, "machine")
     assert config.tls_certificate is not None
     assert config.tls_key is not None
@@ -292,7 +291,7 @@ def test_reload_loads_valid_certificates_only(certificates: Certificates, tmp_pa
             tls.reload()
             second = await asyncio.to_thread(certificates.serial_shown, place, "client")
             assert first != second
-            assert (await answered(tls, place)).startswith(b"V1|1|"), "it shows the new one, too"
+            assert (await answered(tls, place)).startswith(b"V1|1|"), "it presents the new certificate, too"
             certificates.sign("machine", "IP:127.0.0.1", days=-1)
             with pytest.raises(Invalid, match="would reject"):
                 tls.reload()

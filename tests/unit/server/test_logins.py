@@ -20,7 +20,7 @@ PORTS = count(1)
 
 
 class Users:
-    """Who may log in."""
+    """The users who may log in."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -85,7 +85,9 @@ def test_strangers_do_not_take_the_slots_of_users(logins: Logins) -> None:
     assert (logins.strangers_max, logins.administrators_reserved) == (10, 2)
     silent = enter(logins, 10)
     known = enter(logins, 3, USER)
-    assert gone(silent) == [True] + [False] * 9, "who was nobody longest gave way, to all who then logged in"
+    assert gone(silent) == [True] + [False] * 9, (
+        "the longest unauthenticated connections were evicted for those that log in"
+    )
     assert gone(known) == [False] * 3
 
 
@@ -148,7 +150,7 @@ def test_a_quiet_connection_of_anonymous_gives_its_slot_to_another(logins: Login
         Standing.ANONYMOUS,
         Standing.UNKNOWN,
     ]
-    assert not any(gone([*served, *late])), "all are served as long as there are slots"
+    assert not any(gone([*served, *late])), "every connection is served as long as there are slots"
 
 
 def test_administrators_find_a_slot_among_users_and_anonymous(logins: Logins) -> None:
@@ -157,7 +159,7 @@ def test_administrators_find_a_slot_among_users_and_anonymous(logins: Logins) ->
     served[0].seen_tick = 1
     for _ in range(3):
         (late,) = enter(logins, 1)
-    assert gone(served) == [False, True], "one slot is enough for strangers, who evict each other"
+    assert gone(served) == [False, True], "one slot is enough for unauthenticated connections, which evict each other"
     logins.identify(late, BOSS)
     assert logins.standing(late) is Standing.ADMINISTRATOR
 
@@ -170,7 +172,7 @@ def test_users_leave_slots_for_administrators(logins: Logins) -> None:
         logins.identify(late, OTHER)
     logins.identify(late, BOSS)
     enter(logins, 1, BOSS)
-    assert not logins.enter(Peer()), "every place is taken by somebody"
+    assert not logins.enter(Peer()), "every slot is taken by a login"
 
 
 def test_a_login_takes_ten_seconds_at_most(logins: Logins, users: Users) -> None:
@@ -187,13 +189,13 @@ def test_a_login_takes_ten_seconds_at_most(logins: Logins, users: Users) -> None
     logins.identify(known, None)
     for _ in range(LOGIN_SECONDS_MAX + 1):
         logins.sweep()
-    assert known.gone, "who has logged out is asked again"
+    assert known.gone, "a client that logged out must log in again"
 
 
 def test_connections_of_invalid_logins_are_closed(logins: Logins, users: Users) -> None:
     mine, others = enter(logins, 2, USER), enter(logins, 1, OTHER)
     logins.end(USER.user_id)
-    assert gone([*mine, *others]) == [False] * 3, "what counts still counts"
+    assert gone([*mine, *others]) == [False] * 3, "valid logins stay"
     users.over.add(USER)
     logins.identify(mine[1], OTHER)
     logins.end(USER.user_id)

@@ -23,7 +23,7 @@ def test_the_first_claim_has_the_name_until_its_release(tmp_path: Path) -> None:
     with pytest.raises(Busy):
         first.claim("orders")
     first.release("orders")
-    assert first.shard_of("orders") == 1, "it is not the first's to release"
+    assert first.shard_of("orders") == 1, "only the process that claimed the name releases it"
     second.release("orders")
     first.claim("orders")
     assert second.shard_of("orders") == 0
@@ -97,12 +97,12 @@ def test_a_hashed_name_belongs_to_one_shard() -> None:
         assert shards[other].begin(["orders"]) == ["orders"]
     shards[home].release("orders")
     assert shards[home].begin(["orders"]) == []
-    assert shards[0].shard_of("orders") == home, "it is so whether there is a topic or not"
+    assert shards[0].shard_of("orders") == home, "the owner is the same whether the topic exists or not"
     assert shards[0].shard_of("__events") is None
 
 
 def test_the_owner_of_a_name_never_changes() -> None:
-    """What a bucket holds lies there by this function: another one would lose every topic."""
+    """Topics in buckets are placed by this function: changing it would lose them."""
     assert [home_of(name, 4) for name in ("orders", "shop.orders", "größe", "t0", "t1")] == [0, 3, 0, 2, 1]
 
 
@@ -111,4 +111,4 @@ def test_one_process_of_a_machine_hands_over_at_a_time() -> None:
     assert board.may_hand_over(5.0, 10.0)
     assert not board.may_hand_over(14.9, 10.0)
     assert board.may_hand_over(15.0, 10.0)
-    assert not board.all_have(Stage.RECOVERED), "it is no shard's word"
+    assert not board.all_have(Stage.RECOVERED), "not the name of a shard"

@@ -38,7 +38,7 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
     config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one")
     presence = Presence(config, BucketWatch(config))
     presence.say({}, 3, on_deposed)
-    assert not deposed.wait(0.5), "it is heard"
+    assert not deposed.wait(0.5), "the heartbeat arrived"
     out.set()
     assert deposed.wait(20)
     assert reported[0] == UNHEARD

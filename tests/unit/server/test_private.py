@@ -41,7 +41,7 @@ def test_a_data_directory_that_is_a_file_is_rejected(tmp_path: Path, name: str) 
     ("held", "is_taken"), [(None, True), ("lost+found", True), ("journal", True), ("letters", False)]
 )
 def test_a_foreign_directory_is_rejected(tmp_path: Path, held: str | None, is_taken: bool) -> None:
-    """The system's directory for temporary files, say, or the working directory where the name of another was empty."""
+    """Such as the system's temporary directory, or the working directory if the configured name is empty."""
     directory = tmp_path / "there"
     directory.mkdir()
     directory.chmod(0o755)

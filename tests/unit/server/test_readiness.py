@@ -18,12 +18,12 @@ from tests.unit.server.peers import FramesWire, Place
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="there is no epoll here")
 
-MUCH = 4 * 1024 * 1024  # more than the kernel takes of one peer that does not read
+MUCH = 4 * 1024 * 1024  # more than the kernel buffers for one peer that does not read
 READ_BYTES = 1024
 
 
 class PassLoop:
-    """What the driver asks of a loop; a test makes its passes."""
+    """The part of a loop that the driver uses; a test runs its passes."""
 
     def __init__(self) -> None:
         self.soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
@@ -47,7 +47,7 @@ class PassLoop:
         self.reported.append(context["exception"])
 
     def make_pass(self) -> None:
-        """As a loop does: call whoever can read, then what was asked for before."""
+        """Run one pass: call the readable sockets, then the callbacks scheduled before."""
         ready = select.select(list(self.readers), [], [], 0)[0]
         soon, self.soon = self.soon, []
         for callback, args in [*(self.readers[fd] for fd in ready), *soon]:
@@ -55,7 +55,7 @@ class PassLoop:
 
 
 class Protocol:
-    """Notes what it is notified."""
+    """Records the calls it gets."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -104,7 +104,7 @@ class Served:
         self.sockets: list[socket.socket] = []
 
     def connect(self, protocol: Any) -> socket.socket:
-        """A peer; its end of the socket."""
+        """Return the peer's end of a new socket."""
         peer, accepted = socket.socketpair()
         peer.settimeout(5)
         self.driver.accepted(accepted, ("10.0.0.1", 7), protocol)
@@ -121,7 +121,7 @@ class Served:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a loop would call the driver again at once."""
+        """Return whether a loop would call the driver again at once."""
         return bool(select.select(list(self.loop.readers), [], [], 0)[0])
 
 
@@ -143,7 +143,7 @@ def test_all_ready_sockets_are_read_before_one_commit(served: Served) -> None:
     for _, protocol in peers:
         protocol.when_read = lambda: held.append(served.place.is_held)
     served.loop.make_pass()
-    assert held == [True] * 5, "nothing has to schedule a commit that follows anyway"
+    assert held == [True] * 5, "a commit follows anyway, so none is scheduled"
     assert [bytes(protocol.content) for _, protocol in peers] == [b"request %d" % number for number in range(5)]
     assert served.place.commits == 1
     assert not served.place.is_held
@@ -183,7 +183,7 @@ def test_unsent_bytes_wait_and_pause_the_connection(served: Served) -> None:
     assert received == sent + b"behind itand more"
     assert protocol.notified == ["full", "taken"]
     assert protocol.transport.get_write_buffer_size() == 0
-    assert not served.is_ready, "the socket can be written to, and nothing is to be written"
+    assert not served.is_ready, "the socket is writable, but there is nothing to write"
 
 
 def test_many_parts_are_sent_in_order(served: Served) -> None:
@@ -294,7 +294,7 @@ def test_a_failing_connection_is_closed_alone(served: Served) -> None:
 
 
 def test_a_failing_pass_is_still_committed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the log is held nobody else commits: it would be held for ever."""
+    """The commit must release the log: while it is held no other commit runs."""
 
     def report(context: dict[str, Any]) -> None:
         raise KeyboardInterrupt
@@ -364,7 +364,7 @@ def test_without_a_descriptor_accepting_pauses(served: Served) -> None:
     server = ReadinessServer(served.driver, [listening], Protocol, served.loop)  # type: ignore[list-item]
     listening.pair[1].send(b"a connection")
     served.passes()
-    assert not served.is_ready, "the loop would turn without end"
+    assert not served.is_ready, "otherwise the loop would spin"
     listening.refuses = False
     [(again, args)] = served.loop.later
     again(*args)

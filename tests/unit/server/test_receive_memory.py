@@ -72,7 +72,7 @@ def test_the_longest_stalled_request_is_closed_when_memory_is_short() -> None:
 
 @pytest.mark.parametrize(("unread", "goes"), [(0, True), (1, True), (5_000, True), (10_000, False)])
 def test_unread_bytes_count_as_arrived_when_memory_is_short(unread: int, *, goes: bool) -> None:
-    """The loop may have been busy, or read others first; 16 KiB a second are enough, and a byte now and then is not."""
+    """If the loop was busy, 16 KiB a second are enough; a byte now and then is not."""
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
     silent = stalled(place, 120_000)
     ours, theirs = socketpair()
@@ -108,8 +108,8 @@ def test_pinned_bytes_stay_until_they_are_unpinned() -> None:
     place.hub.sweep()
     place.hub.sweep()
     young = stalled(place, 1_500_000)
-    assert pinned.aborted, "its peer has stood still longest"
-    assert old.aborted, "what is pinned is not had back"
+    assert pinned.aborted, "its peer has stalled longest"
+    assert old.aborted, "pinned bytes are not reclaimed"
     assert not young.aborted
     before = taken(place)
     unpin()
@@ -144,7 +144,7 @@ def test_pinned_memory_is_not_read_into() -> None:
 
 
 def beyond(place: Place, size: int) -> Wire:
-    """A connection in the middle of a frame that takes more memory than all may take together."""
+    """Return a connection in the middle of a frame larger than the limit of all receive memory."""
     transport = place.connect()
     session = place.wires[0].opened[-1]
     session.size = session.need = session.frame_bytes_max = size
@@ -153,7 +153,7 @@ def beyond(place: Place, size: int) -> Wire:
 
 
 def arrives(place: Place, transport: Wire, size: int) -> int:
-    """So many bytes arrive as far as they are read; how many were."""
+    """Deliver bytes as far as they are read; return how many were."""
     left = size
     while left and transport.reading:
         step = min(left, 100_000)
@@ -188,7 +188,7 @@ def test_the_next_request_may_exceed_the_limit_after_the_first() -> None:
     session.size = session.need = session.frame_bytes_max = 3_000_000
     assert arrives(place, following, 3_000_000) < 3_000_000
     assert not following.reading
-    assert taken(place) <= 5 * 1024 * 1024, "one beyond the limit, and what the limit allows"
+    assert taken(place) <= 5 * 1024 * 1024, "one request beyond the limit, and as much as the limit allows"
     unpin()
     large.connection.connection_lost(None)
     assert arrives(place, following, 1) == 0
@@ -223,7 +223,7 @@ def test_a_full_pass_does_not_end_the_permission_to_exceed_the_limit() -> None:
     del place.soon[:]
     view = following.connection.get_buffer(-1)
     while following.reading and taken(place) < 9 * 1024 * 1024:
-        place.hub.run_queue.spent_s = 0.0  # there is time for this one
+        place.hub.run_queue.spent_s = 0.0  # there is time for this request
         following.connection.buffer_updated(len(view))
         view = following.connection.get_buffer(-1)
     assert taken(place) <= 6 * 1024 * 1024

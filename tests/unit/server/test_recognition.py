@@ -1,4 +1,4 @@
-"""The port for any protocol, and each protocol's own: no first frame of a client is taken for another protocol's, nor for text or TLS."""
+"""Protocol detection: no first frame of one protocol is taken for another protocol, for text or for TLS."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.unit.protocols.iggy.dialogue import World, classic, headered
 from tests.vectors.iggy import test_protocol_012 as d4
 from tests.vectors.iggy import test_today as d3
 
-LENGTHS: Final = 2**24  # all of three bytes; the fourth is 0, or 1 up to the limit
-# Bytes that some protocol looks at: ends of ranges, white space, letters, what begins UTF-8 and compressed bodies.
+LENGTHS: Final = 2**24  # all lengths of three bytes; the fourth is 0, or 1 up to the limit
+# Bytes that some protocol checks: ends of ranges, white space, letters, starts of UTF-8 and compressed bodies.
 TELLING: Final = (
     *range(16),
     *b"\x1f\x20",
@@ -50,12 +50,12 @@ FIRST_CODES: Final = sorted(code for code, command in COMMANDS.items() if not co
 
 @pytest.fixture(scope="module")
 def factories() -> Sequence[SessionFactory]:
-    """All protocols, in the order in which the port for any protocol tries them."""
+    """Return all protocols, in the order in which the port for any protocol tries them."""
     return factories_of(MemoryBroker().broker, ServeConfig())
 
 
 def recognised(factories: Sequence[SessionFactory], data: bytes) -> str:
-    """Which protocol begins so, however the bytes come in pieces."""
+    """Return the protocol of these first bytes, however they are split."""
     for size in range(1, min(len(data), PREFIX_BYTES_MAX) + 1):
         factory = recognise(factories, memoryview(data)[:size])
         if factory is not None:
@@ -113,9 +113,9 @@ def test_every_first_byte_of_a_length_with_every_code(factories: Sequence[Sessio
 
 
 def test_no_length_at_all_begins_another_protocol(factories: Sequence[SessionFactory]) -> None:
-    """Walk all 2^24 lengths as a tree of bytes: a factory that has refused a prefix refuses what continues it.
+    """Walk all 2^24 lengths as a tree of bytes.
 
-    That this holds is checked for lengths at random.
+    A protocol that refused a prefix must refuse every continuation: random lengths check this.
     """
     behind = Code.SEND.to_bytes(4, "little")
     prefixes = [bytes((byte,)) for byte in range(256)]
@@ -147,7 +147,7 @@ def test_an_iggy_length_of_the_letters_of_flux(factories: Sequence[SessionFactor
 
 
 def first_frames() -> Iterator[tuple[str, bytes]]:
-    """Every request of every protocol that a connection may begin with, by protocol."""
+    """Return every request with which a connection may begin, by protocol."""
     for case in cases():
         if not isinstance(case.request, bytes) or case.wire == "http":
             continue
@@ -176,7 +176,7 @@ def test_every_first_frame_is_its_own_protocols(factories: Sequence[SessionFacto
 
 
 def client_hellos() -> Iterator[bytes]:
-    """Yield first messages of TLS clients: every version, with a name and protocols, and without."""
+    """Yield first messages of TLS clients: every version, with and without a name and protocols."""
     for least, name in itertools.product(
         (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3), (None, "localhost", "a" * 60 + ".example")
     ):
@@ -199,7 +199,7 @@ def test_client_hellos_are_tls_and_no_protocols_first_frame(factories: Sequence[
             recognise(factories, memoryview(hello))
         peer = World().connect()
         peer.feed(hello)
-        assert not peer.take()[8:], "no request was carried out"
+        assert not peer.take()[8:], "no request was executed"
 
 
 def test_no_first_frame_is_tls() -> None:
@@ -207,7 +207,7 @@ def test_no_first_frame_is_tls() -> None:
         assert is_hello(opening[:HELLO_BYTES].ljust(HELLO_BYTES, b"\xff")) is False
     longest = (
         4 + 257 + 257 + 4 + 1 + 2 + 255
-    )  # of a command whose code has a 1 as its second byte: two idents and a name
+    )  # of a command whose code has a 1 as its second byte: two identifiers and a name
     assert longest < int.from_bytes(b"\x16\x03", "little"), "so that its length does not begin as TLS does"
     assert {code for code in FIRST_CODES if code >> 8 == 1} == {300, 301, 302, 303, 304, 305, 402, 403, 503} & set(
         FIRST_CODES

@@ -30,7 +30,7 @@ WAIT_S = 60.0
 
 
 class Silent(MemoryObjects):
-    """Gives nothing of the journal while it is silent."""
+    """Blocks reads of the journal while it is silent."""
 
     silent = True
 
@@ -47,10 +47,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Silent:
     def opened(_: str, **__: Any) -> Silent:
         return found
 
-    monkeypatch.setattr(server_bucket, "OPENING_END_S", WAIT_S)  # or it takes all tests with it
-    monkeypatch.setattr(
-        standby, "SILENT_S", WAIT_S
-    )  # a process of thousands of tests stands still for long now and then
+    monkeypatch.setattr(server_bucket, "OPENING_END_S", WAIT_S)  # otherwise it ends the whole test run
+    monkeypatch.setattr(standby, "SILENT_S", WAIT_S)  # a process of thousands of tests may stall for long
     monkeypatch.setattr(bucket_watch, "open_bucket", opened)
     return found
 
@@ -73,7 +71,7 @@ def config_of(tmp_path: Path) -> ServeConfig:
 
 
 async def ask(config: ServeConfig, path: str) -> bytes:
-    """The answer, as soon as somebody gives one."""
+    """Return the response, as soon as there is one."""
     host, _, port = (config.http or "").partition(":")
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -88,7 +86,7 @@ async def ask(config: ServeConfig, path: str) -> bytes:
 
 
 def run_as_serving(work: Coroutine[Any, Any, int]) -> int:
-    """On the loop that ``polywire serve`` has: asyncio's own forgets a connection that comes while its listener is closed."""
+    """Run on the loop of ``polywire serve``: asyncio's own drops connections while its listener is closed."""
     with asyncio.Runner(loop_factory=lifecycle._new_loop()) as runner:
         return runner.run(work)
 
@@ -115,7 +113,7 @@ def test_a_recovering_broker_answers_health_checks_and_stops_at_once(tmp_path: P
             return await serving
 
     assert run_as_serving(run()) == lifecycle.EXIT_OK
-    assert bucket.list("nodes/") == [], "others need not wait for it"
+    assert bucket.list("nodes/") == [], "other requests need not wait for it"
 
 
 def test_a_broker_serves_once_the_bucket_responds(tmp_path: Path, bucket: Silent) -> None:
@@ -137,7 +135,7 @@ def test_a_broker_serves_once_the_bucket_responds(tmp_path: Path, bucket: Silent
 def test_a_signal_between_two_terms_stops_cleanly(
     tmp_path: Path, bucket: Silent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another broker leads from now on, and the process is told to end before it stands by."""
+    """Another broker becomes the leader, and the process is asked to stop before it is a standby again."""
     config, codes = config_of(tmp_path), list[int]()
     run_once = lifecycle.run_once
 
@@ -159,4 +157,4 @@ def test_a_signal_between_two_terms_stops_cleanly(
         for number, meaning in before.items():
             signal.signal(number, meaning)
     assert codes == [lifecycle.EXIT_DEPOSED, lifecycle.EXIT_OK]
-    assert bucket.list("nodes/") == [], "others need not wait for it"
+    assert bucket.list("nodes/") == [], "other requests need not wait for it"

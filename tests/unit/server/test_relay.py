@@ -18,7 +18,7 @@ Place = tuple[str, int]
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[Place]:
-    """A leader: says what it is told, until that ends."""
+    """A leader that echoes its input until the connection ends."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while reported := await reader.read(100):
@@ -44,7 +44,7 @@ async def relayed(find: Callable[[], Place | None], asked: Collection[str] = ())
 
 
 async def said(place: Place, reported: bytes) -> bytes:
-    """What comes back; nothing from who hangs up."""
+    """Return the reply; nothing if the peer closes the connection."""
     reader, writer = await asyncio.open_connection(*place)
     writer.write(reported)
     try:
@@ -120,7 +120,7 @@ def test_stop_closes_waiting_connections() -> None:
 
 
 def test_a_process_answers_livez_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever leads, and whether anybody does; all else that comes there is carried."""
+    """With or without a leader; every other request is forwarded."""
     live = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
     async def run() -> None:
@@ -129,7 +129,7 @@ def test_a_process_answers_livez_itself(monkeypatch: pytest.MonkeyPatch) -> None
             assert await said(place, live.replace(b"livez", b"readyz")) == b""
             reader, silent = await asyncio.open_connection(*place)
             with suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 20) == b"", "who says nothing is gone"
+                assert await asyncio.wait_for(reader.read(), 20) == b"", "silent connections are closed"
             silent.close()
         async with echoing() as leader:
             async with relayed(lambda: leader, {"polywire"}) as (_, place):

@@ -9,23 +9,23 @@ WIRE = "frames"
 
 
 def counted(place: Place) -> dict[str, tuple[float, float]]:
-    """How many were answered and what they took together, by kind."""
+    """Return how many requests of each kind were answered, and their total time."""
     found = place.hub.request_times.by_kind.items()
     return {kind: (times.cumulative()[-1][1], round(times.sum_s, 6)) for (wire, kind), times in found if wire == WIRE}
 
 
 def connected() -> tuple[Place, Wire]:
     place = Place()
-    place.clock.advance(1.0)  # no clock of a machine says 0
+    place.clock.advance(1.0)  # no real clock returns 0
     transport = place.connect()
     place.session.owing = True
-    send(transport, b"F")  # recognised
+    send(transport, b"F")  # recognized
     place.session.owing = False
     return place, transport
 
 
 def ask(place: Place, transport: Wire, *, owing: bool = True) -> None:
-    """A request comes; it is owed from then on."""
+    """Deliver a request; its response is pending from then on."""
     place.session.on_receive = lambda: setattr(place.session, "owing", owing)
     send(transport, b"x")
     place.session.on_receive = None
@@ -55,7 +55,7 @@ def test_an_immediate_response_is_counted_by_kind() -> None:
 
     place.session.size = 5
     place.session.on_receive = answered
-    send(transport, b"y")  # no frame: nothing was produced
+    send(transport, b"y")  # not a frame: nothing was produced
     assert counted(place) == {"other": (1, 0.001)}
 
 

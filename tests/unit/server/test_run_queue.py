@@ -1,5 +1,4 @@
-"""Fair passes: however many peers ask for much at once, a pass of the loop offers bytes for some milliseconds, and who asks for little waits
-for few of them."""
+"""Fair scheduling: a pass of the loop handles requests for some milliseconds, and light requests wait few passes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,10 @@ OFFER_S = 0.003
 
 
 class Crowd:
-    """Connections whose every offer takes so long. ``order``: whose frames were handled, by number, those of one pass together."""
+    """Connections whose every frame takes this long.
+
+    ``order``: the connections whose frames were handled, grouped by pass.
+    """
 
     def __init__(self, count: int, offer_s: float = OFFER_S) -> None:
         self.place = Place()
@@ -37,7 +39,7 @@ class Crowd:
         self.passes[-1].append(number)
 
     def ask(self, *numbers: int) -> None:
-        """One pass of the loop reads of each of them, as far as they are read."""
+        """Run one pass of the loop: each connection is read unless it is paused."""
         for number in numbers:
             if self.peers[number].reading:
                 send(self.peers[number], b"x")
@@ -52,7 +54,7 @@ class Crowd:
             if not self.place.soon:
                 return
             self.run_pass()
-        raise AssertionError("somebody waits for ever")
+        raise AssertionError("a connection waits for ever")
 
 
 def test_ten_heavy_connections_do_not_block_one_pass() -> None:
@@ -84,7 +86,7 @@ def test_waiting_connections_continue_in_order() -> None:
     handled = [number for held in crowd.passes for number in held]
     assert len(handled) > 50
     counts = [handled.count(number) for number in range(10)]
-    assert max(counts) - min(counts) <= 1, "nobody has more turns than others"
+    assert max(counts) - min(counts) <= 1, "no connection has more turns than the others"
 
 
 @pytest.mark.parametrize("offer_s", [OFFER_S, 4 * PASS_S])

@@ -49,7 +49,7 @@ def test_machines_do_not_send_passwords_in_clear_text_by_default() -> None:
 
 
 def test_links_with_tls_use_a_reachable_host() -> None:
-    """Beyond this machine plain listeners are often off, and those of TLS on."""
+    """Plain listeners are often off beyond this machine, and those with TLS on."""
     here, plain, secure = Address("127.0.0.1", 1), Address("10.0.0.7", 2), Address("10.0.0.8", 3)
     with_tls = ServeConfig(tls_machine_authority=Path("a"), tls_certificate=Path("b"))
     for served, host in (
@@ -80,7 +80,7 @@ def test_processes_of_a_directory_have_ports_near_the_shared_one() -> None:
     config = ServeConfig(kafka="127.0.0.1:0", any_wire="127.0.0.1:0", flux="127.0.0.1:0", processes=2)
     parent = Parent(config, bytes(KEY_BYTES))
     try:
-        assert [set(own) for own in parent._own] == [{"kafka", "any"}] * 2, "of the others nobody is sent anywhere"
+        assert [set(own) for own in parent._own] == [{"kafka", "any"}] * 2, "clients are not redirected to the others"
         assert len({at.port for own in parent._own for at in own.values()}) == 4
         for at in (at for own in parent._own for at in own.values()):
             _check_taken(at)
@@ -89,7 +89,7 @@ def test_processes_of_a_directory_have_ports_near_the_shared_one() -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports that nobody listens on, below those that the system gives to connections."""
+    """Return the first of so many free ports, below the ephemeral range."""
     return next(first for first in range(20_000, 32_000, count) if all(map(is_free, range(first, first + count))))
 
 
@@ -110,7 +110,7 @@ def test_shard_port_applies_to_cursus_clients() -> None:
 
 
 def shard_of(*, host: str, is_advertised: bool) -> Shard:
-    """One that listens with others on 9000 and 9999, and alone on 9101 and 9102."""
+    """Return a shard that shares ports 9000 and 9999, and has 9101 and 9102 for itself."""
 
     def listeners(**ports: int) -> list[Listener]:
         return [Listener(name, Address("0.0.0.0", port), cast(Server, None)) for name, port in ports.items()]

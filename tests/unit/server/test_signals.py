@@ -50,7 +50,7 @@ def test_a_signal_between_two_loops_is_handled_on_the_second(
 
     with asyncio.Runner(loop_factory=loops) as runner:
         runner.run(turn(1, wakes=True))
-    os.kill(os.getpid(), signal.SIGHUP)  # for nothing: whoever reads files next reads them anew
+    os.kill(os.getpid(), signal.SIGHUP)  # no handler runs for it: files are read again anyway
     os.kill(os.getpid(), signal.SIGINT)
     with asyncio.Runner(loop_factory=loops) as runner:
         runner.run(turn(2, wakes=False))
@@ -59,7 +59,7 @@ def test_a_signal_between_two_loops_is_handled_on_the_second(
 
 def test_a_closed_loop_gets_no_signals(signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def turn() -> None:
-        signals.listen(lambda _: pytest.fail("nobody is there"))
+        signals.listen(lambda _: pytest.fail("the loop is closed"))
 
     with asyncio.Runner(loop_factory=loops) as runner:
         runner.run(turn())

@@ -24,7 +24,7 @@ async def ask(address: Address, request: bytes) -> bytes:
 
 
 async def asked_by(health: StandbyHealth, count: int) -> None:
-    """Wait until so many have come and not gone."""
+    """Wait until the given number of connections is open."""
     while len(health._requests) != count:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(0.01)
 
@@ -64,7 +64,7 @@ def test_silent_connections_have_a_limit_and_are_closed(monkeypatch: pytest.Monk
         monkeypatch.setattr(standby, "REQUEST_S", 0.01)
         reader, writer = await asyncio.open_connection(address.host, address.port)
         with suppress(ConnectionError):
-            assert await reader.read() == b"", "let go"
+            assert await reader.read() == b"", "released"
         writer.close()
         assert (await ask(address, b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"alive\n")
         monkeypatch.setattr(standby, "REQUEST_S", 3600)
@@ -82,7 +82,7 @@ def test_silent_connections_have_a_limit_and_are_closed(monkeypatch: pytest.Monk
 
 def test_a_connection_during_stop_is_closed() -> None:
     class Ending(StandbyHealth):
-        """Ends when somebody has come, before the answer has begun."""
+        """Ends when a client has connected, before the response has begun."""
 
         def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             super()._connected(reader, writer)

@@ -49,7 +49,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[BrokerProcess]:
-    """Every wire both ways, and the port of all of them."""
+    """Serve every protocol with and without TLS, and the port for all of them."""
     options = ["--any", "127.0.0.1:0", "--tls-certificate", certificates.path("server")]
     options += ["--tls-key", certificates.path("server", "key")]
     for wire in WIRES:
@@ -60,7 +60,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates)
 
 
 def tls_to(broker: BrokerProcess, wire: str, certificates: Certificates) -> ssl.SSLSocket:
-    """A socket of a peer that knows the authority."""
+    """Return a socket of a client that trusts the certificate authority."""
     plain = socket.create_connection(broker.addresses[f"{wire}-tls"], timeout=60)
     return certificates.context().wrap_socket(plain, server_hostname="localhost")
 
@@ -71,7 +71,7 @@ def trusted(monkeypatch: pytest.MonkeyPatch, certificates: Certificates) -> None
 
 
 async def create_topic(broker: BrokerProcess, topic: str) -> None:
-    """Over the wire that can do everything."""
+    """Create it over the protocol that can do everything."""
     client = await connect.connect(broker.url("polywire"))
     await client.create_topic(topic, 1)
     await client.close()
@@ -102,7 +102,7 @@ def test_every_protocol_works_with_tls(broker: BrokerProcess, wire: str, port: s
 
 @pytest.mark.usefixtures("trusted")
 def test_large_amounts_of_data_are_sent_both_ways(broker: BrokerProcess, certificates: Certificates) -> None:
-    """Frames far larger than a record, the socket's buffers and what a connection may hold; the reader takes its time."""
+    """Frames are far larger than a record, the socket's buffers and a connection's limit; the reader is slow."""
     host, port = broker.addresses["polywire-tls"]
     client = BulkConnection(host, port, tls=certificates.context())
     client.create_topic("much", 1)
@@ -131,7 +131,7 @@ def test_blocking_client(broker: BrokerProcess) -> None:
 
 
 def test_unread_responses_have_a_limit(broker: BrokerProcess, certificates: Certificates) -> None:
-    """They wait where they are, and arrive whole when it reads again."""
+    """They wait in the broker, and arrive complete when the client reads again."""
     count, value = 2_000, b"v" * 50_000
     with tls_to(broker, "flux", certificates) as slow:
         slow.sendall(b"V1|0|PRODUCE|slow k:%b\n" % value)
@@ -139,7 +139,7 @@ def test_unread_responses_have_a_limit(broker: BrokerProcess, certificates: Cert
         before = broker.memory_bytes
         slow.sendall(b"".join(b"V1|1|CONSUME|slow %d 0\n" % partition for partition in range(4)) * (count // 4))
         time.sleep(0.5)
-        assert broker.memory_bytes < before + 32 * 1024 * 1024, "100 MB would have been answered"
+        assert broker.memory_bytes < before + 32 * 1024 * 1024, "the broker would have sent 100 MB"
         received = lines = 0
         while lines < count:
             answer = slow.recv(65_536)
@@ -150,7 +150,7 @@ def test_unread_responses_have_a_limit(broker: BrokerProcess, certificates: Cert
 
 
 def send_and_wait(address: tuple[str, int], content: bytes) -> None:
-    """Send this and nothing more; the broker closes the connection."""
+    """Send these bytes only; the broker closes the connection."""
     with socket.create_connection(address, timeout=60) as plain, suppress(ConnectionResetError):
         plain.sendall(content)
         plain.shutdown(socket.SHUT_WR)
@@ -182,7 +182,7 @@ def test_bad_handshakes_close_the_connection(broker: BrokerProcess, certificates
 
 
 def test_the_end_of_the_stream_with_tls(broker: BrokerProcess, certificates: Certificates) -> None:
-    """A peer that sends nothing more still gets what it asked for."""
+    """A client that has closed its sending side still gets its response."""
     with tls_to(broker, "flux", certificates) as tls:
         tls.sendall(b"V1|1|ADMIN_GET_METADATA|\n")
         socket.socket.shutdown(tls, socket.SHUT_WR)
@@ -223,14 +223,14 @@ def test_a_client_certificate_sets_the_user(tmp_path: Path, certificates: Certif
         assert flux_over_tls(broker, certificates, "client", b"PRODUCE|shop.orders k:v").startswith(b"V1|1|OK|")
         assert b"not allowed" in flux_over_tls(broker, certificates, "client", b"PRODUCE|other.orders k:v")
         assert flux_over_tls(broker, certificates, "server", b"PRODUCE|shop.orders k:v") == b"", (
-            "nobody is called server"
+            "there is no user called server"
         )
         assert "certificate does not name a user" in broker.log_text()
         assert broker.stop() == 0
 
 
 def flux_over_tls(broker: BrokerProcess, certificates: Certificates, own: str, line: bytes) -> bytes:
-    """What a peer with a certificate of its own is answered; nothing when it is not served."""
+    """Return the response to a client with its own certificate; nothing if it is rejected."""
     plain = socket.create_connection(broker.addresses["flux-tls"], timeout=60)
     with suppress(ConnectionError, ssl.SSLError), plain:
         peer = certificates.context(own).wrap_socket(plain, server_hostname="localhost")
@@ -262,7 +262,7 @@ def test_a_client_hello_is_detected() -> None:
 
 
 def shown_by(address: tuple[str, int], certificates: Certificates) -> object:
-    """Who the certificate names that a broker shows."""
+    """Return the name in the certificate that a broker presents."""
     context = certificates.context()
     context.check_hostname = False
     with context.wrap_socket(socket.create_connection(address, timeout=60)) as tls:
@@ -297,7 +297,7 @@ def test_reload_replaces_the_certificate(tmp_path: Path, certificates: Certifica
         place("client")
         assert reload(1) == ((("commonName", "client"),),)
         key.write_text("rubbish")
-        assert reload(2) == ((("commonName", "client"),),), "what was there stays"
+        assert reload(2) == ((("commonName", "client"),),), "the earlier certificate stays in use"
         assert "reload failed" in broker.log_text()
         before.create_topic("u", 1)
         before.close()

@@ -34,7 +34,7 @@ def test_a_users_file_is_created_changed_and_read(tmp_path: Path) -> None:
     assert [user.name for user in read_users(path)] == ["bob", "alice"]
     remove_user(path, "bob")
     assert [user.name for user in read_users(path)] == ["alice"]
-    assert path.read_text().startswith("#"), "what was said about it stays"
+    assert path.read_text().startswith("#"), "the comment stays"
     with pytest.raises(Missing) as caught:
         remove_user(path, "bob")
     assert caught.value.code is ErrorCode.USER_MISSING

@@ -1,4 +1,4 @@
-"""Which Java is chosen, and the stand-in for a trimmed one. Shell scripts play Java (these tests write under tmp_path)."""
+"""Selection of Java, and the replacement for a trimmed one. Shell scripts stand in for Java."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
     assert (found.home, found.origin) == (tmp_path / "home", "JAVA_HOME")
 
 
-def test_an_old_java_home_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_home_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     make_java(tmp_path / "old", version="1.8.0_401")
     on_path = make_java(tmp_path / "new", version="21.0.1")
     found = java.find_java({"JAVA_HOME": str(tmp_path / "old"), "PATH": str(on_path.parent)})

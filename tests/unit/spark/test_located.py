@@ -1,4 +1,4 @@
-"""A broker whose LOCATE says that more follows and repeats its answer: planning and reading end with an error."""
+"""A broker whose LOCATE repeats its response and reports more: planning and reading end with an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WANTED: Final = ReadRange("orders", 0, 1, 1, 0, 100)
 
 
 class Repeating:
-    """A connection whose broker names the same run for ever."""
+    """A connection whose broker returns the same run for ever."""
 
     def __init__(self, address: str) -> None:
         self._answer = messages.Located(address, b"m" * 16, [RUN] * 100, more=True)
@@ -49,7 +49,7 @@ def test_a_read_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connection.answers == 2
 
 
-def test_an_answer_that_advances_is_followed_to_the_end() -> None:
+def test_responses_that_advance_are_followed_to_the_end() -> None:
     class Advancing:
         def locate(self, *arguments: Any, **_: object) -> messages.Located:
             offset = arguments[3]

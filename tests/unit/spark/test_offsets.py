@@ -1,4 +1,4 @@
-"""The JSON that Spark keeps in a checkpoint."""
+"""The JSON of offsets in Spark's checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _offsets = st.builds(
 
 
 @given(_offsets)
-def test_an_offset_survives_the_checkpoint(offset: SourceOffset) -> None:
+def test_an_offset_round_trips_through_the_checkpoint(offset: SourceOffset) -> None:
     text = json.dumps(encode_offset(offset))
     assert decode_offset(json.loads(text)) == offset
 
@@ -50,7 +50,7 @@ def test_equal_offsets_are_equal_strings(offset: SourceOffset) -> None:
     assert text == json.dumps(json.loads(text), sort_keys=True)
 
 
-def test_the_written_form_is_fixed() -> None:
+def test_the_stored_form_does_not_change() -> None:
     offset = SourceOffset(
         {
             PartitionKey("orders", 0): Position("9f" * 16, 17, 3, 4200, begin_offset=0),
@@ -76,6 +76,6 @@ def test_the_written_form_is_fixed() -> None:
         '{"version": 1, "initial": false, "topics": [1]}',
     ],
 )
-def test_what_is_not_an_offset_is_refused(text: str) -> None:
+def test_invalid_offsets_are_refused(text: str) -> None:
     with pytest.raises(Invalid, match="checkpoint"):
         decode_offset(json.loads(text))

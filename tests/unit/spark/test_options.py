@@ -1,4 +1,4 @@
-"""Options under Kafka's names, and the errors that name the option meant."""
+"""Options under Kafka's names, and errors that suggest the intended option."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(*, streaming: bool = False, **given: str) -> SourceOptions:
     return read_options({**BASE, **given}, streaming=streaming)
 
 
-def test_defaults_are_those_of_kafkas_source() -> None:
+def test_defaults_match_kafkas_source() -> None:
     batch, stream = read(), read(streaming=True)
     assert (batch.starting, batch.ending) == (Edge.EARLIEST, Edge.LATEST)
     assert stream.starting is Edge.LATEST
@@ -40,23 +40,23 @@ def test_defaults_are_those_of_kafkas_source() -> None:
 
 
 @pytest.mark.parametrize("name", ["address", "bootstrap.servers", "kafka.bootstrap.servers", "KAFKA.Bootstrap.Servers"])
-def test_every_name_of_the_address(name: str) -> None:
+def test_every_option_name_of_the_address(name: str) -> None:
     options = read_options({name: "a:1, polywire://b:2", "subscribe": "t"}, streaming=False)
     assert options.addresses == ("a:1", "polywire://b:2")
 
 
-def test_without_an_address_it_is_this_machines_broker() -> None:
+def test_the_default_address_is_the_local_broker() -> None:
     assert read_options({"subscribe": "t"}, streaming=False).addresses == ("127.0.0.1:9555",)
 
 
-def test_options_of_kafkas_consumer_are_taken_without_effect() -> None:
+def test_options_of_kafkas_consumer_are_accepted_without_effect() -> None:
     given = {"kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3", "groupIdPrefix": "g"}
     assert read_options({**BASE, **given}, streaming=True) == read(streaming=True)
     for name in ("kafka.group.id", "commitGroup"):
         assert read_options({**BASE, name: "g"}, streaming=True).group == "g"
 
 
-def test_more_patience_is_granted_and_less_is_not() -> None:
+def test_timeouts_can_be_raised_but_not_lowered() -> None:
     given = {
         "kafkaConsumer.pollTimeoutMs": "300000",
         "fetchOffset.numRetries": "600",
@@ -66,7 +66,7 @@ def test_more_patience_is_granted_and_less_is_not() -> None:
     assert (patient.timeout_s, patient.reconnect_s) == (300.0, 60.0)
 
 
-def test_times_are_of_append_unless_those_of_clients_are_asked_for() -> None:
+def test_timestamps_are_append_times_unless_create_times_are_requested() -> None:
     assert read().timestamp_type is TimestampType.APPEND
     assert read(timestampType="LogAppendTime").timestamp_type is TimestampType.APPEND
     assert read(streaming=True, timestampType="createtime").timestamp_type is TimestampType.CREATE
@@ -82,7 +82,7 @@ def test_subscriptions() -> None:
     assert assigned.subscription.partitions == (("a", 2), ("b", 0), ("b", 1))
 
 
-def test_places() -> None:
+def test_offset_options() -> None:
     assert read(startingOffsets="Earliest").starting is Edge.EARLIEST
     assert read(startingOffsets='{"orders":{"0":23,"1":-2}}').starting == ByOffset(
         {PartitionKey("orders", 0): 23, PartitionKey("orders", 1): -2}
@@ -146,7 +146,7 @@ def test_durations(text: str, seconds: float) -> None:
         ({"maxTriggerDelay": "soon"}, "such as 500ms"),
     ],
 )
-def test_wrong_options_name_what_was_meant(given: dict[str, str], message: str) -> None:
+def test_errors_suggest_the_intended_option(given: dict[str, str], message: str) -> None:
     with pytest.raises(Invalid, match=message):
         read_options({**BASE, **given}, streaming=False)
 
@@ -183,7 +183,7 @@ def test_a_stream_has_no_end(name: str) -> None:
         ),
     ],
 )
-def test_who_logs_in(
+def test_login_options_and_the_password_variable(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], env: str | None, name: str, password: str
 ) -> None:
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
@@ -209,7 +209,7 @@ def test_who_logs_in(
         ({"user": "u", "password": "secret", "address": "h"}, "must be host:port"),
     ],
 )
-def test_what_is_wrong_with_a_login_is_told_without_it(
+def test_errors_about_a_login_do_not_show_it(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], message: str
 ) -> None:
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
@@ -219,7 +219,7 @@ def test_what_is_wrong_with_a_login_is_told_without_it(
     assert "secret" not in caught.value.message
 
 
-def test_a_password_is_not_written_into_a_project(tmp_path: Path) -> None:
+def test_projects_must_not_contain_a_password(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="passwords are not written to files") as caught:
         project.make(tmp_path / "made", topic="t", address="a:secret@h:1")
     assert "secret" not in caught.value.message

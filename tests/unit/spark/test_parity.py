@@ -1,4 +1,4 @@
-"""The comparison in docs/spark/options.md: complete, and every row is shown by a test that exists."""
+"""The comparison in docs/spark/options.md is complete, and an existing test shows every row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read next, in which pieces, and what is said when records are gone."""
+"""Planning of batches: ranges, tasks, and reports of lost records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def through_json(offset: SourceOffset) -> SourceOffset:
     return decode_offset(encode_offset(offset))
 
 
-def test_starting_places() -> None:
+def test_starting_offsets() -> None:
     extents = some((5, 10), (0, 3))
     assert [p.next_offset for p in begin(extents).positions.values()] == [5, 0]
     latest = planning.start_offset(extents, Edge.LATEST, MissingTime.ERROR)
@@ -61,7 +61,7 @@ def test_starting_times() -> None:
     assert [p.next_offset for p in end.positions.values()] == [4, 9]
 
 
-def test_places_must_name_every_partition_and_no_other() -> None:
+def test_starting_offsets_must_name_every_partition_and_no_other() -> None:
     extents = some((0, 1), (0, 1))
     with pytest.raises(Invalid, match=r"startingOffsets must name every partition.*missing=t-1"):
         planning.start_offset(extents, ByOffset({PartitionKey("t", 0): 0}), MissingTime.ERROR)
@@ -71,13 +71,13 @@ def test_places_must_name_every_partition_and_no_other() -> None:
         planning.start_offset(extents, ByTime(None, {}), MissingTime.ERROR)
 
 
-def test_a_batch_read_covers_what_lies_between() -> None:
+def test_a_batch_read_covers_start_to_end() -> None:
     extents = some((5, 10), (0, 3), (4, 4))
     ranges = planning.batch_ranges(begin(extents), planning.end_offset(extents, Edge.LATEST))
     assert spans(ranges) == [(0, 5, 10), (1, 0, 3)]
 
 
-def test_nothing_new_is_the_same_offset() -> None:
+def test_without_new_records_the_offset_stays_the_same() -> None:
     extents = some((0, 10))
     end = planning.advance(begin(extents), extents, records_max=None)
     assert planning.advance(end, extents, records_max=5) is end
@@ -99,7 +99,7 @@ def test_a_first_batch_run_again_covers_the_same_records() -> None:
     more = some((0, 15), (0, 4))
     end = through_json(planning.advance(begun, more, records_max=None))
     assert spans(planning.batch_ranges(begun, end)) == [(0, 10, 15)]
-    # After a crash Spark asks for the initial offset again; by now there is more, and a new partition.
+    # After a crash Spark requests the initial offset again; by then there are more records and a new partition.
     later = planning.start_offset(some((0, 30), (0, 9), (0, 5)), Edge.LATEST, MissingTime.ERROR)
     assert spans(planning.batch_ranges(later, end)) == [(0, 10, 15)]
     assert spans(planning.batch_ranges(end, planning.advance(end, some((0, 30), (0, 9)), records_max=None))) == [
@@ -114,7 +114,7 @@ def test_an_empty_first_batch_run_again_stays_empty() -> None:
     assert planning.batch_ranges(later, through_json(begun)) == []
 
 
-def test_a_new_partition_begins_at_its_first_record_also_when_run_again() -> None:
+def test_a_new_partition_starts_at_its_first_record_even_when_run_again() -> None:
     extents = some((0, 10))
     first = planning.advance(begin(extents), extents, records_max=None)
     grown = some((0, 10), (2, 8))
@@ -125,7 +125,7 @@ def test_a_new_partition_begins_at_its_first_record_also_when_run_again() -> Non
     assert all(position.begin_offset is None for position in third.positions.values())
 
 
-def test_a_replaced_partition_begins_anew() -> None:
+def test_a_re_created_partition_is_read_from_its_start() -> None:
     extents = some((0, 10))
     first = planning.advance(begin(extents), extents, records_max=None)
     again = {PartitionKey("t", 0): extent(0, 4, life=2)}
@@ -137,7 +137,7 @@ def test_a_replaced_partition_begins_anew() -> None:
     assert planning.batch_ranges(first, second)[0].incarnation == 2
 
 
-def test_the_target_of_a_run_is_never_passed() -> None:
+def test_a_run_never_passes_its_target() -> None:
     extents = some((0, 10), (0, 4))
     ceiling = planning.latest_offset(extents)
     start = begin(extents)
@@ -147,7 +147,7 @@ def test_the_target_of_a_run_is_never_passed() -> None:
     assert planning.advance(end, more, records_max=None, ceiling=ceiling) is end
 
 
-def test_an_epoch_is_that_of_the_last_record_read() -> None:
+def test_the_epoch_is_that_of_the_last_record_read() -> None:
     extents = some((0, 10), (0, 10))
     end = planning.advance(begin(extents), extents, records_max=None)
     restarted = {
@@ -168,7 +168,7 @@ def test_an_epoch_is_that_of_the_last_record_read() -> None:
         ({PartitionKey("t", 0): extent(0, 10, life=9)}, "created again"),
     ],
 )
-def test_losses_are_found_and_refused(now: Extents, reason: str) -> None:
+def test_lost_records_are_detected_and_refused(now: Extents, reason: str) -> None:
     start = begin(some((5, 10)))
     found = planning.position_losses(start, now)
     assert len(found) == 1
@@ -178,7 +178,7 @@ def test_losses_are_found_and_refused(now: Extents, reason: str) -> None:
     assert planning.losses(ranges, now)
 
 
-def test_what_is_left_is_read_when_losses_are_allowed() -> None:
+def test_remaining_records_are_read_if_losses_are_allowed() -> None:
     ranges = [ReadRange("t", 0, 1, 1, 0, 10), ReadRange("t", 1, 1, 1, 0, 10), ReadRange("gone", 0, 1, 1, 0, 10)]
     assert spans(planning.clip(ranges, some((4, 8), (10, 12)))) == [(0, 4, 8)]
     start = begin(some((0, 10)))
@@ -188,7 +188,7 @@ def test_what_is_left_is_read_when_losses_are_allowed() -> None:
     assert [position.next_offset for position in shrunk.positions.values()] == [3]
 
 
-def test_small_ranges_share_a_task_and_big_ones_are_cut() -> None:
+def test_small_ranges_share_a_task_and_large_ones_are_split() -> None:
     small = [ReadRange("t", n, 1, 1, 0, 10) for n in range(5)]
     assert planning.tasks(small) == [tuple(small)]
     assert planning.tasks([]) == []
@@ -231,7 +231,7 @@ def test_tasks_cover_every_record_once(ranges: list[ReadRange], least: int | Non
     st.booleans(),
 )
 def test_micro_batches_cover_every_record_once(growth: list[list[int]], limit: int | None, crash: bool) -> None:
-    """Whatever arrives between batches, wherever a batch is run again: each record is read exactly once."""
+    """Whatever arrives between batches, and wherever a batch is run again, each record is read exactly once."""
     ends: dict[PartitionKey, int] = {}
     seen: Counter[tuple[int, int]] = Counter()
     offset: SourceOffset | None = None
@@ -254,7 +254,7 @@ def test_micro_batches_cover_every_record_once(growth: list[list[int]], limit: i
         assert len(seen) == min(len(expected), limit * (len(growth) + 200)) or len(seen) == len(expected)
 
 
-def test_bytes_become_records() -> None:
+def test_byte_limits_become_record_limits() -> None:
     lags = {PartitionKey("t", 0): (1000, 100.0), PartitionKey("t", 1): (1000, 300.0)}
     assert planning.records_within(40_000, lags) == 200
     assert planning.records_within(10**9, lags) == 2000

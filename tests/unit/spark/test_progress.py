@@ -22,7 +22,7 @@ def report(**source: Any) -> dict[str, Any]:
     return {"batchId": 3, "numInputRows": 40, "processedRowsPerSecond": 12.5, "sources": [source]}
 
 
-def test_lag_is_what_was_left() -> None:
+def test_lag_counts_unread_records() -> None:
     reported = batch_progress(report(endOffset=offset(70), latestOffset=offset(100)))
     assert reported == BatchProgress(batch_id=3, records=40, rate=12.5, lag=30)
 
@@ -33,7 +33,7 @@ def test_other_sources_have_no_lag() -> None:
     assert batch_progress({"batchId": 0, "numInputRows": 0}) == BatchProgress(0, 0, 0.0, None)
 
 
-def test_what_was_left_out_is_counted() -> None:
+def test_dropped_and_corrupt_records_are_counted() -> None:
     reported = {
         **report(), "stateOperators": [{"numRowsDroppedByWatermark": 2}], "eventTime": {"watermark": "2026-01-01T10:00:00.000Z"},
         "observedMetrics": {"polywire": {"corrupt": 5, "left_out": 1}},
@@ -53,7 +53,7 @@ def test_the_bar_shows_records_rate_and_lag() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
+def test_nothing_is_truncated_on_a_narrow_terminal(width: int) -> None:
     written = io.StringIO()
     batch = BatchProgress(0, 1_234_567, 43_210.0, 987_654, 12, 3, "2026-01-01T10:00:00.000Z")
     with progress_bar("windows", console=Console(file=written, width=width, force_terminal=True)) as reported:
@@ -67,7 +67,7 @@ def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
     assert "watermark2026-01-01T10:00:00" in facts
 
 
-def test_the_bar_ends_on_the_rate_of_the_last_batch_with_records() -> None:
+def test_the_bar_ends_with_the_rate_of_the_last_batch_that_had_records() -> None:
     written = io.StringIO()
     with progress_bar("windows", total=40, console=Console(file=written, width=200, force_terminal=True)) as reported:
         reported(BatchProgress(batch_id=0, records=40, rate=1234.0, lag=0))

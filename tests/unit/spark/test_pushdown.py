@@ -1,4 +1,4 @@
-"""Filters that say where records lie."""
+"""Pushed-down filters on the positions of records."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ OFFSET, TIME, TOPIC, PARTITION = ("offset",), ("timestamp",), ("topic",), ("part
         ([LessThan(TIME, NOON)], PushedFilters(times_us=Span(None, NOON_US))),
         ([In(PARTITION, (1, 2)), In(PARTITION, (2, 3))], PushedFilters(partitions=frozenset([2]))),
         ([EqualTo(TOPIC, "a"), IsNotNull(TOPIC)], PushedFilters(topics=frozenset(["a"]))),
-        # What says nothing about places, or nothing this column can be compared with.
+        # Filters that do not restrict positions, or compare with an unsuitable value.
         ([Not(EqualTo(OFFSET, 5)), EqualTo(("key",), b"k"), In(OFFSET, (1, 2))], PushedFilters()),
         ([GreaterThan(TIME, NOON.replace(tzinfo=None)), EqualTo(OFFSET, "5"), LessThan(PARTITION, 3)], PushedFilters()),
     ],
 )
-def test_filters_become_places(filters: list[Filter], expected: PushedFilters) -> None:
+def test_filters_become_position_limits(filters: list[Filter], expected: PushedFilters) -> None:
     assert pushed_filters(filters) == expected
 
 
-def test_ranges_are_cut_to_what_is_wanted() -> None:
+def test_ranges_are_restricted_by_filters() -> None:
     ranges = [ReadRange("a", 0, 1, 1, 10, 50), ReadRange("a", 1, 2, 1, 0, 5), ReadRange("b", 0, 3, 1, 0, 100)]
     times = {100: 20, 200: 40}
     extents = {PartitionKey(r.topic, r.partition): Extent("", r.incarnation, 1, 0, 100, times) for r in ranges}

@@ -1,4 +1,4 @@
-"""The quality report: what it finds wrong, and its page."""
+"""The quality report: detected problems, and its page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(
 
 
 class Balance(HTMLParser):
-    """Counts tags that are opened and never closed."""
+    """Tracks tags that are opened and not closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_problems_are_listed() -> None:
     assert report().sound
     assert report(expected=100).sound
     assert str(report(expected=101)).startswith("wrong: 101 records were expected")
@@ -49,7 +49,7 @@ def test_what_is_wrong_is_said() -> None:
     )  # fmt: skip
 
 
-def test_the_page_is_whole_and_escapes_what_comes_from_outside() -> None:
+def test_the_page_is_well_formed_and_escapes_names() -> None:
     for quality in (report(), report(missing=2)):
         balance = Balance()
         balance.feed(page(quality))
@@ -62,7 +62,7 @@ def test_the_page_is_whole_and_escapes_what_comes_from_outside() -> None:
     assert "2 offsets are missing" in page(report(missing=2))
 
 
-def test_partitions_of_several_topics_are_told_apart() -> None:
+def test_partitions_of_several_topics_are_distinguished() -> None:
     partitions = (PartitionFacts("a&b", 0, 1, 0, 0, 0, 0, 0, 9), PartitionFacts("c", 0, 2, 0, 1, 0, 0, 0, 9))
     text = page(replace(report(), partitions=partitions))
     assert "<td>a&amp;b/0</td>" in text
@@ -70,7 +70,7 @@ def test_partitions_of_several_topics_are_told_apart() -> None:
     assert "<td>0</td>" in page(report())
 
 
-def test_sizes_are_not_told_of_a_table_that_keeps_no_values() -> None:
+def test_a_table_without_values_has_no_sizes() -> None:
     assert "Sizes of values" in page(report())
     text = page(report(size=0))
     assert "Sizes of values" not in text

@@ -1,4 +1,4 @@
-"""The readers against a broker that is a few numbers: limits, targets, losses, and going on with what is left."""
+"""The readers against a fake broker: limits, targets, losses, and reading what remains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = source_schema(Headers.NONE)
 
 @dataclass
 class FakeBroker:
-    """Stands in for a bulk connection. Partition n holds ``extents[n]``; every record is 100 bytes, every chunk ten records."""
+    """Replaces a bulk connection. Partition n holds ``extents[n]``; a record has 100 bytes, a chunk ten records."""
 
     extents: list[tuple[int, int]]
     life: int = 100
@@ -107,7 +107,7 @@ def planned(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) ->
         ({"minOffsetsPerTrigger": "3"}, ReadMinRows(3)),
     ],
 )
-def test_the_options_limits_are_told_to_the_engine(options: dict[str, str], limit: ReadLimit) -> None:
+def test_limit_options_are_passed_to_the_engine(options: dict[str, str], limit: ReadLimit) -> None:
     assert stream(**options).getDefaultReadLimit() == limit
 
 
@@ -122,7 +122,9 @@ def test_the_options_limits_are_told_to_the_engine(options: dict[str, str], limi
         ({"maxBytesPerTrigger": "9000", "maxOffsetsPerTrigger": "30"}, ReadMaxRows(30), [20, 10]),
     ],
 )
-def test_limits_are_kept(broker: FakeBroker, options: dict[str, str], limit: ReadLimit, expected: list[int]) -> None:
+def test_limits_are_enforced(
+    broker: FakeBroker, options: dict[str, str], limit: ReadLimit, expected: list[int]
+) -> None:
     reader = stream(**options)
     assert ends(reader.latestOffset(reader.initialOffset(), limit)) == expected
     latest = reader.reportLatestOffset()
@@ -130,7 +132,7 @@ def test_limits_are_kept(broker: FakeBroker, options: dict[str, str], limit: Rea
     assert ends(latest) == [100, 50]
 
 
-def test_an_available_now_run_ends_where_it_began_to(broker: FakeBroker) -> None:
+def test_an_available_now_run_ends_at_its_initial_target(broker: FakeBroker) -> None:
     reader = stream()
     reader.prepareForTriggerAvailableNow()
     start = reader.initialOffset()
@@ -140,7 +142,7 @@ def test_an_available_now_run_ends_where_it_began_to(broker: FakeBroker) -> None
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_few_records_wait_but_not_for_ever(broker: FakeBroker) -> None:
+def test_few_records_wait_up_to_the_maximum_delay(broker: FakeBroker) -> None:
     class Watch:
         seconds = 0.0
 
@@ -164,7 +166,7 @@ def test_few_records_wait_but_not_for_ever(broker: FakeBroker) -> None:
     assert ends(reader.latestOffset(second, limit)) == [130, 50]
 
 
-def test_lost_records_end_the_query_unless_they_may_be_lost(broker: FakeBroker) -> None:
+def test_lost_records_fail_the_query_unless_losses_are_allowed(broker: FakeBroker) -> None:
     strict, lenient = stream(), stream(failOnDataLoss="false")
     start = strict.latestOffset(strict.initialOffset(), ReadMaxRows(0))
     broker.extents = [(30, 100), (0, 50)]
@@ -178,7 +180,7 @@ def test_lost_records_end_the_query_unless_they_may_be_lost(broker: FakeBroker) 
     assert lenient.latestOffset(start, ReadAllAvailable()) == start
 
 
-def test_records_of_an_ended_epoch_end_the_query(broker: FakeBroker) -> None:
+def test_records_of_a_superseded_epoch_fail_the_query(broker: FakeBroker) -> None:
     reader = stream()
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     broker.epoch, broker.epoch_ends = 2, {1: 100}
@@ -188,40 +190,40 @@ def test_records_of_an_ended_epoch_end_the_query(broker: FakeBroker) -> None:
         stream().latestOffset(end, ReadAllAvailable())
 
 
-def test_a_group_is_told_how_far_the_query_is(broker: FakeBroker) -> None:
+def test_progress_is_committed_to_the_group(broker: FakeBroker) -> None:
     reader = stream(**{"kafka.group.id": "g"})
     reader.commit(reader.latestOffset(reader.initialOffset(), ReadAllAvailable()))
     assert broker.positions == {("t", 0, "g"): 100, ("t", 1, "g"): 50}
 
 
-def test_readers_travel_to_workers(broker: FakeBroker) -> None:
+def test_readers_can_be_sent_to_workers(broker: FakeBroker) -> None:
     reader = pickle.loads(pickle.dumps(stream()))
     assert ends(reader.initialOffset()) == [0, 0]
     batch = BatchReader(read_options({"subscribe": "t"}, streaming=False), SCHEMA)
     assert len(pickle.loads(pickle.dumps(batch)).partitions()) == 1
 
 
-def test_a_batch_read_of_nothing_is_empty(broker: FakeBroker) -> None:
+def test_an_empty_batch_read(broker: FakeBroker) -> None:
     broker.extents = [(7, 7)]
     reader = BatchReader(read_options({"subscribe": "t"}, streaming=False), SCHEMA)
     assert reader.partitions() == []
     assert list(reader.read(None)) == []
 
 
-def test_many_times_are_asked_in_several_requests(broker: FakeBroker) -> None:
+def test_many_times_are_looked_up_in_several_requests(broker: FakeBroker) -> None:
     times = tuple(range(40))
     found = snapshot.extents(broker, Subscription(topics=("t",)), times_us=times)  # type: ignore[arg-type]
     assert [len(asked) for asked in broker.asked_times] == [16, 16, 8]
     assert {len(extent.time_offsets) for extent in found.values()} == {40}
 
 
-def test_a_partition_that_does_not_exist_cannot_be_assigned(broker: FakeBroker) -> None:
+def test_a_missing_partition_cannot_be_assigned(broker: FakeBroker) -> None:
     given = {"assign": '{"t":[0,9]}', "startingOffsets": "earliest"}
     with pytest.raises(Missing, match="topic=t partition=9"):
         StreamReader(read_options(given, streaming=True), SCHEMA).initialOffset()
 
 
-def test_retention_may_overtake_a_reader(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_may_remove_records_before_they_are_read(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = pa.schema([("offset", pa.int64())])
 
     def offsets(

@@ -1,4 +1,4 @@
-"""Pipelines by name, and settings read from text."""
+"""Named pipelines, and settings parsed from text."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def job(
     parse: Callable[[Any], Any] | str | None = None,
     on_progress: object = None,
 ) -> None:
-    """A job."""
+    """A pipeline with settings of many types."""
 
 
-def test_settings_are_read_by_their_types() -> None:
+def test_settings_are_parsed_by_their_types() -> None:
     given = {
         "topic": "t",
         "count": "3",
@@ -59,7 +59,7 @@ def test_settings_are_read_by_their_types() -> None:
         ({"topic": "t", "colour": "blue"}, "setting needs red"),
     ],
 )
-def test_wrong_settings_are_refused_with_the_one_meant(given: dict[str, str], reason: str) -> None:
+def test_errors_suggest_the_intended_setting(given: dict[str, str], reason: str) -> None:
     with pytest.raises(Invalid) as caught:
         read_settings(job, given)
     assert reason in caught.value.message
@@ -78,12 +78,12 @@ def test_settings_are_described() -> None:
 
 
 @pytest.mark.parametrize("name", [known.name for known in PIPELINES])
-def test_every_pipeline_says_what_its_settings_mean(name: str) -> None:
+def test_every_setting_of_every_pipeline_is_described(name: str) -> None:
     settings = settings_of(pipeline(name).load())
     assert settings
     assert not [setting.name for setting in settings if not setting.meaning or not setting.kinds]
 
 
-def test_an_unknown_pipeline_names_the_one_meant() -> None:
+def test_an_unknown_pipeline_suggests_the_intended_one() -> None:
     with pytest.raises(Invalid, match="did you mean 'quality'"):
         pipeline("qualty")

@@ -11,7 +11,7 @@ from polywire.spark.options import Headers
 from polywire.spark.schema import arrow_schema, check_schema, source_schema
 
 
-def test_the_columns_are_kafkas() -> None:
+def test_the_columns_match_kafkas() -> None:
     kafka = (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
     )
@@ -22,7 +22,7 @@ def test_the_columns_are_kafkas() -> None:
     assert source_schema(Headers.TYPED).simpleString() == typed
 
 
-def test_arrow_types_are_those_spark_checks() -> None:
+def test_arrow_types_match_the_spark_types() -> None:
     schema = arrow_schema(source_schema(Headers.PLAIN))
     assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
     assert schema.field("value").type == pa.binary()
@@ -30,7 +30,7 @@ def test_arrow_types_are_those_spark_checks() -> None:
     assert schema.field("headers").type.value_type.field("key").type == pa.string()
 
 
-def test_a_schema_chooses_columns_in_any_order() -> None:
+def test_a_schema_selects_columns_in_any_order() -> None:
     check_schema(
         StructType([StructField("offset", LongType()), StructField("partition", IntegerType(), nullable=False)])
     )
@@ -49,6 +49,6 @@ def test_a_schema_chooses_columns_in_any_order() -> None:
         ),
     ],
 )
-def test_other_columns_are_refused(schema: StructType, message: str) -> None:
+def test_unknown_columns_are_refused(schema: StructType, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         check_schema(schema)

@@ -1,4 +1,4 @@
-"""Sealed files, read around the broker: the records the wire gives, whatever happened to the files since they were told of."""
+"""Direct reads of sealed files return the same records as the broker, whatever happens to the files meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Rows = list[dict[str, object]]
 def small_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "RUN_BYTES_MIN", 1)
     monkeypatch.setattr(sealed, "RANGE_RECORDS_MIN", 1)
-    monkeypatch.setattr(sealed, "PIECE_BYTES", 40_000)  # batches are cut by the ends of pieces, and some are larger
+    monkeypatch.setattr(sealed, "PIECE_BYTES", 40_000)  # pieces cut through batches, and some batches are larger
     monkeypatch.setattr(compaction, "DIRTY_BYTES_MIN", 1)
     sealed._elsewhere.clear()
 
@@ -73,7 +73,7 @@ class Files:
         return from_records([Record(chance.randbytes(chance.randrange(size)), key, headers) for key in keys])
 
     def fill(self, size: int, *, partition: int = 0) -> None:
-        """Produce about so many bytes in batches of all sizes; every full slot is sealed then, and something is not."""
+        """Produce about that many bytes in batches of all sizes; full slots are sealed, and the rest is not."""
         while size > 0:
             made = self.batch(self.chance.choice((1, 20, 100, 500)))
             self.connection.produce(TOPIC, partition, [made])
@@ -90,7 +90,7 @@ class Files:
     def until(self, reached: Callable[[], object]) -> None:
         deadline = monotonic() + 60
         while not self.served.run(reached):
-            assert monotonic() < deadline, "waited in vain"
+            assert monotonic() < deadline, "nothing was sealed in time"
             sleep(0.01)
 
     def everything(self, partition: int = 0) -> ReadRange:
@@ -112,7 +112,7 @@ class Files:
         return rows, tally
 
     def check(self, wanted: ReadRange) -> Tally:
-        """Both ways give the same rows; returns which way they came."""
+        """Assert that both ways give the same rows; return how they were read."""
         rows, tally = self.read(wanted)
         assert rows == self.read(wanted, files=False)[0]
         return tally
@@ -132,7 +132,9 @@ def part(wanted: ReadRange, offset: int, offset_end: int) -> ReadRange:
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_every_range_is_the_same_both_ways(files: Files, compression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_range_is_the_same_from_files_and_broker(
+    files: Files, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # No merge, however long it takes: files stay where they are.
     monkeypatch.setattr("polywire.log.log.EXPIRY_SECONDS", 500.0)
     files.make(compression=compression)
@@ -141,7 +143,7 @@ def test_every_range_is_the_same_both_ways(files: Files, compression: str, monke
     for number in range(2):
         wanted = files.everything(number)
         tally = files.check(wanted)
-        assert tally.file_bytes > 2 * tally.wire_bytes > 0  # the unsealed end comes over the wire
+        assert tally.file_bytes > 2 * tally.wire_bytes > 0  # the unsealed end comes from the broker
         for _ in range(10):
             offset, offset_end = sorted(files.chance.sample(range(wanted.offset_end + 1), 2))
             assert (
@@ -160,7 +162,9 @@ def test_a_segment_is_read_in_pieces_of_any_size(files: Files, monkeypatch: pyte
         assert files.read(wanted)[0] == rows
 
 
-def test_short_ranges_headers_and_the_unsealed_are_not_asked_for(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_ranges_headers_and_unsealed_records_are_read_from_the_broker(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files.make()
     files.fill(600_000)
     wanted = files.everything()
@@ -170,7 +174,9 @@ def test_short_ranges_headers_and_the_unsealed_are_not_asked_for(files: Files, m
     assert files.check(wanted).file_bytes == 0
 
 
-def test_small_runs_come_over_the_wire_with_their_neighbours(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_runs_are_read_from_the_broker_with_their_neighbours(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files.make()
     files.fill(900_000)
     runs = files.runs()
@@ -180,7 +186,7 @@ def test_small_runs_come_over_the_wire_with_their_neighbours(files: Files, monke
     assert tally.wire_bytes > 0
 
 
-def test_trimmed_records_are_gone_both_ways(files: Files) -> None:
+def test_trimmed_records_are_missing_from_files_and_broker(files: Files) -> None:
     files.make()
     files.fill(900_000)
     wanted, incarnation = files.everything(), files.incarnation()
@@ -196,7 +202,7 @@ def test_trimmed_records_are_gone_both_ways(files: Files) -> None:
     assert files.check(files.everything()).file_bytes > 0
 
 
-def test_compacted_and_rewritten_segments_are_the_same_both_ways(files: Files) -> None:
+def test_compacted_and_rewritten_segments_are_the_same_from_files_and_broker(files: Files) -> None:
     files.make()
     files.fill(1_500_000)
     before = {run.blob for run in files.runs()}
@@ -218,8 +224,8 @@ def test_compacted_and_rewritten_segments_are_the_same_both_ways(files: Files) -
         files.check(part(wanted, *sorted(files.chance.sample(range(wanted.offset_end + 1), 2))))
 
 
-def test_segments_rewritten_under_the_reader(files: Files) -> None:
-    """Blobs are merged, compacted, and deleted all the time; each read has what must be there, in order, each record once."""
+def test_segments_rewritten_during_reads(files: Files) -> None:
+    """Segments are merged, compacted and deleted all the time; each read returns each record once, in order."""
     files.make()
     log, loop, over = files.log, files.served.broker.loop, threading.Event()
     records: dict[int, dict[str, object]] = {}
@@ -255,7 +261,7 @@ def at(row: dict[str, object]) -> int:
     return offset
 
 
-def test_published_stages_are_the_same_both_ways(files: Files) -> None:
+def test_published_stages_are_the_same_from_files_and_broker(files: Files) -> None:
     files.make()
     files.connection.produce(TOPIC, 0, [files.batch(10)])
     tokens = [bytes([n]) * 16 for n in range(1, 4)]
@@ -270,7 +276,7 @@ def test_published_stages_are_the_same_both_ways(files: Files) -> None:
     assert files.check(files.everything()).file_bytes > 0
 
 
-def test_one_segment_of_several_topics_is_told_apart(files: Files) -> None:
+def test_topics_that_share_a_segment_are_distinguished(files: Files) -> None:
     files.make()
     files.connection.create_topic("other", 1)
     for _ in range(300):
@@ -283,11 +289,11 @@ def test_one_segment_of_several_topics_is_told_apart(files: Files) -> None:
     assert files.check(files.everything(1)).file_bytes > 0
 
 
-# Files that are not what was told
+# Files that are not as located
 
 
 def tampered(monkeypatch: pytest.MonkeyPatch, tamper: Callable[[Path], None]) -> list[Path]:
-    """Let something happen between the broker's answer and the first opening of each file."""
+    """Change each file between the broker's response and its first opening."""
     opened: list[Path] = []
 
     def open_blob(path: Path) -> FileBlob:
@@ -307,7 +313,7 @@ def test_a_segment_deleted_before_it_is_opened(
     files.make()
     files.fill(900_000)
     wanted = files.everything()
-    rows = files.read(wanted, files=False)[0]  # and the broker holds every file open
+    rows = files.read(wanted, files=False)[0]  # while the broker holds every file open
     opened = tampered(monkeypatch, lambda path: path.unlink())
     read, tally = files.read(wanted)
     assert read == rows
@@ -347,7 +353,7 @@ def flip(where: float) -> Callable[[Path], None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put another file in place; the broker goes on with the one it has open."""
+    """Replace a file by another; the broker continues with the one it has open."""
     other = path.with_name("replaced")
     other.write_bytes(content)
     other.rename(path)
@@ -365,14 +371,14 @@ def replace_file(path: Path, content: bytes) -> None:
     ],
     ids=["damaged", "damaged later", "cut", "zeros", "noise", "empty"],
 )
-def test_a_file_that_does_not_verify(
+def test_a_file_that_fails_verification(
     files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tamper: Callable[[Path], None]
 ) -> None:
     files.make()
     files.fill(900_000)
     honest = [(wanted, *files.read(wanted)) for wanted in map(files.everything, range(2))]
     for wanted, rows, _ in honest:
-        assert files.read(wanted, files=False)[0] == rows  # and the broker holds every file open
+        assert files.read(wanted, files=False)[0] == rows  # while the broker holds every file open
     tampered(monkeypatch, tamper)
     read = [files.read(wanted) for wanted, _, _ in honest]
     assert [rows for rows, _ in read] == [rows for _, rows, _ in honest]
@@ -380,8 +386,8 @@ def test_a_file_that_does_not_verify(
     assert "WARNING" in {record.levelname for record in caplog.records if record.name == "polywire.spark"}
 
 
-def test_a_sound_file_of_other_records(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every checksum matches, and yet it is another segment's, or another partition's."""
+def test_an_intact_file_of_other_records(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every checksum matches, but the file is another segment's, or another partition's."""
     files.make()
     files.fill(1_500_000)
     wanted = files.everything()
@@ -396,7 +402,7 @@ def test_a_sound_file_of_other_records(files: Files, monkeypatch: pytest.MonkeyP
 
 
 def test_the_directory_of_another_broker_start(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was the right one when the broker told of it; when a file is opened, it is not any more."""
+    """It was right when the broker located the records, and wrong when the file is opened."""
     files.make()
     files.fill(600_000)
     wanted = files.everything()
@@ -407,7 +413,7 @@ def test_the_directory_of_another_broker_start(files: Files, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("hide", ["moved", "other mark", "unreadable"])
-def test_a_directory_that_is_not_seen(files: Files, monkeypatch: pytest.MonkeyPatch, hide: str) -> None:
+def test_an_unreachable_directory(files: Files, monkeypatch: pytest.MonkeyPatch, hide: str) -> None:
     files.make()
     files.fill(600_000)
     wanted = files.everything()
@@ -430,14 +436,14 @@ def refused(path: object, *_: object) -> int:
     raise PermissionError(13, "Permission denied", str(path))
 
 
-def test_files_that_may_not_be_read(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_read_permission(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     files.make()
     files.fill(600_000)
     monkeypatch.setattr(sealed, "FileBlob", refused)
     assert files.check(files.everything()).file_bytes == 0
 
 
-def test_a_disk_that_fails(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     files.make()
     files.fill(600_000)
     wanted = files.everything()
@@ -463,10 +469,10 @@ def test_a_disk_that_fails(files: Files, monkeypatch: pytest.MonkeyPatch) -> Non
     assert tally.file_bytes > 0
 
 
-# Brokers that answer otherwise
+# Brokers with unexpected responses
 
 
-def test_a_broker_from_before_this_question(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_without_the_locate_request(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     files.make()
     files.fill(300_000)
 
@@ -493,7 +499,9 @@ def test_a_broker_from_before_this_question(files: Files, monkeypatch: pytest.Mo
         messages.SealedRange("segments/{}", 0, 1 << 16, 5, 0),
     ],
 )
-def test_a_broker_that_tells_nonsense(files: Files, monkeypatch: pytest.MonkeyPatch, lie: messages.SealedRange) -> None:
+def test_a_broker_with_invalid_locations(
+    files: Files, monkeypatch: pytest.MonkeyPatch, lie: messages.SealedRange
+) -> None:
     files.make()
     files.fill(600_000)
     wanted = part(files.everything(), 3, 77)
@@ -507,7 +515,7 @@ def test_a_broker_that_tells_nonsense(files: Files, monkeypatch: pytest.MonkeyPa
     assert files.read(wanted)[0] == rows
 
 
-def test_what_the_wire_refuses_is_refused(files: Files) -> None:
+def test_reads_that_the_broker_refuses_are_refused_from_files_too(files: Files) -> None:
     files.make()
     files.fill(300_000)
     wanted = files.everything()

@@ -1,4 +1,4 @@
-"""Sealed records, read from the broker's bucket: the records the wire gives, and the broker is not asked for them."""
+"""Direct reads of sealed records from the broker's bucket return the same records without a broker."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def small_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ServedBucket(Served):
-    """A broker whose log lies in a directory that serves as a bucket."""
+    """A broker whose log is in a directory that serves as a bucket."""
 
     def _opened(self, data_dir: Path, loop: asyncio.AbstractEventLoop, clock: Clock) -> Broker:
         root = data_dir / "bucket"
@@ -80,7 +80,7 @@ def files(tmp_path: Path) -> Iterator[Files]:
         made.make()
         made.fill(900_000)
         deadline = monotonic() + 60
-        while len(made.runs()) < 3:  # its group is on the way
+        while len(made.runs()) < 3:  # its group is being written
             assert monotonic() < deadline, "nothing was sealed"
             sleep(0.01)
         yield made
@@ -96,12 +96,12 @@ def planned(files: Files, wanted: ReadRange, **given: str) -> ReadRange:
     return found
 
 
-def nobody() -> NoReturn:
+def no_broker() -> NoReturn:
     pytest.fail("the broker was asked")
 
 
 def read(
-    wanted: ReadRange, connect: Callable[[], BulkConnection] = nobody, *, required: bool = False
+    wanted: ReadRange, connect: Callable[[], BulkConnection] = no_broker, *, required: bool = False
 ) -> tuple[Rows, Tally]:
     rows: Rows = []
     tally = Tally()
@@ -118,7 +118,7 @@ def sealed_part(files: Files) -> ReadRange:
     return replace(files.everything(), offset_end=runs[-1].next_offset)
 
 
-def test_what_is_sealed_needs_no_broker(files: Files) -> None:
+def test_sealed_records_are_read_without_a_broker(files: Files) -> None:
     wanted = sealed_part(files)
     rows = files.read(wanted, files=False)[0]
     for required in (False, True):
@@ -128,7 +128,7 @@ def test_what_is_sealed_needs_no_broker(files: Files) -> None:
         assert tally.bucket_bytes > 100_000
 
 
-def test_every_range_is_the_same_both_ways(files: Files) -> None:
+def test_every_range_is_the_same_from_bucket_and_broker(files: Files) -> None:
     everything = files.everything()
     for _ in range(15):
         first, last = sorted(files.chance.sample(range(everything.offset_end + 1), 2))
@@ -136,7 +136,7 @@ def test_every_range_is_the_same_both_ways(files: Files) -> None:
         assert read(planned(files, wanted), lambda: files.connection)[0] == files.read(wanted, files=False)[0]
 
 
-def test_a_broker_that_is_started_again_tells_the_same_bucket(files: Files) -> None:
+def test_a_restarted_broker_reports_the_same_bucket(files: Files) -> None:
     reported = files.connection.locate(TOPIC, 0)
     identity = find_identity(FileObjects(files.directory.parents[1]))
     assert identity is not None
@@ -144,7 +144,7 @@ def test_a_broker_that_is_started_again_tells_the_same_bucket(files: Files) -> N
     assert all(run.blob.startswith(f"{SHARD}segments/") for run in reported.runs)
 
 
-def test_small_ranges_are_not_asked_about(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_ranges_are_not_located(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = sealed_part(files)
     monkeypatch.setattr(sealed_plan, "PACK_RECORDS", wanted.record_count + 1)
     assert planned(files, wanted).sealed is None
@@ -197,7 +197,7 @@ def segments(files: Files) -> list[Path]:
 
 
 @pytest.mark.parametrize("harm", [another_bucket, not_visible, no_bucket, deleted, damaged, cut])
-def test_what_cannot_be_read_is_asked_of_the_broker_or_refused(
+def test_unreadable_segments_are_read_from_the_broker_or_refused(
     files: Files, harm: Callable[[Files, ReadRange], ReadRange]
 ) -> None:
     wanted = sealed_part(files)
@@ -205,7 +205,7 @@ def test_what_cannot_be_read_is_asked_of_the_broker_or_refused(
     harmed = harm(files, planned(files, wanted))
     with pytest.raises(Unavailable, match="localSegments=required"):
         read(harmed, required=True)
-    if harm not in (deleted, cut, damaged):  # the broker has what it wrote at hand, until its cache is asked for room
+    if harm not in (deleted, cut, damaged):  # the broker has recently written records cached
         assert read(harmed, lambda: files.connection)[0] == rows
         return
     found, tally = read(harmed, lambda: files.connection)
@@ -213,7 +213,7 @@ def test_what_cannot_be_read_is_asked_of_the_broker_or_refused(
     assert tally.wire_bytes > 0
 
 
-def test_a_bucket_that_fails_for_a_moment_is_asked_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_bucket_request_is_retried(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = planned(files, sealed_part(files))
     asked = 0
     plain = FileObjects.read_range

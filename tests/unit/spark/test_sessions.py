@@ -1,4 +1,4 @@
-"""Which settings a session gets (no Spark is started here)."""
+"""Settings that a session gets. These tests do not start Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_local_sessions_get_the_fast_checkpoint_files() -> None:
+def test_local_sessions_get_fast_checkpoint_files() -> None:
     local = module.settings(local=True, conf={})
     assert local["spark.python.unix.domain.socket.enabled"] == "true"
     assert "FileSystemBasedCheckpointFileManager" in local["spark.sql.streaming.checkpointFileManagerClass"]
@@ -28,7 +28,7 @@ def test_local_sessions_get_the_fast_checkpoint_files() -> None:
     assert "spark.driver.bindAddress" not in elsewhere
 
 
-def test_given_settings_win() -> None:
+def test_explicit_settings_win() -> None:
     given = {"spark.sql.session.timeZone": "Europe/Vienna", module.JAVA_OPTIONS: "-Xss4m"}
     chosen = module.settings(local=True, conf=given)
     assert chosen["spark.sql.session.timeZone"] == "Europe/Vienna"
@@ -44,7 +44,7 @@ def test_given_settings_win() -> None:
         ("spark://host:7077", "python3", "python3"),
     ],
 )
-def test_a_local_session_made_elsewhere_runs_this_python(master: str, chosen: str, run: str) -> None:
+def test_a_local_session_from_elsewhere_uses_this_python(master: str, chosen: str, run: str) -> None:
     context = cast(SparkContext, SimpleNamespace(master=master, pythonExec=chosen))
     module._run_this_python(context)
     assert context.pythonExec == run

@@ -51,7 +51,7 @@ KINDS: dict[str, DataType] = {
 
 
 def schema_of(columns: str) -> StructType:
-    """The schema of ``name kind, …``."""
+    """Return the schema of ``name kind, …``."""
     pairs = [column.split() for column in columns.split(",")]
     return StructType([StructField(name, KINDS[kind]) for name, kind in pairs])
 
@@ -83,12 +83,12 @@ def test_defaults_and_names() -> None:
         (False, {"acks": "1", "kafka.acks": "1"}, "given twice"),
     ],
 )
-def test_wrong_options_name_the_one_meant(streaming: bool, given: dict[str, str], message: str) -> None:
+def test_errors_suggest_the_intended_option(streaming: bool, given: dict[str, str], message: str) -> None:
     with pytest.raises(Invalid, match=message):
         write_options(given, streaming=streaming)
 
 
-def test_a_batch_write_is_named_by_its_transaction_and_topic() -> None:
+def test_a_batch_write_has_an_id_from_its_transaction_and_topic() -> None:
     named = {"txnAppId": "app", "txnId": "3"}
     assert batch_write(options(topic="t", **named)) == ("app/t", 3)
     assert batch_write(options(topic="t", **named)) != batch_write(options(topic="u", **named))
@@ -112,12 +112,12 @@ def test_a_batch_write_is_named_by_its_transaction_and_topic() -> None:
         ("value string, typedHeaders headers", "t", "cast it"),
     ],
 )
-def test_columns_that_do_not_fit(columns: str, topic: str | None, message: str) -> None:
+def test_invalid_columns(columns: str, topic: str | None, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         check_rows(schema_of(columns), topic)
 
 
-def test_columns_that_fit() -> None:
+def test_valid_columns() -> None:
     check_rows(schema_of("value binary"), "t")
     every = "key string, value string, topic string, partition int, headers headers"
     check_rows(schema_of(f"{every}, offset bigint, timestamp timestamp, timestampType int"), None)
@@ -125,7 +125,7 @@ def test_columns_that_fit() -> None:
 
 @dataclass
 class FakeBroker:
-    """Stands in for a bulk connection: topics and their partition counts."""
+    """Replaces a bulk connection: topics and their partition counts."""
 
     counts: dict[str, int]
     key_hash: str | None = None
@@ -161,7 +161,7 @@ def rows(count: int, **columns: Sequence[object]) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("key_hash", [None, "xxh32"])
-def test_keys_choose_partitions_as_the_topic_hashes_them(key_hash: str | None) -> None:
+def test_keys_choose_partitions_by_the_topics_hash(key_hash: str | None) -> None:
     batch = rows(100, key=[f"k{n % 9}" for n in range(100)])
     places = routed(FakeBroker({"t": 5}, key_hash), [batch], "t")
     source = b"".join(b"k%d" % n for n in range(9))
@@ -171,13 +171,13 @@ def test_keys_choose_partitions_as_the_topic_hashes_them(key_hash: str | None) -
         assert found == [b"%d" % n for n in range(100) if by_key[n % 9] == number]
 
 
-def test_rows_without_any_key_go_round_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_keys_use_partitions_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_rows, "PENDING_BYTES", 1)
     places = routed(FakeBroker({"t": 3}), [rows(4), rows(2, key=[None, None]), rows(1)], "t", round_robin=2)
     assert {place: len(found) for place, found in places.items()} == {("t", 2): 4, ("t", 0): 2, ("t", 1): 1}
 
 
-def test_a_partition_column_wins_over_keys_and_null_leaves_it_to_them() -> None:
+def test_a_partition_column_overrides_keys_unless_null() -> None:
     batch = rows(4, key=["a", "b", "a", "c"], partition=[2, None, 0, None])
     places = routed(FakeBroker({"t": 3}), [batch], "t")
     by_key = routed(FakeBroker({"t": 3}), [rows(4, key=["a", "b", "a", "c"])], "t")
@@ -192,7 +192,7 @@ def test_a_partition_column_wins_over_keys_and_null_leaves_it_to_them() -> None:
             routed(FakeBroker({"t": 3}), [rows(1, partition=[wrong])], "t")
 
 
-def test_a_topic_column_sorts_rows_into_topics_that_are_made_where_missing() -> None:
+def test_a_topic_column_routes_rows_and_creates_missing_topics() -> None:
     broker = FakeBroker({"a": 1}, raced=True)
     topics = ["a", "b", "a", "b", "c"]
     places = routed(broker, [rows(5, topic=topics, key=["k"] * 5)] * 2)
@@ -203,7 +203,7 @@ def test_a_topic_column_sorts_rows_into_topics_that_are_made_where_missing() -> 
         routed(broker, [rows(2, topic=["a", None])])
 
 
-def test_what_waits_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_rows, "PENDING_TOTAL_BYTES", 1)
     routing = RowRouter(Topics(FakeBroker({"a": 1}), create=True), "a", round_robin=0)  # type: ignore[arg-type]
     assert len(list(routing.add(rows(5)))) == 1

@@ -1,4 +1,4 @@
-"""Folding events of one key: order, repetitions, gaps."""
+"""Folding events of one key: order, duplicates, gaps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
     return {"sum": state.get("sum", 0) + event["n"]}
 
 
-def test_events_are_folded_once_in_their_order() -> None:
+def test_events_are_folded_once_and_in_order() -> None:
     current, refused = fold_events(
         Current(), [event(2, n=5), event(1, n=2), event(2, n=5, offset=1), event(3, n=1)], add
     )
@@ -29,7 +29,7 @@ def test_events_are_folded_once_in_their_order() -> None:
     assert json.loads(merged.state) == {"a": 1, "b": 2}
 
 
-def test_what_cannot_be_folded_is_refused_with_the_reason() -> None:
+def test_events_that_cannot_be_folded_are_refused_with_a_reason() -> None:
     rows = [event(1, n=1), event(4, n=1), event(None), event(2, reason="not JSON"), event(1, key=None)]
     current, refused = fold_events(Current(), rows, add)
     assert current.version == 1

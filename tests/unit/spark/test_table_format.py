@@ -1,4 +1,4 @@
-"""A table format is a ``TableFormat`` or its word."""
+"""A table format is a ``TableFormat`` or its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polywire.spark.pipelines.tables import Table, TableFormat
 
 
 @pytest.mark.parametrize("given", ["delta", TableFormat.DELTA])
-def test_a_word_or_a_member(given: TableFormat | str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_or_a_member(given: TableFormat | str, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Table] = []
     monkeypatch.setattr(land_module, "topic_stream", lambda *_, **__: None)
     monkeypatch.setattr(land_module, "into_table", lambda _, table: found.append(table))
@@ -23,13 +23,13 @@ def test_a_word_or_a_member(given: TableFormat | str, monkeypatch: pytest.Monkey
     assert [table.format for table in found] == [TableFormat.DELTA]
 
 
-def test_another_word_is_refused_before_spark_is_used() -> None:
+def test_an_unknown_name_is_refused_before_spark_starts() -> None:
     nothing: Any = None
     with pytest.raises(Invalid, match=r"no such table format, did you mean 'delta'.* known=delta,iceberg,parquet"):
         land_module.land(nothing, "127.0.0.1:1", "orders", "path", "checkpoint", table_format="dleta")
 
 
-def test_the_command_line_takes_the_words_only() -> None:
+def test_the_command_line_accepts_names_only() -> None:
     (setting,) = [one for one in settings_of(land_module.land) if one.name == "table_format"]
     assert setting.kinds == [TableFormat]
     given = {"address": "a", "topic": "t", "path": "p", "checkpoint": "c", "table_format": "dleta"}

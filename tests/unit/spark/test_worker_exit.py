@@ -1,4 +1,4 @@
-"""What Spark's workers say when their driver has gone."""
+"""Error output of Spark's workers whose driver has exited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polywire.spark import worker_exit
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError()])
-def test_a_driver_that_has_gone_is_no_news(error: OSError, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_of_a_driver_is_not_reported(error: OSError, capfd: pytest.CaptureFixture[str]) -> None:
     try:
         raise error
     except OSError:
@@ -31,7 +31,7 @@ def test_everything_else_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert "disk on fire" in capfd.readouterr().err
 
 
-def test_only_workers_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_workers_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traceback, "print_exc", worker_exit.print_exception)
     worker_exit.depart_quietly()
     assert traceback.print_exc is worker_exit.print_exception
@@ -42,20 +42,20 @@ def test_only_workers_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @worker_exit.one_line_errors
 class Failing:
-    """What a worker runs."""
+    """The function that a worker runs."""
 
     def call(self, error: Exception) -> None:
         """Fail."""
         raise error
 
     def read(self, error: Exception) -> Iterator[int]:
-        """Fail behind a first value."""
+        """Fail after the first value."""
         yield 1
         raise error
 
 
 @pytest.mark.parametrize("main", ["pyspark.daemon", "pyspark.sql.streaming.python_streaming_source_runner"])
-def test_an_error_of_ours_hides_its_traceback(main: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_polywire_hides_its_traceback(main: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(main, None))
     monkeypatch.delenv(worker_exit.HIDE_TRACEBACK, raising=False)
     for work in (Failing().call, lambda error: list(Failing().read(error))):

@@ -1,4 +1,4 @@
-"""Every answer a store may give to every verb of a bucket: only a conditional write sees "exists", and only a read sees "missing"."""
+"""Responses of stores, for every method: only conditional writes raise "exists", and only reads raise "missing"."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ VERBS: Mapping[str, Callable[[Objects], object]] = {
     "delete": lambda objects: objects.delete("a/one"),
 }
 MEANT: Mapping[tuple[str, int], type[Exception] | None] = {
-    ("create", 304): BlobExists,  # no store says so to a put, and who sees "exists" reads
+    ("create", 304): BlobExists,  # no store replies so to a put, and the caller reads after "exists"
     ("create", 409): BlobExists,
     ("create", 412): BlobExists,
     ("replace", 404): ObjectChanged,
@@ -60,12 +60,12 @@ MEANT: Mapping[tuple[str, int], type[Exception] | None] = {
     ("size", 404): BlobMissing,
     ("delete", 404): None,
 }
-"""What an answer means to a verb; every other one is Unavailable."""
+"""The meaning of a response to a method; every other response is Unavailable."""
 PAGE = b"<html><body>log in to use this network</body></html>"
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Answers every request alike, each on a connection of its own. ``server.answer``: (status, body, ETag)."""
+    """Gives every request the same response, on a new connection. ``server.answer``: (status, body, ETag)."""
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -84,18 +84,18 @@ class Answer(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_DELETE = do_PUT
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Store:
-    """A server whose answers a test sets, and the bucket there."""
+    """A server whose responses a test sets, and the bucket there."""
 
     def __init__(self, server: ThreadingHTTPServer, objects: Objects) -> None:
         self._server = server
         self.objects = objects
 
     def answer(self, status: int, body: bytes = b"", tag: str = "") -> None:
-        """Answer like this from here on."""
+        """Respond like this from now on."""
         self._server.answer = (status, body, tag)  # type: ignore[attr-defined]
 
 
@@ -119,7 +119,7 @@ def store() -> Iterator[Store]:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("status", STATUSES)
-def test_an_answer_means_one_thing_to_a_verb(store: Store, status: int, verb: str) -> None:
+def test_every_response_has_one_meaning_per_method(store: Store, status: int, verb: str) -> None:
     store.answer(status, b"<?xml version='1.0'?><Error><Code>Injected</Code></Error>")
     meant = MEANT.get((verb, status), Unavailable)
     if meant is None:
@@ -132,8 +132,8 @@ def test_an_answer_means_one_thing_to_a_verb(store: Store, status: int, verb: st
 
 @pytest.mark.parametrize("verb", ["create", "replace", "put"])
 @pytest.mark.parametrize("tag", ["", '"x"', '"0x8DB"'])
-def test_a_page_is_not_taken_for_a_stored_object(store: Store, verb: str, tag: str) -> None:
-    """A proxy that answers every request with 200 and a page of its own has stored nothing."""
+def test_an_html_page_is_not_taken_for_a_stored_object(store: Store, verb: str, tag: str) -> None:
+    """A proxy that replies to every request with 200 and its own page has stored nothing."""
     store.answer(200, PAGE, tag)
     with pytest.raises(Unavailable, match="object is missing" if tag else "ETag"):
         VERBS[verb](store.objects)

@@ -1,4 +1,4 @@
-"""The faulty store breaks exactly what it was told to."""
+"""The faulty store injects exactly the requested faults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polywire.testing.faulty_store import Fault, FaultyStore, Verb
 from tests.memory_store import MemoryStore
 
 
-def test_errors_strike_before_anything_happens() -> None:
+def test_errors_take_effect_before_the_operation() -> None:
     inner = MemoryStore()
     store = FaultyStore(inner)
     store.fail(Verb.PUT_NEW, Fault.ERROR)
@@ -30,7 +30,7 @@ def test_errors_strike_before_anything_happens() -> None:
     assert store.pending == 0
 
 
-def test_lost_replies_come_after() -> None:
+def test_lost_replies_take_effect_after_the_operation() -> None:
     inner = MemoryStore()
     store = FaultyStore(inner)
     store.fail(Verb.PUT_NEW, Fault.LOST_REPLY, after=1)
@@ -45,7 +45,7 @@ def test_lost_replies_come_after() -> None:
     assert inner.list("") == ["b"]
 
 
-def test_torn_blobs_are_half_there() -> None:
+def test_torn_blobs_are_half_written() -> None:
     inner = MemoryStore()
     store = FaultyStore(inner)
     store.fail(Verb.PUT_NEW, Fault.TORN)
@@ -56,7 +56,7 @@ def test_torn_blobs_are_half_there() -> None:
     assert (store.get("a"), store.get("a")) == (b"ab", b"abcd")
 
 
-def test_stale_lists_lack_the_newest() -> None:
+def test_stale_lists_lack_the_newest_blobs() -> None:
     store = FaultyStore(MemoryStore())
     for name in ("a", "c", "b"):
         store.put_new(name, [])
@@ -73,6 +73,6 @@ def test_slow_calls_wait_and_succeed() -> None:
     assert store.calls == [(Verb.PUT_NEW, "a"), (Verb.GET, "a")]
 
 
-def test_faults_go_with_their_verbs() -> None:
+def test_faults_apply_to_their_methods_only() -> None:
     with pytest.raises(ValueError):
         FaultyStore(MemoryStore()).fail(Verb.GET, Fault.STALE)

@@ -1,4 +1,4 @@
-"""What only files can do wrong."""
+"""The file store: faults and optimizations that only files have."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_remains_of_a_crash_are_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["put", "put_new"])
-def test_the_disk_begins_before_everything_is_written(
+def test_writeback_starts_before_everything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     begun: list[tuple[int, int]] = []
 
     def note(_: int, start: int, size: int, __: int) -> int:
         begun.append((start, size))
-        return -1  # what the disk refuses now the sync refuses later
+        return -1  # an error that the disk reports now is reported by the sync later
 
     monkeypatch.setattr(system_files, "_sync_file_range", note)
     stretch = WRITE_OUT_BYTES if how == "put" else STRETCH_BYTES
@@ -82,7 +82,7 @@ def test_the_disk_begins_before_everything_is_written(
     assert (tmp_path / "one").read_bytes() == part * count + b"the rest"
 
 
-def test_systems_without_such_calls_write_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_these_calls_write_all_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_files, "_sync_file_range", None)
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
     content = bytes(WRITE_OUT_BYTES + 5)
@@ -162,19 +162,19 @@ def test_a_bad_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: py
         store.get("one")
 
 
-def test_bytes_that_are_expected_are_asked_for_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_expected_bytes_are_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, asked = FileStore(tmp_path), []
     store.put_new("blob", [bytes(100)])
     blob = store.open("blob")
     monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: asked.append((start, size)))
     blob.expect(10, 30)
-    blob.expect(30, 30)  # to the system, no bytes would mean all that follow
+    blob.expect(30, 30)  # zero bytes would mean everything that follows
     assert asked == [(10, 20)]
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: os.fstat(-1))
-    blob.expect(10, 30)  # no more than a hint
+    blob.expect(10, 30)  # only a hint
 
 
-def test_reading_at_once_waits_for_no_disk(tmp_path: Path) -> None:
+def test_reading_cached_bytes_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_new("one", [bytes(64 << 12)])
     blob = store.open("one")
@@ -187,7 +187,7 @@ def test_reading_at_once_waits_for_no_disk(tmp_path: Path) -> None:
     assert out == bytes(1 << 12)
 
 
-def test_a_file_cut_short_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_new("one", [b"x" * 10_000])
     blob = store.open("one")
@@ -205,7 +205,7 @@ def test_addresses_are_those_of_the_first_byte() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_too_many_open_files_are_no_failed_storage(
+def test_too_many_open_files_is_not_a_storage_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     store = FileStore(tmp_path)
@@ -225,14 +225,14 @@ def test_too_many_open_files_are_no_failed_storage(
     store.put_new("b", [b"content"])
 
 
-# What stays in memory
+# Blobs cached in memory
 
 
 def no_disk(*_: object) -> int:
     raise OSError(errno.EIO, "the disk is not to be asked")
 
 
-def test_the_newest_blobs_stay_in_memory_and_the_oldest_make_way_for_them(tmp_path: Path) -> None:
+def test_the_newest_blobs_are_cached_and_the_oldest_evicted(tmp_path: Path) -> None:
     store = FileStore(tmp_path, kept_bytes=16 * PAGE, clock=SimulatedClock())
     for name in "abcd":
         store.put_new(name, [bytes(4 * PAGE)])
@@ -242,14 +242,14 @@ def test_the_newest_blobs_stay_in_memory_and_the_oldest_make_way_for_them(tmp_pa
     store.delete("c")
     store.put_new("f", [bytes(4 * PAGE)])
     assert [name for name in "abdef" if store.open(name).is_cached] == ["b", "d", "e", "f"], (
-        "what is deleted counts no more"
+        "a deleted blob no longer counts"
     )
     store.put_new("g", [bytes(16 * PAGE)])
-    assert not store.open("g").is_cached, "there is no space to write the next from"
+    assert not store.open("g").is_cached, "there is no memory to write the next one from"
     assert store.get("g") == bytes(16 * PAGE)
 
 
-def test_nothing_stays_in_memory_where_nothing_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_size_of_zero_caches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: list[str] = []
 
     def advise(descriptor: int, *_: int) -> None:
@@ -262,7 +262,7 @@ def test_nothing_stays_in_memory_where_nothing_is_to_be_kept(tmp_path: Path, mon
     assert not store.open("a.pws").is_cached
 
 
-def test_what_is_kept_is_read_without_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_blob_is_read_without_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(7).randbytes(5 * PAGE + 17)
     store = FileStore(tmp_path, kept_bytes=64 * PAGE)
     store.put_new("a", [content[:100], content[100:]])
@@ -278,14 +278,14 @@ def test_what_is_kept_is_read_without_a_disk(tmp_path: Path, monkeypatch: pytest
         assert blob.read_now(out, start)
         assert out == content[start:stop]
     assert store.get("a", 5) == content[5:]
-    assert not blob.read_now(bytearray(2), len(content) - 1), "it ends there"
+    assert not blob.read_now(bytearray(2), len(content) - 1), "the blob ends there"
     store.delete("a")
     assert not blob.is_cached
     assert not blob.read_now(bytearray(1), 0)
 
 
 class SlowMemory:
-    """A clock by which each block of new memory takes a second."""
+    """A clock on which each new block of memory takes a second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.made = 0.0, 0
@@ -302,9 +302,7 @@ class SlowMemory:
         return int(self.now * 1e6)
 
 
-def test_memory_that_takes_long_grows_while_there_is_time_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_memory_allocation_is_limited_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SlowMemory(monkeypatch)
     store = FileStore(tmp_path, kept_bytes=64 * PAGE, clock=memory)  # 16 blocks of 4 pages
     for number in range(40):
@@ -318,11 +316,11 @@ def test_memory_that_takes_long_grows_while_there_is_time_for_it(
     assert [number for number in range(60) if store.open(f"b{number}").is_cached] == list(range(44, 60))
 
 
-def test_memory_is_not_used_again_while_somebody_reads_from_it() -> None:
+def test_cached_memory_is_not_reused_while_it_is_read() -> None:
     kept = BlobCache(16 * PAGE, SimulatedClock())
     blocks = [kept.take() for _ in range(16)]
     assert None not in blocks
-    assert kept.take() is None, "all of it is taken"
+    assert kept.take() is None, "all of it is in use"
     first = blocks[0]
     assert first is not None
     first[:] = b"x" * PAGE
@@ -334,13 +332,13 @@ def test_memory_is_not_used_again_while_somebody_reads_from_it() -> None:
     blocks.clear()
     found = [kept.take() for _ in range(16)]
     assert found.count(None) == 1
-    assert not reading.is_valid, "it made way"
+    assert not reading.is_valid, "it was evicted"
     assert bytes(view) == b"x" * 10
     del view
     assert kept.take() is not None
 
 
-def test_without_memory_a_blob_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_a_blob_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(8).randbytes(9 * PAGE + 5)
     parts = [content[at : at + 1000] for at in range(0, len(content), 1000)]
     store = FileStore(tmp_path, kept_bytes=16 * PAGE, clock=SimulatedClock())
@@ -377,7 +375,7 @@ SIZES = [
 
 @pytest.mark.parametrize("kept_bytes", [0, 16 * PAGE, 64 << 20])
 @pytest.mark.parametrize("how", ["as it is", "no flag", "no write", "short"])
-def test_a_blob_is_whole_whatever_the_file_system_takes(
+def test_a_blob_is_complete_after_short_direct_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, kept_bytes: int
 ) -> None:
     write, control, chance = os.pwritev, fcntl.fcntl, random.Random(9)
@@ -414,9 +412,7 @@ def test_a_blob_is_whole_whatever_the_file_system_takes(
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_disk_that_fails_while_the_next_stretch_is_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
+def test_a_disk_error_while_the_next_part_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     write, calls = os.pwritev, [0]
 
     def fail(descriptor: int, parts: list[memoryview], position: int) -> int:
@@ -438,9 +434,7 @@ def test_a_disk_that_fails_while_the_next_stretch_is_gathered(
     assert store.open("a").is_cached
 
 
-def test_a_new_name_that_another_was_quicker_to_take_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blob_whose_name_another_writer_took_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, kept_bytes=30_000)
     FileStore(tmp_path).put_new("a", [b"theirs"])
     monkeypatch.setattr("polywire.store.file.exists", lambda *_: False)
@@ -449,7 +443,7 @@ def test_a_new_name_that_another_was_quicker_to_take_is_not_kept(
     assert not store.open("a").is_cached
 
 
-def test_memory_for_many_reads_lies_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_many_reads_uses_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     found = allocate_lasting(5 * LARGE_PAGE_BYTES // 2)
     assert len(found) == 3 * LARGE_PAGE_BYTES
     assert len(aligned_buffer(5 * LARGE_PAGE_BYTES // 2)) == 5 * LARGE_PAGE_BYTES // 2
@@ -481,7 +475,7 @@ def test_an_error_of_an_open_file_has_its_path(
     path = tmp_path / "file"
     path.write_bytes(b"content")
     file = SYSTEM_FILES.open(path, Access.WRITE)
-    os.close(file._descriptor)  # whatever it does fails
+    os.close(file._descriptor)  # every operation on it fails
     with pytest.raises(OSError) as failed:
         fail(file)
     assert failed.value.filename == str(path)

@@ -1,4 +1,4 @@
-"""What is asked of a bucket is counted once, by what it ended with; answers and errors pass as they are."""
+"""The meter of a bucket counts each request once by its outcome, and passes results and errors unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def counts(asked: RequestCounts) -> dict[tuple[str, str], int]:
     return {(verb, outcome.value): durations.count for (verb, outcome), durations in asked.taken.items()}
 
 
-def test_every_verb_is_counted_by_its_outcome() -> None:
+def test_every_method_is_counted_by_its_outcome() -> None:
     meter, memory = Meter(SystemClock()), MemoryObjects()
     objects = MeteredObjects(memory, meter)
     objects.create("a/one", [b"123", b"45"])
@@ -59,7 +59,7 @@ def test_every_verb_is_counted_by_its_outcome() -> None:
     assert all(durations.sum_s > 0 for durations in asked.taken.values())
 
 
-def test_a_long_listing_is_charged_by_its_pages() -> None:
+def test_a_long_listing_is_charged_per_page() -> None:
     class Many(MemoryObjects):
         def list(self, prefix: str) -> list[str]:
             return [f"{prefix}{number}" for number in range(2_001)]
@@ -70,7 +70,7 @@ def test_a_long_listing_is_charged_by_its_pages() -> None:
     assert counts(meter.counts()) == {("list", "done"): 1}
 
 
-def test_what_was_told_does_not_change() -> None:
+def test_returned_counts_do_not_change_later() -> None:
     meter = Meter(SystemClock())
     meter.count("read", Outcome.DONE, 0.1)
     asked = meter.counts()
@@ -93,12 +93,12 @@ def test_threads_lose_no_count() -> None:
     assert meter.counts().put_bytes == 6
 
 
-def test_a_failure_passes_as_it_is() -> None:
+def test_a_failure_passes_unchanged() -> None:
     class Broken(MemoryObjects):
         def size(self, name: str) -> int:
-            raise Unavailable(ErrorCode.STORAGE_FAILED, "nobody there")
+            raise Unavailable(ErrorCode.STORAGE_FAILED, "unreachable")
 
     meter = Meter(SystemClock())
-    with pytest.raises(Unavailable, match="nobody there"):
+    with pytest.raises(Unavailable, match="unreachable"):
         MeteredObjects(Broken(), meter).size("a/one")
     assert counts(meter.counts()) == {("size", "failed"): 1}

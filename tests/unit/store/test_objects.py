@@ -1,4 +1,4 @@
-"""The port for a bucket, the same scenarios over every kind of it; and what a bucket in memory does wrong on request."""
+"""The bucket port: the same scenarios for every implementation, and fault injection of the one in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         case "rooted":
             others = MemoryObjects()
             for name in ("a/b/one", "floor", "journal/1", "shards/0001/floor", "shards/00001/floor"):
-                others.put(name, b"of somebody else")
+                others.put(name, b"foreign")
             yield Rooted(others, "shards/0000/")
         case "library":
             stores = pytest.importorskip("obstore.store", reason="buckets need the extra `bucket`")
@@ -42,7 +42,7 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
                 yield open_bucket(f"s3://{BUCKET}/some/prefix")
 
 
-def test_a_name_is_claimed_once(objects: Objects) -> None:
+def test_a_name_is_created_once(objects: Objects) -> None:
     objects.create("a/b/one", [b"first ", memoryview(b"content")])
     with pytest.raises(BlobExists):
         objects.create("a/b/one", [b"second"])
@@ -53,7 +53,7 @@ def test_a_name_is_claimed_once(objects: Objects) -> None:
     assert objects.read_range("a/b/one", 4, 4) == b""
 
 
-def test_an_object_is_replaced_by_who_knows_it(objects: Objects) -> None:
+def test_an_object_is_replaced_only_with_its_current_tag(objects: Objects) -> None:
     objects.create("floor", [b"1"])
     first = objects.read("floor")
     objects.replace("floor", b"2", first.tag)
@@ -66,13 +66,13 @@ def test_an_object_is_replaced_by_who_knows_it(objects: Objects) -> None:
         objects.replace("none", b"3", first.tag)
 
 
-def test_what_is_put_replaces_anything(objects: Objects) -> None:
+def test_a_put_replaces_anything(objects: Objects) -> None:
     for content in (b"one", b"two"):
         objects.put("nodes/a", content)
         assert objects.read("nodes/a").content == content
 
 
-def test_what_is_deleted_is_gone(objects: Objects) -> None:
+def test_deleted_objects_are_missing(objects: Objects) -> None:
     objects.create("journal/1", [b"x"])
     objects.delete("journal/1")
     objects.delete("journal/1")
@@ -92,12 +92,12 @@ def test_names_are_listed_by_directory(objects: Objects) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a//b", "a/../b", "a/.", "a b", "ä", "a/" + "b" * 300])
-def test_other_names_are_refused(objects: Objects, name: str) -> None:
+def test_invalid_names_are_refused(objects: Objects, name: str) -> None:
     with pytest.raises(Invalid):
         objects.create(name, [b"x"])
 
 
-def test_one_of_many_wins(objects: Objects) -> None:
+def test_one_of_many_concurrent_creators_succeeds(objects: Objects) -> None:
     objects.create("tag", [b"0"])
     tag = objects.read("tag").tag
     won: list[str] = []
@@ -127,12 +127,12 @@ def test_one_of_many_wins(objects: Objects) -> None:
     "url",
     ["", "ftp://host/x", "s3:///x", "file://host/x", "file:relative", "s3://key:secret@bucket", "s3://b?x=1", "x"],
 )
-def test_what_is_no_bucket_is_refused(url: str) -> None:
+def test_invalid_bucket_urls_are_refused(url: str) -> None:
     with pytest.raises(Invalid):
         open_bucket(url)
 
 
-def test_faults_strike_once_and_in_order() -> None:
+def test_faults_take_effect_once_and_in_order() -> None:
     objects = MemoryObjects()
     objects.fail("create", ObjectFault.REFUSED)
     objects.fail("create", ObjectFault.LOST_REPLY)
@@ -149,7 +149,7 @@ def test_faults_strike_once_and_in_order() -> None:
     objects.create("b", [b"x"])
 
 
-def test_late_requests_arrive_when_they_are_delivered() -> None:
+def test_delayed_requests_take_effect_when_they_are_delivered() -> None:
     objects = MemoryObjects()
     objects.fail("create", ObjectFault.LATE)
     objects.fail("create", ObjectFault.LATE, after=1)
@@ -165,7 +165,7 @@ def test_late_requests_arrive_when_they_are_delivered() -> None:
     assert (objects.read("a").content, objects.read("b").content) == (b"x", b"x")
 
 
-def test_stale_lists_and_slow_answers() -> None:
+def test_stale_lists_and_slow_responses() -> None:
     waits: list[int] = []
     objects = MemoryObjects(wait=lambda: waits.append(1))
     objects.fail("list", ObjectFault.STALE)
@@ -174,8 +174,8 @@ def test_stale_lists_and_slow_answers() -> None:
     assert (waits, objects.list(""), objects.list("")) == ([1], [], ["a"])
 
 
-class Nobody(BaseHTTPRequestHandler):
-    """What stands before a server that is gone, or the server of a bucket that is: it knows nothing."""
+class Unknown(BaseHTTPRequestHandler):
+    """A server that replies 404 to everything, like a proxy before a server that is gone."""
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -185,12 +185,12 @@ class Nobody(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_bucket_that_is_not_there_is_unavailable_to_who_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_to_a_missing_bucket_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore", reason="buckets need the extra `bucket`")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Nobody)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Unknown)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {"ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "REGION": "us-east-1"}
-    for name, value in (environment | {"ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}).items():
+    for name, value in (environment | {"ACCESS_KEY_ID": "user", "SECRET_ACCESS_KEY": "secret"}).items():
         monkeypatch.setenv(f"AWS_{name}", value)
     try:
         bucket = open_bucket("s3://nothing/prefix")

@@ -1,4 +1,4 @@
-"""The Store port, the same scenarios over every store."""
+"""The store port: the same scenarios for every store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, CHUNK_BYTES - 8, C
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_put_is_got(store: Store, size: int) -> None:
+def test_a_blob_reads_back(store: Store, size: int) -> None:
     content = (bytes(range(251)) * (size // 251 + 1))[:size]
     store.put_new("blobs/one", [content[: size // 3], memoryview(content)[size // 3 :]])
     assert store.size("blobs/one") == size
@@ -43,13 +43,13 @@ def test_what_is_put_is_got(store: Store, size: int) -> None:
     whole = bytearray(size)
     if blob.read_now(whole, 0):
         assert whole == content
-    assert not blob.read_now(bytearray(size + 1), 0), "it ends before"
+    assert not blob.read_now(bytearray(size + 1), 0), "it ends earlier"
     out = bytearray(100)
     assert blob.pread_into(out, 50) == len(content[50:150])
     assert out[: len(content[50:150])] == content[50:150]
 
 
-def test_parts_may_lie_in_the_same_memory(store: Store) -> None:
+def test_parts_can_share_memory(store: Store) -> None:
     chunk = bytearray(2 * BLOCK_BYTES)
     wanted = bytearray()
 
@@ -70,20 +70,20 @@ def test_a_name_is_never_overwritten(store: Store) -> None:
     assert store.get("one") == b"first"
 
 
-def test_a_name_can_be_given_to_another_blob(store: Store) -> None:
+def test_a_blob_can_get_a_second_name(store: Store) -> None:
     store.put("blobs/one", [b"fir", b"st"])
     blob = store.open("blobs/one")
     store.put("blobs/one", (part for part in (b"sec", b"ond")))
     assert store.get("blobs/one") == b"second"
     found = bytearray(5)
     assert blob.pread_into(found, 0) == 5
-    assert found == b"first", "who has it open reads on"
+    assert found == b"first", "an open blob stays readable"
     with pytest.raises(BlobExists):
         store.put_new("blobs/one", [b"third"])
     assert store.list("blobs/") == ["blobs/one"]
 
 
-def test_of_many_writers_one_wins(store: Store) -> None:
+def test_one_of_many_concurrent_writers_succeeds(store: Store) -> None:
     outcomes: list[str] = []
     barrier = threading.Barrier(4)
 
@@ -101,7 +101,7 @@ def test_of_many_writers_one_wins(store: Store) -> None:
     for thread in threads:
         thread.join()
     won = [outcome for outcome in outcomes if outcome != "lost"]
-    if isinstance(store, FileStore):  # the stores in memory are for one thread
+    if isinstance(store, FileStore):  # the stores in memory are single-threaded
         assert len(won) == 1
         assert store.get("blobs/one") == bytes([int(won[0][4:])]) * 100_000
     assert store.list("blobs/") == ["blobs/one"]
@@ -119,7 +119,7 @@ def test_a_failing_source_leaves_nothing(store: Store, tmp_path: Path) -> None:
     store.put_new("blobs/one", [b"again"])
 
 
-def test_lists_are_sorted_and_of_one_directory(store: Store) -> None:
+def test_lists_are_sorted_and_cover_one_directory(store: Store) -> None:
     assert store.list("") == store.list("blobs/") == []
     for name in ("b", "a-2", "a-1", "blobs/z", "blobs/a", "other/a"):
         store.put_new(name, [b""])
@@ -130,7 +130,7 @@ def test_lists_are_sorted_and_of_one_directory(store: Store) -> None:
     assert store.list("blobs") == store.list("none/") == []
 
 
-def test_missing_names_are_missing(store: Store) -> None:
+def test_missing_blobs_raise(store: Store) -> None:
     for read in (store.get, store.open, store.size):
         with pytest.raises(BlobMissing):
             read("blobs/one")
@@ -143,7 +143,7 @@ def test_missing_names_are_missing(store: Store) -> None:
     assert store.get("blobs/one") == b"y"
 
 
-def test_a_blob_that_is_open_outlives_its_name(store: Store) -> None:
+def test_an_open_blob_stays_readable_without_its_name(store: Store) -> None:
     content = bytes(range(256)) * 100
     store.put_new("one", [content])
     blob = store.open("one")
@@ -166,14 +166,14 @@ def test_bad_names_are_refused(store: Store, name: str) -> None:
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, 10), (100, 5000), (4095, 4097), (4096, 8192), (8000, 30_000), (0, 30_000)]
 )
-def test_reading_past_the_cache_finds_the_same_bytes(store: Store, start: int, stop: int) -> None:
+def test_reading_past_the_cache_returns_the_same_bytes(store: Store, start: int, stop: int) -> None:
     content = bytes(number % 251 for number in range(20_000))
     store.put_new("one", [content])
     block = aligned_buffer(32_768)
     assert store.open("one").read_direct(block, start, stop) == content[start:stop]
 
 
-def test_reading_past_the_cache_of_a_blob_that_is_gone(store: Store) -> None:
+def test_reading_past_the_cache_of_a_deleted_blob(store: Store) -> None:
     store.put_new("one", [b"x" * 5000])
     blob = store.open("one")
     store.delete("one")

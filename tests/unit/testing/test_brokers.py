@@ -1,4 +1,4 @@
-"""Brokers for tests: on a thread, in a process, behind ``memory://``, as fixtures of pytest."""
+"""Brokers for tests: in a thread, in a process, behind ``memory://``, and as pytest fixtures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.processor import processor_used
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_every_wire_answers(wire: str) -> None:
+def test_every_protocol_responds(wire: str) -> None:
     async def sent(url: str) -> list[polywire.Record]:
         async with polywire.connect(url) as client:
             place = await client.send("orders", "hello")
@@ -32,9 +32,9 @@ def test_every_wire_answers(wire: str) -> None:
         assert [record.text for record in asyncio.run(sent(running.url(wire)))] == ["hello"]
 
 
-def test_it_is_there_at_once() -> None:
+def test_it_is_ready_at_once() -> None:
     with broker():
-        pass  # whatever is loaded for the first time
+        pass  # modules that are loaded for the first time
     with ExitStack() as stack:
         with processor_used() as used:
             running = stack.enter_context(broker())
@@ -42,7 +42,7 @@ def test_it_is_there_at_once() -> None:
         assert used.seconds < 0.25
 
 
-def test_a_killed_one_comes_back_with_what_was_written() -> None:
+def test_a_killed_broker_restarts_with_its_records() -> None:
     with broker(wires=["polywire"]) as running, polywire.connect_sync(running.url(), reconnect_s=10) as client:
         before = running.addresses
         client.send("orders", "hello", partition=0)
@@ -52,7 +52,7 @@ def test_a_killed_one_comes_back_with_what_was_written() -> None:
         assert client.send("orders", "again", partition=0).offset == 1
 
 
-def test_leaving_it_with_clients_connected_says_nothing() -> None:
+def test_stopping_with_connected_clients_logs_nothing() -> None:
     async def leave() -> None:
         with broker(wires=["polywire"]) as running:
             async with polywire.connect(running.url()) as client:
@@ -64,7 +64,7 @@ def test_leaving_it_with_clients_connected_says_nothing() -> None:
     assert not [entry for entry in logged if entry["event"] == "connection dropped"]
 
 
-def test_a_stopped_one_is_gone() -> None:
+def test_a_stopped_broker_is_unreachable() -> None:
     running = BrokerThread(wires=["polywire"]).start()
     url = running.url()
     running.stop()
@@ -74,12 +74,12 @@ def test_a_stopped_one_is_gone() -> None:
 
 
 @pytest.mark.parametrize("wires", [[], ["http"]])
-def test_wires_there_are_not_are_refused(wires: list[str]) -> None:
+def test_unknown_protocols_are_refused(wires: list[str]) -> None:
     with pytest.raises(Invalid, match="unknown protocols, or none"):
         BrokerThread(wires=wires)
 
 
-def test_one_in_a_process_can_be_killed(tmp_path: Path) -> None:
+def test_a_broker_in_a_process_can_be_killed(tmp_path: Path) -> None:
     with (
         broker(process=True, wires=["polywire"], data_dir=tmp_path / "data") as running,
         polywire.connect_sync(running.url()) as client,
@@ -98,8 +98,8 @@ def test_memory_is_shared_by_name() -> None:
             assert other.topics() == []
     forget_memory("one")
     forget_memory()
-    with polywire.connect_sync("memory://one") as anew:
-        assert anew.topics() == []
+    with polywire.connect_sync("memory://one") as fresh:
+        assert fresh.topics() == []
     forget_memory("one")
 
 
@@ -116,7 +116,7 @@ def test_topics_are_their_own(polywire_client, polywire_topic):
 """
 
 
-def test_pytest_has_fixtures(tmp_path: Path) -> None:
+def test_pytest_fixtures(tmp_path: Path) -> None:
     (tmp_path / "test_application.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "polywire.testing.plugin", "-W", "error"]
     environment = {**child_environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -126,7 +126,7 @@ def test_pytest_has_fixtures(tmp_path: Path) -> None:
     assert "2 passed" in ended.stdout
 
 
-def test_threads_are_given_ports_of_their_own() -> None:
+def test_threads_get_distinct_ports() -> None:
     with ThreadPoolExecutor(16) as threads:
         ports = list(threads.map(lambda _: process.lasting_port(), range(400)))
     assert len(set(ports)) == len(ports)

@@ -1,4 +1,4 @@
-"""The log in memory keeps the promises of the log's port that the broker's own tests do not reach."""
+"""The log in memory keeps those promises of the log port that the broker's tests do not check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.broker.answers import Answers, batch_by, batch_of
 
 
 class Kept:
-    """A ``Replay`` that keeps what it was told."""
+    """A ``Replay`` that records its calls."""
 
     def __init__(self) -> None:
         self.reported: list[object] = []
@@ -58,7 +58,7 @@ def refusal(log: MemoryLog, partition: MemoryPartition, offset: int) -> ErrorCod
     return caught.value.code
 
 
-def test_reads_are_bounded_but_never_empty_while_there_is_something(log: MemoryLog) -> None:
+def test_reads_are_bounded_but_not_empty_if_there_are_records(log: MemoryLog) -> None:
     partition = log.open_partition(1)
     for value in (b"a", b"b", b"c"):
         append(log, partition, value, value)
@@ -71,7 +71,7 @@ def test_reads_are_bounded_but_never_empty_while_there_is_something(log: MemoryL
     assert refusal(log, partition, 7) is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_trimming_hides_what_is_below(log: MemoryLog) -> None:
+def test_trimming_hides_earlier_records(log: MemoryLog) -> None:
     partition = log.open_partition(1)
     append(log, partition, b"a", b"b")
     append(log, partition, b"c")
@@ -101,7 +101,7 @@ def test_lookups_by_time_and_address(log: MemoryLog, loop: ManualLoop) -> None:
     assert partition.last_append_time_us == start + 1_000_000
 
 
-def test_epochs_tell_who_wrote_what(log: MemoryLog) -> None:
+def test_epochs_identify_the_writer(log: MemoryLog) -> None:
     append(log, log.open_partition(1), b"a", b"b")
     again = log.reopen(Kept())
     partition = again.partition(1)
@@ -112,7 +112,7 @@ def test_epochs_tell_who_wrote_what(log: MemoryLog) -> None:
         partition.epoch_end(3)
 
 
-def test_recovery_tells_in_order_and_only_what_the_snapshot_does_not_know(log: MemoryLog) -> None:
+def test_recovery_replays_in_order_from_the_snapshot(log: MemoryLog) -> None:
     partition = log.open_partition(1)
     log.change(b"one", level=Level.WRITTEN, done=None)
     log.append(partition, batch_by(b"p", 0, 0, 2), level=Level.WRITTEN, done=None)
@@ -128,13 +128,13 @@ def test_recovery_tells_in_order_and_only_what_the_snapshot_does_not_know(log: M
     assert rest.reported == [("restore", b"everything"), b"two", (b"p", 2)]
 
 
-def test_a_group_has_a_limit_and_reserve_begins_a_new_one(log: MemoryLog) -> None:
+def test_a_group_has_a_limit_and_reserve_starts_a_new_one(log: MemoryLog) -> None:
     answers = Answers()
     log.change(b"x" * 10_000_000, level=Level.WRITTEN, done=answers)
     log.reserve(1000)
     assert log.group_count == 0
     log.reserve(10_000_000)
-    assert (log.group_count, answers.offsets) == (1, []), "nobody is told from in there"
+    assert (log.group_count, answers.offsets) == (1, []), "no callback runs inside the call"
     log.commit()
     assert answers.offsets == [-1]
     with pytest.raises(BrokerError) as caught:
@@ -154,7 +154,7 @@ def test_barriers_cover_the_turn_they_are_added_to(log: MemoryLog, loop: ManualL
     assert log.reopen(Kept(), synced_only=True).partition(1).next_offset == 1
 
 
-def test_timers_run_in_the_order_of_their_times() -> None:
+def test_timers_run_in_order_of_their_times() -> None:
     ran: list[tuple[str, float]] = []
     loop = ManualLoop(SimulatedClock())
 
@@ -172,7 +172,7 @@ def test_timers_run_in_the_order_of_their_times() -> None:
     assert loop.clock.monotonic() == 2.5
 
 
-def test_callbacks_that_never_end_are_found() -> None:
+def test_callbacks_that_never_end_are_detected() -> None:
     loop = ManualLoop()
 
     def again() -> None:
