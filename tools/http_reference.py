@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from polywire.broker.permissions import ANYBODY, Action
 from polywire.errors import ErrorCode
 from polywire.http.api import Api
+from polywire.http.dead_letters import Redrive
 from polywire.http.endpoints import PREFIX, Endpoint
 from polywire.http.errors import LOGIN_CODES, STATUSES
-from polywire.http.redrive import Redrive
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.server.standby import METRICS as STANDBY_METRICS

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from polywire.clock import SystemClock
 from polywire.http.application import HttpApplication
-from polywire.http.framing import Refusal, request_bytes
+from polywire.http.session import Refusal, request_bytes
 from polywire.testing.memory_broker import MemoryBroker
 from tests.fuzz.chance import cuts_of, fuzz
 from tests.fuzz.decoders import Decoder, check

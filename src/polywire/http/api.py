@@ -14,6 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
+from math import isfinite
 from typing import Any, Final
 
 from polywire.broker.broker import Broker
@@ -22,21 +23,63 @@ from polywire.broker.settings import TOPIC_SETTINGS
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
-from polywire.http.bucket import bucket_json
-from polywire.http.dead_letters import DeadLetters
+from polywire.http.dead_letters import DeadLetters, Redrive
+from polywire.http.encoding import Listing, Slices
 from polywire.http.endpoints import ApiCall, Endpoint, partition_of
 from polywire.http.guard import completing
 from polywire.http.health import readiness
 from polywire.http.lag import GroupLag, group_lags, partition_lags
-from polywire.http.process import Process
+from polywire.http.process import BucketRequests, BucketView, Process
 from polywire.http.records import READERS_MAX, RECORDS_MAX, RecordReader
-from polywire.http.redrive import Redrive
-from polywire.http.slices import Slices
-from polywire.http.spelling import Listing
 from polywire.http.users import Users
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level, PositionKind, TopicName
+
+QUANTILE: Final = 0.99
+
+
+def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
+    """Return the JSON object of a leader's bucket."""
+    shard = bucket.shard
+    return {
+        "url": bucket.url,
+        "id": bucket.id,
+        "node": bucket.node,
+        "shard": shard.shard,
+        "epoch": shard.start,
+        "unstored_bytes": shard.unstored_bytes,
+        "unstored_seconds": round(shard.unstored_s, 3),
+        "journal_objects": shard.objects,
+        "journal_objects_max": bucket.objects_max,
+        "cache_bytes": shard.cached_bytes,
+        "cache_bytes_max": bucket.cached_bytes_max,
+        "led": bucket.led,
+        "deposed": bucket.deposed,
+        "put_bytes": bucket.put_bytes,
+        "got_bytes": bucket.got_bytes,
+        "nodes": [{"name": node.name, "state": node.state, "epoch": node.start} for node in bucket.nodes],
+        "requests": [_requests(one) for one in bucket.requests],
+        "charges": [
+            {"kind": one.kind, "requests": one.requests, "price": one.price, "cost": one.cost} for one in bucket.charges
+        ],
+    }
+
+
+def _requests(one: BucketRequests) -> Mapping[str, Any]:
+    """Return the JSON object of one kind of request.
+
+    ``p99_s`` is an upper bound, computed from the histogram since the process started; null above the last bucket.
+    """
+    bound_s = one.durations.quantile(QUANTILE)
+    return {
+        "verb": one.verb,
+        "outcome": one.outcome,
+        "requests": one.durations.count,
+        "seconds": round(one.durations.sum_s, 6),
+        "p99_s": bound_s if isfinite(bound_s) else None,
+    }
+
 
 TOPICS_MAX: Final = 2_000  # topics of one list
 GROUPS_MAX: Final = 1_000  # groups in one list, and pairs of a group and a topic in the metrics

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Final
 
 import msgspec
@@ -20,7 +22,7 @@ from polywire.broker.permissions import Action
 from polywire.errors import BrokerError
 from polywire.http import errors
 from polywire.http.api import Api
-from polywire.http.console import console_file
+from polywire.http.dead_letters import STAGING_PATH, Redrive
 from polywire.http.endpoints import NO_STORE, PREFIX, Endpoints
 from polywire.http.exchange import AsgiExchange
 from polywire.http.forwarding import ForwardingApp
@@ -28,9 +30,46 @@ from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
 from polywire.http.process import Process
-from polywire.http.redrive import STAGING_PATH, Redrive
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
+
+FILES: Final = {
+    "index.html": "text/html; charset=utf-8",
+    "console.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+} | {
+    f"{name}.js": "text/javascript; charset=utf-8"
+    for name in (
+        "avro",
+        "bucket",
+        "bytes",
+        "clients",
+        "console",
+        "frame",
+        "groups",
+        "letters",
+        "overview",
+        "parts",
+        "produce",
+        "records",
+        "topics",
+        "users",
+        "views",
+    )
+}
+
+
+@cache
+def _content(name: str) -> bytes:
+    return (files("polywire.http") / "static" / name).read_bytes()
+
+
+def console_file(name: str) -> Response:
+    """Return a file of the console, or 404."""
+    media_type = FILES.get(name)
+    if media_type is None:
+        return PlainTextResponse("no such file\n", status_code=404)
+    return Response(_content(name), media_type=media_type, headers={"Cache-Control": "no-cache"})
 
 
 class HttpApplication:

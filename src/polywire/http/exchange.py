@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import h11
 
-from polywire.http.framing import HEAD_BYTES_MAX, Refusal
+from polywire.http.session import HEAD_BYTES_MAX, Refusal
 from polywire.protocols.runtime.session import Output
 from polywire.types import host_of
 

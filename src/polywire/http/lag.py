@@ -14,8 +14,8 @@ from typing import Final
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
+from polywire.http.encoding import Slices
 from polywire.http.guard import completing
-from polywire.http.slices import Slices
 from polywire.log.base import Read
 from polywire.records.header import read_header
 from polywire.types import PositionKind

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from polywire.http.api import CONNECTIONS_MAX, GROUPS_MAX, TOPICS_MAX
-from polywire.http.spelling import Listing
+from polywire.http.encoding import Listing
 
 SUMMED: Final = ("topics", "partitions", "records", "stored_bytes", "refused", "connections_max")
 UP: Final = "polywire_shard_up"

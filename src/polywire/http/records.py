@@ -19,8 +19,8 @@ import msgspec
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import ErrorCode, Invalid, Missing
+from polywire.http.encoding import json_headers, json_value
 from polywire.http.lag import fetch
-from polywire.http.spelling import json_headers, json_value
 from polywire.records.compression import expand_body
 from polywire.records.header import read_header
 from polywire.records.lookup import record_at_offset

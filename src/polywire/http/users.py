@@ -14,10 +14,9 @@ from polywire.broker.broker import Broker
 from polywire.broker.permissions import EVERYTHING, NOTHING, Action, Grants, grant_words, parse_grants
 from polywire.broker.users import ROOT_ID, User
 from polywire.errors import ErrorCode, Invalid
+from polywire.http.encoding import Listing, Slices
 from polywire.http.endpoints import ApiCall, Endpoint
 from polywire.http.guard import completing
-from polywire.http.slices import Slices
-from polywire.http.spelling import Listing
 
 USERS_MAX: Final = 1_000  # users in one list
 WORDS_MAX: Final = 1_000  # permissions of one user

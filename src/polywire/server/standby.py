@@ -26,7 +26,7 @@ import structlog
 from polywire.clock import SystemClock
 from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish, node_of, states
 from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
-from polywire.http.framing import HEAD_BYTES_MAX
+from polywire.http.session import HEAD_BYTES_MAX
 from polywire.server import lifecycle
 from polywire.server.bucket import is_left_opening
 from polywire.server.bucket_watch import BucketWatch

@@ -6,7 +6,7 @@ import re
 from graphlib import TopologicalSorter
 from importlib.resources import files
 
-from polywire.http.console import FILES
+from polywire.http.application import FILES
 
 IMPORTED = re.compile(r'^import [^;]* from "\./(\w+\.js)";$', re.MULTILINE)
 SCRIPTS = {

@@ -15,9 +15,9 @@ from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError, PeerError
 from polywire.http import forwarding, merging, shard_requests
 from polywire.http.application import HttpApplication
+from polywire.http.dead_letters import STAGING_PATH
 from polywire.http.link import MAGIC, HttpLinkFactory
 from polywire.http.merging import merged_metrics
-from polywire.http.redrive import STAGING_PATH
 from polywire.http.session import Application
 from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
 from tests.unit.http.site import Answer, Peer, Site, answer_of, request

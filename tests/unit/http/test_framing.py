@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.http.framing import BODY_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, Refusal, request_bytes
+from polywire.http.session import BODY_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, Refusal, request_bytes
 
 
 def size(data: bytes) -> int | Refusal:

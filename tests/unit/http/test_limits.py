@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from polywire.http import dead_letters, lag, metrics, records, spelling
+from polywire.http import dead_letters, encoding, lag, metrics, records
 from polywire.http.endpoints import PREFIX
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.records.rows import Rows, from_records, to_records
@@ -219,7 +219,7 @@ def test_lists_have_a_limit_in_bytes(site: Site, monkeypatch: pytest.MonkeyPatch
     for number in range(50):
         site.broker.commit_position("t", 0, PositionKind.GROUP, f"{number:02}" + "\x1b" * 250, 0)
         site.broker.create_topic(TopicName.parse(f"{number:02}" + "n" * 250), 1)
-    monkeypatch.setattr(spelling, "LIST_BYTES_MAX", 10_000)
+    monkeypatch.setattr(encoding, "LIST_BYTES_MAX", 10_000)
     for name in ("topics", "groups"):
         answer = site.ask("GET", f"{PREFIX}/{name}")
         assert (0 < len(answer.json[name]) < 50, answer.json["more"]) == (True, True)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polywire.durations import Durations
 from polywire.http import metrics
-from polywire.http.slices import Slices
+from polywire.http.encoding import Slices
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level, PositionKind, TopicName
@@ -85,7 +85,7 @@ def test_series_have_limits_and_the_rest_is_summed(site: Site, monkeypatch: pyte
 
 def test_wide_metrics_are_collected_in_slices(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(site, "wide", 1, partitions=50)
-    monkeypatch.setattr("polywire.http.slices.SLICE_S", -1.0)
+    monkeypatch.setattr("polywire.http.encoding.SLICE_S", -1.0)
     rests = []
     slices = Slices()
     rest = slices.rest

@@ -4,20 +4,49 @@
 * Text that would be longer in JSON than in base64 becomes base64, unless it is short.
 * Long values are encoded in pieces, so that no step blocks the interpreter for more than a few milliseconds.
 * A list has a limit in rows and in bytes.
+
+Long work runs on the event loop in slices of a few milliseconds, so that other connections are served in between.
 """
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
+from time import thread_time
 from typing import Final
 
 import msgspec
 
-from polywire.http.slices import Slices
 from polywire.records.columns import Header, HeaderKind
 from polywire.records.header_values import text_of, typed
+
+SLICE_S: Final = 0.003  # seconds of processor time per slice
+
+
+class Slices:
+    """The time slices of a long task. After each short step, the task checks ``is_over`` and, if it is true, awaits
+    ``rest``.
+
+    ``_end``: processor time of the thread at which the slice ends.
+    """
+
+    def __init__(self) -> None:
+        self._end = thread_time() + SLICE_S
+        self.count = 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the slice is used up."""
+        return thread_time() >= self._end
+
+    async def rest(self) -> None:
+        """Let other tasks run, then start a new slice."""
+        await asyncio.sleep(0)
+        self._end = thread_time() + SLICE_S
+        self.count += 1
+
 
 PIECE_BYTES: Final = (
     192 * 1024
