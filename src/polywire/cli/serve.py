@@ -250,8 +250,8 @@ class Storage:
     cache_mib: Annotated[
         int,
         Parameter(
-            help="Memory in MiB for the records that were moved to segments last, so that consumers that lag slightly need not read "
-            "from disk; at most a quarter of the memory. 0 disables this cache."
+            help="Memory in MiB for the records that were moved to segments last, at most a quarter of the machine's memory. "
+            "Consumers that lag slightly read them without the disk. 0 disables this cache."
         ),
     ] = CACHE_MIB
     delete_grace_s: Annotated[
@@ -305,8 +305,8 @@ class Storage:
     owner_share: Annotated[
         float,
         Parameter(
-            help="Share of --state-mib, and of each limit on the number of such objects, that one user can take; "
-            "the same applies to each client address without a login."
+            help="Share that one user, or one client address without a login, can take of --state-mib and of each limit on "
+            "the number of such objects."
         ),
     ] = 0.5
     scrub_hours: Annotated[

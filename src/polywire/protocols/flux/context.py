@@ -38,7 +38,7 @@ class FluxSettings:
     replication_factor_max: maximum number of replicas of a topic.
     min_isr: in-sync replicas that ``acks=all`` needs.
     lag_max: records by which an in-sync follower may be behind.
-    lag_timeout_ms: time since the last report of an in-sync follower.
+    lag_timeout_ms: longest time since the last report of an in-sync follower.
     ack_all_timeout_ms: how long ``acks=all`` waits; clients time out after 5 s.
     strict_leaders: create topics without leaders, as the original broker does (spec: flux#our-choices).
     admin: enable ADMIN_* and SET_PARTITION_ROLE (spec: flux#our-choices).
