@@ -11,9 +11,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from polywire.broker.changes import ClassicGroupStored, decode_change, encode
-from polywire.broker.groups.classic import ClassicGroup, Phase
-from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, Synced
-from polywire.broker.groups.classic_stored import restored, stored
+from polywire.broker.groups.classic import ClassicGroup, Phase, restored, stored
+from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Limits, Synced, WaitingCall
 from polywire.errors import BrokerError
 
 MEMBERS_MAX = 6
@@ -47,7 +46,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.made = 0
         self.ids = ["never given"]
-        self.waiting: set[tuple[str, Asked]] = set()
+        self.waiting: set[tuple[str, WaitingCall]] = set()
         self.instance_of: dict[str, str] = {}
         self.leaders: dict[int, str] = {}
         self.protocol_of: dict[int, str] = {}
@@ -62,7 +61,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
     def take(self) -> None:
         """Every answer goes to somebody who waits, and tells what belongs to the generation that there is now."""
         for answer in self.group.take_answers():
-            key = (answer.member_id, answer.asked)
+            key = (answer.member_id, answer.call)
             assert key in self.waiting, "nobody is answered who did not ask"
             self.waiting.discard(key)
             reported = answer.answer
@@ -125,7 +124,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
         assert asked == (member or new_id)
         if asked == new_id:
             self.ids.append(new_id)
-        self.waiting.add((asked, Asked.JOIN))
+        self.waiting.add((asked, WaitingCall.JOIN))
         self.take()
 
     @rule(known=st.integers(1, 30), stale=st.sampled_from([0, 0, 0, 1]), whole=st.booleans())
@@ -137,7 +136,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
         except BrokerError:
             return
         assert not stale, "only members of this generation ask"
-        self.waiting.add((member, Asked.SYNC))
+        self.waiting.add((member, WaitingCall.SYNC))
         self.take()
 
     @rule(known=st.integers(1, 30), stale=st.sampled_from([0, 0, 0, 1]))

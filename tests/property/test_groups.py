@@ -10,8 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polywire.broker.groups.assignment import assign
-from polywire.broker.groups.views import Membership
+from polywire.broker.groups.group import Membership, assign
 from polywire.errors import BrokerError, ErrorCode
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, PositionKind

@@ -13,7 +13,7 @@ from polywire.broker import sliced
 from polywire.errors import BrokerError
 from polywire.testing.loop import ManualLoop
 from tests.property.test_consumer_groups import TOPICS, ConsumerGroupMachine
-from tests.unit.broker.test_sharing import Classic
+from tests.unit.broker.test_memberships import Classic
 
 CLASSIC_MAX = 3
 ROUNDS = 40  # of signs of life, three seconds apart, until everybody has what it should

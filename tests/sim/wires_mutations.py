@@ -16,7 +16,7 @@ from polywire.broker.access import Access, User
 from polywire.broker.authentication import Authentication
 from polywire.broker.authorization import Authorization
 from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.groups.holdings import Holdings
+from polywire.broker.groups.group import Holdings
 from polywire.broker.passwords import Passwords
 from polywire.broker.producers import Producers
 from polywire.broker.scram import Verifier

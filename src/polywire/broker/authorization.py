@@ -20,6 +20,9 @@ from polywire.broker.users import ROOT, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
 
+Where = Topic | TopicElsewhere | TopicName | str | None
+"""The resource of an action: a topic, a topic's name, a stream's name, or None for everything."""
+
 
 class Outcome(Enum):
     """Outcome of an audited action."""
@@ -46,10 +49,6 @@ AuditSink = Callable[[AuditEvent], None]
 def discard(event: AuditEvent) -> None:
     """Drop an event."""
     del event
-
-
-Where = Topic | TopicElsewhere | TopicName | str | None
-"""The resource of an action: a topic, a topic's name, a stream's name, or None for everything."""
 
 
 class KnownStreams(Protocol):

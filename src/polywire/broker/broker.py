@@ -9,11 +9,11 @@ uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polywire.broker.access import Access
 from polywire.broker.branches import Branches
@@ -22,8 +22,12 @@ from polywire.broker.elsewhere import NOWHERE
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
 from polywire.broker.group_topics import GroupTopics
-from polywire.broker.groups.opening import open_groups
-from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.groups.classic import ClassicGroup
+from polywire.broker.groups.classic_groups import ClassicGroups
+from polywire.broker.groups.commits import Commits, PositionVerbs
+from polywire.broker.groups.consumer_groups import ConsumerGroups
+from polywire.broker.groups.coordinator import Coordinator, GroupBroker
+from polywire.broker.groups.memberships import TopicGroups
 from polywire.broker.owners import Owners
 from polywire.broker.record_verbs import Admission, ProducerVerbs
 from polywire.broker.retention import Retention
@@ -34,7 +38,7 @@ from polywire.broker.state import State, WireStateVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Catalog
 from polywire.broker.transactions import Transactions
-from polywire.clock import Clock
+from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError
 from polywire.log.base import Log, Loop, Replay
 from polywire.records.columns import HEADER_BYTES
@@ -106,7 +110,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
-        groups = open_groups(
+        groups = _open_groups(
             self,
             state,
             settings=settings,
@@ -217,3 +221,55 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self.branches.stop()
         self.access.close()
         self._log.close()
+
+
+class _Groups(NamedTuple):
+    """The group objects. table: all classic groups by name."""
+
+    commits: Commits
+    coordinator: Coordinator
+    classic: ClassicGroups
+    consumers: ConsumerGroups
+    table: Mapping[str, ClassicGroup]
+
+
+def _open_groups(
+    broker: GroupBroker,
+    state: State,
+    *,
+    settings: BrokerSettings,
+    loop: Loop,
+    clock: Clock,
+    elapsed: ElapsedClock,
+    owners: Owners,
+    sliced: SlicedWork,
+) -> _Groups:
+    """Create the groups of a broker that has recovered its state."""
+    table: dict[str, ClassicGroup] = {}
+    commits = Commits(state, settings, elapsed, owners, table)
+    coordinated = Coordinator(broker, state, settings, clock, elapsed)
+    topic_groups = TopicGroups(broker, coordinated)
+    classic = ClassicGroups(
+        broker,
+        state,
+        settings=settings,
+        loop=loop,
+        clock=clock,
+        commits=commits,
+        coordinator=coordinated,
+        topic_groups=topic_groups,
+        table=table,
+        sliced=sliced,
+    )
+    consumers = ConsumerGroups(
+        broker,
+        state,
+        settings=settings,
+        loop=loop,
+        clock=clock,
+        commits=commits,
+        coordinator=coordinated,
+        topic_groups=topic_groups,
+        sliced=sliced,
+    )
+    return _Groups(commits, coordinated, classic, consumers, table)

@@ -6,30 +6,19 @@ Times come from the elapsed clock, so setting the wall clock never expires anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup
-from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.coordinator import Coordinator, GroupBroker
 from polywire.broker.groups.offsets import Held, Reader
 from polywire.broker.owners import ITSELF
 from polywire.broker.settings import KEEP, SECOND_US, BrokerSettings
 from polywire.broker.state import State
 from polywire.clock import ElapsedClock
 from polywire.errors import Busy, Unavailable
-from polywire.log.base import Completion, Loop
+from polywire.log.base import Loop
 from polywire.types import Level, PositionKind
-
-
-class Host(Protocol):
-    """The broker's operations that expiry uses."""
-
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and apply them."""
-
-    def topic_name(self, key: changes.TopicKey) -> str:
-        """Return the full name of the topic with this key."""
 
 
 class Expiry:
@@ -42,10 +31,10 @@ class Expiry:
 
     __slots__ = (
         "_abort_late",
+        "_broker",
         "_classic",
         "_clock",
         "_groups",
-        "_host",
         "_loop",
         "_round",
         "_settings",
@@ -56,7 +45,7 @@ class Expiry:
 
     def __init__(
         self,
-        host: Host,
+        broker: GroupBroker,
         state: State,
         groups: Coordinator,
         settings: BrokerSettings,
@@ -67,7 +56,7 @@ class Expiry:
     ) -> None:
         self._classic = classic
         self._abort_late = abort_late
-        self._host = host
+        self._broker = broker
         self._state = state
         self._groups = groups
         self._settings = settings
@@ -143,11 +132,11 @@ class Expiry:
         if not self._is_unused(held.used_at_us):
             return
         if kind is PositionKind.GROUP:
-            group = self._state.groups.get((self._host.topic_name(key), name))
+            group = self._state.groups.get((self._broker.topic_name(key), name))
             if group is not None and (group.members or not self._is_unused(group.at_us)):
                 return
         made = changes.PositionsDeleted(kind, name, *changes.split_key(key), None)
-        self._host.change_all([made], level=Level.WRITTEN, done=None)
+        self._broker.change_all([made], level=Level.WRITTEN, done=None)
 
     def _check_binding(self, wire: str, name: str) -> None:
         """Expire a group binding whose group does not exist."""
@@ -156,7 +145,7 @@ class Expiry:
             return
         held = self._state.positions.held(self._state.topic_key(bound.topic), PositionKind.GROUP, name)
         if held is None:
-            self._host.change_all([changes.GroupUnbound(wire, name)], level=Level.WRITTEN, done=None)
+            self._broker.change_all([changes.GroupUnbound(wire, name)], level=Level.WRITTEN, done=None)
 
     def _is_in_use(self, name: str, held: Held) -> bool:
         """Return whether the classic group of this name has members, which protect its offsets from expiry."""

@@ -39,6 +39,11 @@ DELAY_MIN_S: Final = 0.25  # doubles with each failure
 ADDRESS_DELAY_MAX_S: Final = 2.0
 NAME_DELAY_MAX_S: Final = 1.0  # short, because guesses of a name's password must not lock out its owner
 PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that identify a site, which controls all addresses below
+THREADS: Final = 1  # a second thread would take a core from connected clients
+# the minimum that OWASP recommends: some 40 ms
+HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
+PASSWORD_BYTES_MAX: Final = 1024
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +240,7 @@ class LoginQueue:
             self._name_turns.pop(address, None)
 
 
-THREADS: Final = 1  # a second thread would take a core from connected clients
-# the minimum that OWASP recommends: some 40 ms
-HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
-PASSWORD_BYTES_MAX: Final = 1024
-
 NOWHERE: Final = Origin()  # the origin of work that no client requested
-
-Result = TypeVar("Result")
 
 
 def hash_password(password: str) -> str:

@@ -19,6 +19,11 @@ from polywire.broker.settings import Listed
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import TopicName
 
+_BETWEEN: Final = "/"  # between a stream and its topic
+# names in words must not contain these characters, because lists of words are split there
+_WORD_RESERVED: Final = (names.WHITE - names.CONTROLS) | {",", _BETWEEN}
+_IN_STREAMS: Final = frozenset(_BETWEEN)
+
 
 class Permission(IntFlag):
     """One permission. The numbers are stored, so they must never change their meaning."""
@@ -38,10 +43,6 @@ class Permission(IntFlag):
 
 
 ALL: Final = Permission(4095)
-_BETWEEN: Final = "/"  # between a stream and its topic
-# names in words must not contain these characters, because lists of words are split there
-_WORD_RESERVED: Final = (names.WHITE - names.CONTROLS) | {",", _BETWEEN}
-_IN_STREAMS: Final = frozenset(_BETWEEN)
 NOTHING: Final = Permission(0)
 # Ordered so that one pass is enough: a permission precedes those that it includes.
 _INCLUDES: Final = (

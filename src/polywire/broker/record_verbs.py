@@ -33,6 +33,8 @@ admission_fields: Final = header_fields("length", "flags", "columns", "body_byte
 PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
 _producer_fields: Final = header_fields("flags", "columns", "record_count", "producer_epoch", "base_sequence")
 _COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
+_PRODUCER_COUNT_BITS: Final = 32  # the lower bits of a producer id, which count within one start of the broker
+_SHARD_BIT: Final = 57  # the bits from here on hold the shard; the bits below leave room for 2^25 starts
 
 
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
@@ -358,10 +360,6 @@ class RecordVerbs(Protocol):
         Raises Missing(PARTITION_MISSING).
         """
         ask_bounds(self._log, partition, then)
-
-
-_PRODUCER_COUNT_BITS: Final = 32  # the lower bits of a producer id, which count within one start of the broker
-_SHARD_BIT: Final = 57  # the bits from here on hold the shard; the bits below leave room for 2^25 starts
 
 
 class ProducerVerbs(Protocol):

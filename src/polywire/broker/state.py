@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from polywire.broker import changes
 from polywire.broker.aggregates import Aggregates
 from polywire.broker.changes import WireStateSet
-from polywire.broker.groups.classic_stored import weight
+from polywire.broker.groups.classic import weight
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
 from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
@@ -37,6 +37,8 @@ from polywire.types import Level, PositionKind
 
 _TRACKED_MASK = 1 << Column.PRODUCER_ID | 1 << Column.SEQUENCES
 _TRACKED = 1 << Column.PRODUCER_ID
+PROBE_BYTES = 4096  # size of a typical record with its metadata
+ENTRY_BYTES = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
 
 
 def group_size(name: str, topic: str) -> int:
@@ -394,10 +396,6 @@ class State:
         self.producers.restore(was.producers)
         self.aggregates.restore(was.aggregates)
         self.transactions.restore(was.transactions, was.decisions)
-
-
-PROBE_BYTES = 4096  # size of a typical record with its metadata
-ENTRY_BYTES = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
 
 
 class WriteBatchVerbs(Protocol):

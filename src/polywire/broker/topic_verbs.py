@@ -40,6 +40,11 @@ from polywire.log.base import Completion, Need, PartitionLog
 from polywire.records.partitioner import partition_of
 from polywire.types import Buffer, KeyHash, Level, TopicName
 
+# partitions to open, trim or drop in one pass of the loop, which takes up to 7 ms; larger changes run in slices
+AT_ONCE_MAX: Final = 500
+Then = Callable[[Topic], None]
+"""Callback that gets a topic as soon as it can be used."""
+
 
 class TopicLookup(Protocol):
     """A base of ``Broker``: the verbs use its catalogue."""
@@ -97,10 +102,6 @@ class TopicLookup(Protocol):
         return partitions[partition_of(key, count, topic.settings.key_hash or wire_hash) if count > 1 else 0]
 
 
-# partitions to open, trim or drop in one pass of the loop, which takes up to 7 ms; larger changes run in slices
-AT_ONCE_MAX: Final = 500
-
-
 def retry_while_busy(addition: Callable[[], None]) -> Steps:
     """Make an addition to the log, and retry it while the log is busy. Other errors are raised."""
     while True:
@@ -117,10 +118,6 @@ def retry_while_busy(addition: Callable[[], None]) -> Steps:
 def are_many(topics: Sequence[Topic]) -> bool:
     """Return whether changing these topics takes too long for one pass of the loop."""
     return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX
-
-
-Then = Callable[[Topic], None]
-"""Callback that gets a topic as soon as it can be used."""
 
 
 class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):

@@ -30,6 +30,9 @@ from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import PartitionLog
 from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
+INTERNAL_PREFIX = "__"  # topics with such a name belong to the broker and are not listed (concepts: records#names)
+ACCESS_OPTIONS: Final = "cursus"  # the options under which earlier releases stored an access list
+
 
 class Partition:
     """One partition of a topic. ``ended`` becomes true when the topic or the partition is deleted.
@@ -91,9 +94,6 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"Topic({self.name.full!r}, partitions={len(self.partitions)})"
-
-
-INTERNAL_PREFIX = "__"  # topics with such a name belong to the broker and are not listed (concepts: records#names)
 
 
 def is_internal(name: TopicName) -> bool:
@@ -384,9 +384,6 @@ class Catalog:
                 owner=topic.owner,
             ),
         )
-
-
-ACCESS_OPTIONS: Final = "cursus"  # the options under which earlier releases stored an access list
 
 
 class _Policy(msgspec.Struct):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from polywire.broker.groups.views import Membership
+from polywire.broker.groups.group import Membership
 from polywire.errors import BrokerError, ErrorCode
 from polywire.types import Assignor, PositionKind
 from tests.sim.broker.asking import Asking

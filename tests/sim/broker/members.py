@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from polywire.broker.groups.views import Membership
+from polywire.broker.groups.group import Membership
 from tests.sim.broker.history import State
 from tests.sim.promises import require
 

@@ -10,12 +10,12 @@ from polywire.broker.groups.classic import TRANSITIONS, ClassicGroup, Phase
 from polywire.broker.groups.classic_members import (
     NEW_MEMBER_S,
     Answer,
-    Asked,
     IdGiven,
     Join,
     Joined,
     Limits,
     Synced,
+    WaitingCall,
 )
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
@@ -79,10 +79,10 @@ class Crowd:
             self.group.expire(self.now)
         self.now = end
 
-    def reported(self, member: str, asked: Asked = Asked.JOIN) -> object:
+    def reported(self, member: str, asked: WaitingCall = WaitingCall.JOIN) -> object:
         """Return the latest response to a member and remove it; other members' responses stay."""
         self.answers += self.group.take_answers()
-        mine = [answer for answer in self.answers if (answer.member_id, answer.asked) == (member, asked)]
+        mine = [answer for answer in self.answers if (answer.member_id, answer.call) == (member, asked)]
         self.answers = [answer for answer in self.answers if answer not in mine]
         return mine[-1].answer if mine else None
 
@@ -92,11 +92,11 @@ class Crowd:
         return reported
 
     def assigned(self, member: str) -> bytes:
-        reported = self.reported(member, Asked.SYNC)
+        reported = self.reported(member, WaitingCall.SYNC)
         assert isinstance(reported, Synced), reported
         return reported.assignment
 
-    def refused(self, member: str, asked: Asked = Asked.JOIN) -> ErrorCode:
+    def refused(self, member: str, asked: WaitingCall = WaitingCall.JOIN) -> ErrorCode:
         reported = self.reported(member, asked)
         assert isinstance(reported, BrokerError), reported
         return reported.code
@@ -173,7 +173,7 @@ def test_a_second_member_has_the_first_join_again(crowd: Crowd) -> None:
     assert [view.id for view in leader.members] == ["a", "b"]
     assert (follower.members, follower.leader, leader.leader) == ((), "a", "a")
     crowd.sync("b")
-    assert crowd.reported("b", Asked.SYNC) is None
+    assert crowd.reported("b", WaitingCall.SYNC) is None
     crowd.sync("a", a=b"1", b=b"2", stranger=b"3")
     assert (crowd.assigned("a"), crowd.assigned("b")) == (b"1", b"2")
 
@@ -269,7 +269,7 @@ def test_a_member_waiting_to_sync_must_rejoin_when_the_group_changes(crowd: Crow
     crowd.group.take_answers()
     crowd.sync("b")
     crowd.join(new_id="c")
-    assert crowd.refused("b", Asked.SYNC) is ErrorCode.GROUP_REBALANCING
+    assert crowd.refused("b", WaitingCall.SYNC) is ErrorCode.GROUP_REBALANCING
     with pytest.raises(Conflict) as caught:
         crowd.sync("a", a=b"old")
     assert code_of(caught) is ErrorCode.GROUP_REBALANCING
@@ -361,7 +361,7 @@ def test_a_leader_that_never_syncs_does_not_block_the_group(crowd: Crowd) -> Non
     for _ in range(int(REBALANCE_S)):
         crowd.beat("a")
         crowd.pass_time(1)
-    assert crowd.refused("b", Asked.SYNC) is ErrorCode.GROUP_REBALANCING
+    assert crowd.refused("b", WaitingCall.SYNC) is ErrorCode.GROUP_REBALANCING
     assert [view.id for view in crowd.group.members] == ["b"], "members that asked to sync stay"
 
 

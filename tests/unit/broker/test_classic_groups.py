@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from polywire.broker.groups.classic import Phase
+from polywire.broker.groups.classic import KEPT_BYTES_MAX, Phase
 from polywire.broker.groups.classic_groups import KEEP_AGAIN_S
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
-from polywire.broker.groups.classic_stored import KEPT_BYTES_MAX
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
 from polywire.broker.owners import NO_CALLER, Caller

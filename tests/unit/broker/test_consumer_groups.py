@@ -9,7 +9,7 @@ import pytest
 
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, TOPICS_MAX, Beat
-from polywire.broker.groups.consumer_groups import SEATS_AT_ONCE_MAX, Beaten
+from polywire.broker.groups.consumer_groups import JOINS_AT_ONCE_MAX, BeatResponse
 from polywire.broker.owners import Caller
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
@@ -33,7 +33,7 @@ class Consumer:
         self.epoch = JOINING
         self.reading = NOTHING
 
-    def beat(self, *, assignor: Assignor | None = None, is_full: bool = True, by: Caller | None = None) -> Beaten:
+    def beat(self, *, assignor: Assignor | None = None, is_full: bool = True, by: Caller | None = None) -> BeatResponse:
         beat = Beat(self.id, self.epoch, "kafka", self.instance, assignor=assignor)
         if is_full:
             beat = Beat(
@@ -52,7 +52,7 @@ class Consumer:
             self.reading = reported.assignment
         return reported
 
-    def _by(self, beat: Beat, by: Caller) -> Beaten:
+    def _by(self, beat: Beat, by: Caller) -> BeatResponse:
         return self.memory.broker.consumers.beat("g", beat, by=by)
 
     def leave(self, epoch: int = LEAVING) -> None:
@@ -434,14 +434,14 @@ def test_a_deleted_group_gets_its_members_back(memory: MemoryBroker) -> None:
 
 
 def test_memberships_in_many_topics_are_added_in_slices(memory: MemoryBroker) -> None:
-    count = 2 * SEATS_AT_ONCE_MAX + 1
+    count = 2 * JOINS_AT_ONCE_MAX + 1
     names = [f"many{number}" for number in range(count)]
     for name in names:
         memory.broker.create_topic(TopicName.parse(name), 1)
     memory.run()
     one = Consumer(memory, "m1", *names)
     reported = one.beat()
-    assert (len(one.reading), reported.is_settled) == (SEATS_AT_ONCE_MAX, False), "it returns within the session"
+    assert (len(one.reading), reported.is_settled) == (JOINS_AT_ONCE_MAX, False), "it returns within the session"
     memory.run()
     reported = one.beat(is_full=False)
     assert (len(one.reading), reported.is_settled) == (count, True)
@@ -449,7 +449,7 @@ def test_memberships_in_many_topics_are_added_in_slices(memory: MemoryBroker) ->
 
 
 def test_a_member_that_leaves_while_its_memberships_are_added_leaves_none_behind(memory: MemoryBroker) -> None:
-    names = [f"many{number}" for number in range(3 * SEATS_AT_ONCE_MAX)]
+    names = [f"many{number}" for number in range(3 * JOINS_AT_ONCE_MAX)]
     for name in names:
         memory.broker.create_topic(TopicName.parse(name), 1)
     memory.run()
@@ -464,7 +464,7 @@ def test_a_member_that_leaves_while_its_memberships_are_added_leaves_none_behind
 def test_many_memberships_of_an_expired_member_are_removed_in_several_passes(memory: MemoryBroker) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
-    names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
+    names = [f"many{number}" for number in range(4 * JOINS_AT_ONCE_MAX)]
     for name in names:
         memory.broker.create_topic(TopicName.parse(name), 1)
     one, other = Consumer(memory, "m1", *names), Consumer(memory, "m2", names[-1])
@@ -484,14 +484,14 @@ def test_many_memberships_of_an_expired_member_are_removed_in_several_passes(mem
         loop.run_pass()
         seen.append(seats())
     assert (seen[0], seen[-1]) == (len(names) + 1, 1)
-    assert all(before - after <= SEATS_AT_ONCE_MAX for before, after in pairwise(seen))
+    assert all(before - after <= JOINS_AT_ONCE_MAX for before, after in pairwise(seen))
     assert list(memory.broker.consumers.view("g").members[0].topics) == [names[-1]]  # type: ignore[union-attr]  # it is there
 
 
 def test_many_memberships_of_a_leaving_member_are_removed_in_several_passes(memory: MemoryBroker) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
-    names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
+    names = [f"many{number}" for number in range(4 * JOINS_AT_ONCE_MAX)]
     for name in names:
         memory.broker.create_topic(TopicName.parse(name), 1)
     one = Consumer(memory, "m1", *names)
@@ -510,7 +510,7 @@ def test_many_memberships_of_a_leaving_member_are_removed_in_several_passes(memo
         loop.run_pass()
         seen.append(seats())
     assert (seen[0], seen[-1]) == (len(names), 0)
-    assert all(before - after <= SEATS_AT_ONCE_MAX for before, after in pairwise(seen))
+    assert all(before - after <= JOINS_AT_ONCE_MAX for before, after in pairwise(seen))
     assert memory.broker.consumers.names() == []
 
 
@@ -518,7 +518,7 @@ def test_many_memberships_of_a_leaving_member_are_removed_in_several_passes(memo
 def test_a_member_can_rejoin_while_its_many_memberships_are_removed(memory: MemoryBroker, instance: str | None) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
-    names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
+    names = [f"many{number}" for number in range(4 * JOINS_AT_ONCE_MAX)]
     for name in names:
         memory.broker.create_topic(TopicName.parse(name), 1)
     one = Consumer(memory, "m1", *names, instance=instance)

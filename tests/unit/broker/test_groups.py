@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from polywire.broker import changes
-from polywire.broker.groups.assignment import assign
-from polywire.broker.groups.views import Membership
+from polywire.broker.groups.group import Membership, assign
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transaction_state import Scope, TransactionTable
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid

@@ -6,6 +6,7 @@ it returns. The broker does not decode metadata or assignments.
 * ``TRANSITIONS`` lists every transition.
 * Every waiting member gets a response. If nothing else answers it, a call of ``expire`` after ``deadline`` does.
 * An assignment is valid only in its generation.
+* A stable group is stored in the journal. After a restart it sends its members the same responses as before.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+from polywire.broker.changes import ClassicGroupStored, ClassicMemberStored
 from polywire.broker.groups.classic_members import (
     Answer,
-    Asked,
     IdGiven,
     Join,
     Joined,
@@ -26,6 +27,8 @@ from polywire.broker.groups.classic_members import (
     Member,
     MemberView,
     Synced,
+    WaitingCall,
+    Writing,
 )
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
@@ -34,6 +37,10 @@ BROKER: Final = "broker"  # the leader of a group that is shared with other prot
 SEATS_MAX: Final = 2_000
 TOPICS_MAX: Final = 100_000  # topics of all members, counted per member; merging this many takes some 5 ms
 PATIENCE_MIN_S: Final = 1.0  # shortest time to wait for missing members in a phase, even if all members requested less
+# size of one group, which is written with every generation; Apache Kafka has the same limit
+KEPT_BYTES_MAX: Final = 1024 * 1024
+_MEMBER_BYTES: Final = 64  # lengths and numbers stored for one member
+_WEIGHT_BYTES: Final = 256  # this many bytes take as long to encode as a small record
 
 
 class Phase(Enum):
@@ -209,7 +216,7 @@ class ClassicGroup:
             self._admit(join)
             if join.id_first and join.instance_id is None:
                 self._given[new_id] = now + join.session_timeout_s
-                self._answers.append(Answer(new_id, Asked.JOIN, IdGiven(new_id)))
+                self._answers.append(Answer(new_id, WaitingCall.JOIN, IdGiven(new_id)))
                 return new_id
             return self._enter(new_id, join, now)
         if join.member_id in self._given:
@@ -335,7 +342,7 @@ class ClassicGroup:
         self._answers.append(
             Answer(
                 member.id,
-                Asked.JOIN,
+                WaitingCall.JOIN,
                 Joined(
                     member_id=member.id,
                     generation=self.generation,
@@ -377,7 +384,7 @@ class ClassicGroup:
                 if member.is_syncing:
                     member.is_syncing = False
                     member.heard_at = now
-                    self._answers.append(Answer(member.id, Asked.SYNC, rebalancing))
+                    self._answers.append(Answer(member.id, WaitingCall.SYNC, rebalancing))
             self._go(Phase.PREPARING)
             self._ends_at = now + self._patience()
         self._complete_if_all_joined(now)
@@ -497,7 +504,7 @@ class ClassicGroup:
                 member.has_synced = True
                 member.heard_at = now
                 synced = Synced(self.protocol_type, self.protocol, member.assignment)
-                self._answers.append(Answer(member.id, Asked.SYNC, synced))
+                self._answers.append(Answer(member.id, WaitingCall.SYNC, synced))
         if all(member.has_synced for member in self._members.values()):
             self._ends_at = math.inf
 
@@ -587,9 +594,9 @@ class ClassicGroup:
     def _refuse(self, member: Member, error: BrokerError) -> None:
         """Answer a waiting member with an error."""
         if member.is_joining:
-            self._answers.append(Answer(member.id, Asked.JOIN, error))
+            self._answers.append(Answer(member.id, WaitingCall.JOIN, error))
         if member.is_syncing:
-            self._answers.append(Answer(member.id, Asked.SYNC, error))
+            self._answers.append(Answer(member.id, WaitingCall.SYNC, error))
         member.is_joining = member.is_syncing = False
 
     def expire(self, now: float) -> None:
@@ -614,3 +621,72 @@ class ClassicGroup:
             raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"the group has members group={self.name!r}")
         self._given.clear()
         self._go(Phase.DEAD)
+
+
+def stored(group: ClassicGroup, owner: int, *, bytes_max: int = KEPT_BYTES_MAX) -> ClassicGroupStored | None:
+    """Return a group as a change, None if it is not settled, is shared, or exceeds ``bytes_max``."""
+    size = group.bytes + _MEMBER_BYTES * group.member_count
+    if group.phase is not Phase.STABLE or group.is_shared or size > min(bytes_max, KEPT_BYTES_MAX):
+        return None
+    return ClassicGroupStored(
+        name=group.name,
+        generation=group.generation,
+        protocol_type=group.protocol_type,
+        protocol=group.protocol,
+        leader=group.leader,
+        members=tuple(_stored_member(member) for member in group.everybody),
+        owner=owner,
+    )
+
+
+def _stored_member(member: Member) -> ClassicMemberStored:
+    join = member.join
+    return ClassicMemberStored(
+        id=member.id,
+        instance_id=join.instance_id,
+        client_id=join.client_id,
+        client_host=join.client_host,
+        session_timeout_s=join.session_timeout_s,
+        rebalance_timeout_s=join.rebalance_timeout_s,
+        protocols=join.protocols,
+        topics=tuple(join.topics),
+        wire=join.wire,
+        is_known=join.writing is not None,
+        assignment=member.assignment,
+    )
+
+
+def restored(group: ClassicGroupStored, limits: Limits, writing: Writing, now: float) -> ClassicGroup:
+    """Return the stored group, as if every member had sent a heartbeat at ``now``.
+
+    writing: encodes the members' assignments.
+    """
+    found = ClassicGroup(group.name, limits, group.generation)
+    members = [_restored_member(member, group.protocol_type, writing, now) for member in group.members]
+    found.resume(members, protocol_type=group.protocol_type, protocol=group.protocol, leader=group.leader)
+    return found
+
+
+def _restored_member(member: ClassicMemberStored, protocol_type: str, writing: Writing, now: float) -> Member:
+    join = Join(
+        member_id=member.id,
+        session_timeout_s=member.session_timeout_s,
+        rebalance_timeout_s=member.rebalance_timeout_s,
+        protocol_type=protocol_type,
+        protocols=member.protocols,
+        instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        topics=frozenset(member.topics),
+        wire=member.wire,
+        writing=writing if member.is_known else None,
+    )
+    return Member(member.id, join, now, assignment=member.assignment, is_new=False, has_synced=True)
+
+
+def weight(group: ClassicGroupStored) -> int:
+    """Return how long encoding the group takes, in units of a small record."""
+    return sum(
+        1 + len(one.topics) + (len(one.assignment) + sum(len(said) for _, said in one.protocols)) // _WEIGHT_BYTES
+        for one in group.members
+    )

@@ -9,20 +9,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from polywire.broker import changes
-from polywire.broker.groups.classic import ClassicGroup, Phase
-from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, MemberView, Synced, Writing
-from polywire.broker.groups.classic_sharings import Sharings
-from polywire.broker.groups.classic_stored import restored, stored
+from polywire.broker.groups.classic import ClassicGroup, Phase, restored, stored
+from polywire.broker.groups.classic_members import (
+    IdGiven,
+    Join,
+    Joined,
+    Limits,
+    MemberView,
+    Synced,
+    WaitingCall,
+    Writing,
+)
 from polywire.broker.groups.commits import Commit, Commits
-from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.coordinator import Coordinator, GroupBroker
+from polywire.broker.groups.memberships import SharedGroups, TopicGroups
 from polywire.broker.groups.offsets import Position
-from polywire.broker.groups.seats import Seats
 from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
@@ -34,19 +41,6 @@ from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
 
 KEEP_AGAIN_S: Final = 1.0  # after a failed write of a group; clients that were refused retry at this rate, too
-
-
-class Host(Protocol):
-    """The broker as classic groups use it."""
-
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and apply them."""
-
-    def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """Refuse access to another user's group. Raises Denied(DENIED)."""
-
-    def topic_name(self, key: changes.TopicKey) -> str:
-        """Return the full name of the topic with this key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,7 @@ class _Entry:
     empty_at: float = 0.0
     has_begun: bool = False
     kept: int = 0
-    waiting: dict[tuple[str, Asked], Completion[Any]] = field(default_factory=dict)
+    waiting: dict[tuple[str, WaitingCall], Completion[Any]] = field(default_factory=dict)
     timer: Any = None
     timer_at: float = math.inf
 
@@ -89,22 +83,22 @@ class ClassicGroups:
     """
 
     __slots__ = (
+        "_broker",
         "_clock",
         "_commits",
         "_coordinator",
         "_entries",
-        "_host",
         "_limits",
         "_loop",
         "_settings",
-        "_sharings",
+        "_shared_groups",
         "_state",
         "_table",
     )
 
     def __init__(
         self,
-        host: Host,
+        broker: GroupBroker,
         state: State,
         *,
         settings: BrokerSettings,
@@ -112,11 +106,11 @@ class ClassicGroups:
         clock: Clock,
         commits: Commits,
         coordinator: Coordinator,
-        seats: Seats,
+        topic_groups: TopicGroups,
         table: dict[str, ClassicGroup],
         sliced: SlicedWork,
     ) -> None:
-        self._host = host
+        self._broker = broker
         self._state = state
         self._settings = settings
         self._loop = loop
@@ -124,14 +118,14 @@ class ClassicGroups:
         self._commits = commits
         self._coordinator = coordinator
         self._table = table
-        self._sharings = Sharings(
-            seats=seats,
+        self._shared_groups = SharedGroups(
+            topic_groups=topic_groups,
             coordinator=coordinator,
             table=table,
             sliced=sliced,
             loop=loop,
             clock=clock,
-            on_seated=self._on_seated,
+            on_assigned=self._on_assigned,
         )
         self._entries: dict[str, _Entry] = {}
         self._limits = Limits(settings.members_max, settings.group_bytes_max)
@@ -154,17 +148,17 @@ class ClassicGroups:
         found = self._entries.get(group)
         has_others = self._check_others(group, found, join, by)
         entry = found or self._begin(group, by)
-        self._host.check_owner(by, entry.owner, "group", group)
+        self._broker.check_owner(by, entry.owner, "group", group)
         if not join.member_id:
             self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + join.size, owner=entry.owner)
         try:
             if has_others and not entry.group.is_shared:
-                self._sharings.share(entry.group, by)
+                self._shared_groups.share(entry.group, by)
             member = entry.group.join(join, new_id=new_id, now=self._clock.monotonic())
             entry.by = by
-            self._sharings.joined(entry.group, member, by)
+            self._shared_groups.joined(entry.group, member, by)
             entry.owner = self._inherit(entry, heir(entry.owner, by))
-            self._wait(entry, member, Asked.JOIN, done)
+            self._wait(entry, member, WaitingCall.JOIN, done)
         finally:
             self._settle(entry)
 
@@ -182,7 +176,7 @@ class ClassicGroups:
         Raises Denied(DENIED).
         """
         for topic in topics:
-            self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
+            self._broker.check_owner(by, self._state.group_owner(topic, group), "group", group)
             yield
 
     def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
@@ -193,7 +187,7 @@ class ClassicGroups:
         for _ in self.check_topics(group, there, by=by):
             pass  # check again: other members may have joined in the meantime
         is_shared = entry is not None and entry.group.is_shared
-        has_others = is_shared or any(self._sharings.has_others(group, topic) for topic in there)
+        has_others = is_shared or any(self._shared_groups.has_others(group, topic) for topic in there)
         known = ClassicGroup(group, self._limits) if entry is None else entry.group
         if has_others and not known.can_be_shared(join):
             raise Conflict(
@@ -211,7 +205,7 @@ class ClassicGroups:
         Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to the group's members.
         """
         entry = self._entries.get(group)
-        self._sharings.met(group)
+        self._shared_groups.recheck(group)
         if entry is None or entry.group.is_shared or not entry.group.reads(topic):
             return
         if not entry.group.can_be_shared():
@@ -219,11 +213,11 @@ class ClassicGroups:
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
                 f"other protocols cannot join: Kafka members assign the topic's partitions themselves group={group!r} topic={topic!r}",
             )
-        self._sharings.share(entry.group, entry.by)
+        self._shared_groups.share(entry.group, entry.by)
         entry.group.rebalance(self._clock.monotonic())
         self._settle(entry)
 
-    def _on_seated(self, group: str) -> None:
+    def _on_assigned(self, group: str) -> None:
         """Complete the generation of a shared group whose members have their assignments."""
         entry = self._entries[group]
         entry.group.settle(self._clock.monotonic())
@@ -255,7 +249,7 @@ class ClassicGroups:
             topics = {topic for member in found.members for topic in member.topics}
             there = topics & self._state.group_topics.get(found.name, frozenset())
             is_late = self._last_generation(found.name) > found.generation
-            if is_late or any(self._sharings.has_others(found.name, topic) for topic in there):
+            if is_late or any(self._shared_groups.has_others(found.name, topic) for topic in there):
                 ended.append(changes.ClassicGroupDeleted(found.name))
                 continue
             group = restored(found, self._limits, writing, self._clock.monotonic())
@@ -264,7 +258,7 @@ class ClassicGroups:
             self._state.usage.charge(Kind.GROUPS, entry.owner, 1, group_size(found.name, ""))
             self._settle(self._add(entry))
         with suppress(BrokerError):  # the disk is full; the next start retries
-            self._host.change_all(ended, level=Level.WRITTEN, done=None)
+            self._broker.change_all(ended, level=Level.WRITTEN, done=None)
 
     def _keep(self, entry: _Entry) -> None:
         """Journal the settled generation, or delete the stored one if none is settled."""
@@ -275,7 +269,7 @@ class ClassicGroups:
         change = made or changes.ClassicGroupDeleted(group.name)
         try:
             if made is not None or group.name in self._state.classic_groups:
-                self._host.change_all((change,), level=Level.WRITTEN, done=None)
+                self._broker.change_all((change,), level=Level.WRITTEN, done=None)
         # the disk is full or the log is behind. The older stored generation does no harm: a restart ignores it.
         except BrokerError:
             return
@@ -302,25 +296,25 @@ class ClassicGroups:
         size = entry.members * MEMBER_BYTES + entry.bytes
         usage.charge(Kind.MEMBERS, entry.owner, sign * entry.members, sign * size)
 
-    def _wait(self, entry: _Entry, member: str, asked: Asked, done: Completion[Any]) -> None:
+    def _wait(self, entry: _Entry, member: str, call: WaitingCall, done: Completion[Any]) -> None:
         """Register a waiting call. It replaces an earlier call of the same kind by the same member."""
-        earlier = entry.waiting.get((member, asked))
+        earlier = entry.waiting.get((member, call))
         if earlier is not None:
             again = Conflict(
                 ErrorCode.GROUP_REBALANCING, f"a newer request of the member replaced this one member={member!r}"
             )
             self._loop.call_soon(earlier, again)
-        entry.waiting[member, asked] = done
+        entry.waiting[member, call] = done
 
     def _settle(self, entry: _Entry) -> None:
         """Process a change of a group: answer waiting members, update quota accounts and set the timer."""
         group = entry.group
-        for member_id, asked, answer in group.take_answers():
-            done = entry.waiting.pop((member_id, asked), None)
+        for member_id, call, answer in group.take_answers():
+            done = entry.waiting.pop((member_id, call), None)
             assert done is not None, "an answer without a waiting call"
             self._loop.call_soon(done, answer)
         entry.has_begun |= group.phase is not Phase.EMPTY
-        self._sharings.follow(group)
+        self._shared_groups.follow(group)
         self._keep(entry)
         count, size = group.member_count, group.bytes
         more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
@@ -394,7 +388,7 @@ class ClassicGroups:
                 protocol=protocol,
                 now=self._clock.monotonic(),
             )
-            self._wait(entry, member_id, Asked.SYNC, done)
+            self._wait(entry, member_id, WaitingCall.SYNC, done)
         finally:
             self._settle(entry)
 
@@ -403,7 +397,7 @@ class ClassicGroups:
     ) -> None:
         """Record a heartbeat. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
         entry, now = self._find(group, member_id, by), self._clock.monotonic()
-        if self._sharings.is_due(entry.group):
+        if self._shared_groups.is_due(entry.group):
             entry.group.rebalance(now)
             self._settle(entry)
         entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=now)
@@ -420,7 +414,7 @@ class ClassicGroups:
         entry = self._entries.get(group)
         if entry is None:
             raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={member_id!r}")
-        self._host.check_owner(by, entry.owner, "group", group)
+        self._broker.check_owner(by, entry.owner, "group", group)
         return entry
 
     # Positions
@@ -436,7 +430,7 @@ class ClassicGroups:
         """
         entry = self._entries.get(group)
         if entry is not None:
-            self._host.check_owner(by, entry.owner, "group", group)
+            self._broker.check_owner(by, entry.owner, "group", group)
             entry.group.check_commit(member_id, generation, instance_id=instance_id, now=self._clock.monotonic())
         elif generation >= 0 and not 0 <= self._last_generation(group) <= generation:
             raise Conflict(
@@ -451,7 +445,7 @@ class ClassicGroups:
         Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED), and Missing(MEMBER_MISSING) if the group has members of
         other protocols in this topic and the caller is not a member.
         """
-        self._sharings.check(group, topic, member_id, partitions, by)
+        self._shared_groups.check(group, topic, member_id, partitions, by)
 
     def commit(
         self,
@@ -478,7 +472,7 @@ class ClassicGroups:
                 made.append(self._commits.stored_of_members(topic, commits, group, generation=generation, by=by))
             except BrokerError as error:
                 refused[topic] = error
-        self._host.change_all(made, level=level, done=done)
+        self._broker.change_all(made, level=level, done=done)
         return refused
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
@@ -494,7 +488,7 @@ class ClassicGroups:
         """Return the full names of the topics in which a group has offsets, members or subscriptions."""
         entry = self._entries.get(group)
         found = set() if entry is None else set(entry.group.topics)
-        found |= {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
+        found |= {self._broker.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
         found.update(self._state.group_topics.get(group, ()))
         return sorted(found)
 
@@ -523,7 +517,7 @@ class ClassicGroups:
 
     def _others(self, group: str) -> tuple[MemberView, ...]:
         """Return the coordinator's members of this name that do not belong to the classic group."""
-        ours = self._sharings.seats(group)
+        ours = self._shared_groups.member_ids(group)
         views = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
         found = {
             member.id: MemberView(member.id, None, member.wire, "", b"", b"")
@@ -552,7 +546,7 @@ class ClassicGroups:
     def has_readers(self, group: str, topic: str) -> bool:
         """Return whether members of a group subscribe to a topic."""
         entry = self._entries.get(group)
-        return self._sharings.has_others(group, topic) or (entry is not None and entry.group.reads(topic))
+        return self._shared_groups.has_others(group, topic) or (entry is not None and entry.group.reads(topic))
 
     def delete(
         self, group: str, *, by: Caller = NO_CALLER, level: Level = Level.WRITTEN, done: Completion[int] | None = None
@@ -565,10 +559,10 @@ class ClassicGroups:
         entry, topics = self._entries.get(group), self.topics(group)
         if entry is None and not topics:
             raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={group!r}")
-        self._host.check_owner(by, self.owner(group), "group", group)
+        self._broker.check_owner(by, self.owner(group), "group", group)
         for topic in topics:
-            self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
-            if self._sharings.has_others(group, topic):
+            self._broker.check_owner(by, self._state.group_owner(topic, group), "group", group)
+            if self._shared_groups.has_others(group, topic):
                 raise Conflict(
                     ErrorCode.GROUP_NOT_EMPTY,
                     f"the group has members of other protocols group={group!r} topic={topic!r}",
@@ -579,4 +573,4 @@ class ClassicGroups:
             self._forget(entry)
         for topic in topics:
             self._coordinator.delete(group, topic, by=by, level=level)
-        self._host.change_all((), level=level, done=done)
+        self._broker.change_all((), level=level, done=done)

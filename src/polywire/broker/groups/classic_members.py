@@ -118,7 +118,7 @@ class Synced:
     assignment: bytes
 
 
-class Asked(Enum):
+class WaitingCall(Enum):
     """The two kinds of calls that wait for an answer."""
 
     JOIN = "join"
@@ -129,7 +129,7 @@ class Answer(NamedTuple):
     """The answer to a waiting member."""
 
     member_id: str
-    asked: Asked
+    call: WaitingCall
     answer: IdGiven | Joined | Synced | BrokerError
 
 
@@ -153,7 +153,7 @@ class Member:
         self.metadata = dict(self.join.protocols)
 
     @property
-    def seat(self) -> str:
+    def membership_id(self) -> str:
         """The member's id in the coordinator's groups, which it joins if the broker assigns."""
         return self.join.instance_id or self.id
 

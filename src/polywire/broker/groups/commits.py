@@ -1,25 +1,32 @@
-"""Check and limit commits of offsets.
+"""Store, check and limit commits of offsets, for consumers, groups and administrators.
 
-A commit stores all of its offsets or none. Only the owner of a group may change its offsets.
+* A commit stores all of its offsets or none. Only the owner of a group may change its offsets.
+* Offsets of a topic that does not exist yet are stored under its name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, check_no_classic
 from polywire.broker.groups.offsets import NO_EPOCH, Position
-from polywire.broker.owners import UNOWNED, Caller, Owners, heir
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, Owners, heir
 from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
-from polywire.broker.state import State
+from polywire.broker.state import State, WriteBatchVerbs
+from polywire.broker.topics import Topic
 from polywire.clock import ElapsedClock
 from polywire.errors import ErrorCode, Invalid
-from polywire.types import PositionKind
+from polywire.log.base import Completion
+from polywire.types import Level, PositionKind
+
+NO_NOTES: Final[Mapping[int, tuple[int, str]]] = MappingProxyType({})
+_OFFSET_MIN: Final = -(2**63)
+_OFFSET_MAX: Final = 2**63 - 1
 
 
 class Commit(NamedTuple):
@@ -33,11 +40,6 @@ class Commit(NamedTuple):
     def is_noted(self) -> bool:
         """Whether it has an epoch or metadata."""
         return self.epoch != NO_EPOCH or bool(self.metadata)
-
-
-NO_NOTES: Final[Mapping[int, tuple[int, str]]] = MappingProxyType({})
-_OFFSET_MIN: Final = -(2**63)
-_OFFSET_MAX: Final = 2**63 - 1
 
 
 class Commits:
@@ -159,3 +161,122 @@ def _utf8_bytes(text: str) -> float:
         return len(text.encode())
     except UnicodeEncodeError:
         return math.inf
+
+
+class PositionVerbs(WriteBatchVerbs, Protocol):
+    """A base of ``Broker``: the verbs use its state."""
+
+    __slots__ = ()
+
+    owners: Owners
+    _commits: Commits
+
+    def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
+        """Return the next offset of a consumer or group, None if it never committed."""
+        found = self._commits.find(full_name, partition_number, kind, name)
+        return None if found is None else found.offset
+
+    def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
+        """Return all offsets of one consumer or group by (topic's full name, partition number)."""
+        found: dict[tuple[str, int], int] = {}
+        for key, partition, position in self._state.positions.of(kind, name):
+            found[self.topic_name(key), partition] = position.offset
+        return found
+
+    def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
+        """Yield (topic's full name, name) of all consumers or groups with offsets. Offsets may change during the
+        iteration.
+        """
+        return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
+
+    def positions_in(
+        self, full_name: str, kind: PositionKind, name: str, among: Collection[int] | None = None
+    ) -> dict[int, int]:
+        """Return the next offsets of a consumer or group in a topic, by partition number.
+
+        among: if given, only the offsets of these partitions.
+        """
+        return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among)
+
+    def topic_name(self, key: changes.TopicKey) -> str:
+        """Return the full name of the topic with this key."""
+        return key if isinstance(key, str) else _full_name(self._state.catalog.find_id(key))
+
+    def commit_position(
+        self,
+        full_name: str,
+        partition_number: int,
+        kind: PositionKind,
+        name: str,
+        offset: int,
+        *,
+        generation: int = -1,
+        by: Caller = NO_CALLER,
+        level: Level = Level.WRITTEN,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Store a next offset, without checking whether the partition has such an offset.
+
+        The topic does not need to exist. Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another
+        user's group, Busy(BUSY) for too many offsets.
+        """
+        offsets = {partition_number: offset}
+        self.commit_positions(full_name, offsets, kind, name, generation=generation, by=by, level=level, done=done)
+
+    def commit_positions(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int = -1,
+        by: Caller = NO_CALLER,
+        level: Level = Level.WRITTEN,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
+        made = self.positions_stored(full_name, offsets, kind, name, generation=generation, by=by)
+        self.change_all([made], level=level, done=done)
+
+    def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
+        """See ``groups.coordinator.GroupBroker``."""
+        self.owners.check(by, owner, what, name)
+
+    def positions_stored(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int = -1,
+        by: Caller = NO_CALLER,
+    ) -> changes.PositionsStored:
+        """Return the change that stores these next offsets, checked but not applied. Raises as ``commit_position``."""
+        return self._commits.stored(full_name, offsets, kind, name, generation=generation, by=by)
+
+    def delete_positions(
+        self,
+        kind: PositionKind,
+        name: str,
+        *,
+        full_name: str | None = None,
+        partition_number: int | None = None,
+        by: Caller = NO_CALLER,
+        level: Level = Level.WRITTEN,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Delete offsets of a consumer or group, in one topic or all, in one partition or all.
+
+        Raises Denied(DENIED) for another user's group.
+        """
+        for topic in {topic for topic, _ in self.positions(kind, name)} if full_name is None else (full_name,):
+            self._commits.check_owner(by, topic, kind, name)
+        key = changes.split_key(None if full_name is None else self._state.topic_key(full_name))
+        self.change_all([changes.PositionsDeleted(kind, name, *key, partition_number)], level=level, done=done)
+
+
+def _full_name(topic: Topic | None) -> str:
+    assert topic is not None, "the offsets of a deleted topic are deleted with it"
+    return topic.name.full

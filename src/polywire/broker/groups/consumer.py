@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final
 
 from polywire.broker.groups.classic_members import Limits
-from polywire.broker.groups.seats import Seat, Share
+from polywire.broker.groups.memberships import Memberships, Share
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import Assignor
 
@@ -94,7 +94,7 @@ class Member:
     """
 
     id: str
-    seat: Seat
+    memberships: Memberships
     heard_at: float
     epoch: int = JOINING
     previous_epoch: int = JOINING
@@ -176,15 +176,19 @@ class ConsumerGroup:
     def _enter(self, beat: Beat, now: float) -> Member:
         if not beat.is_full or any(beat.owned.values() if beat.owned else ()):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"subscription is required to join group={self.name!r}")
-        seat = beat.instance_id or beat.member_id
+        membership_id = beat.instance_id or beat.member_id
         was = self._members.get(self._instances.get(beat.instance_id or "", beat.member_id))
         if was is not None and was.id != beat.member_id and was.epoch != AWAY:
-            raise self._fenced(seat)
+            raise self._fenced(membership_id)
         other = self._members.get(beat.member_id)
-        if (other is not None and other is not was) or (was is not None and was.seat.id != seat):
+        if (other is not None and other is not was) or (was is not None and was.memberships.id != membership_id):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"the instance id of a member cannot change group={self.name!r}")
         self._admit(0 if was is None else was.size, beat, is_new=was is None)
-        member = Member(beat.member_id, Seat(seat, beat.wire, is_consumer=True) if was is None else was.seat, now)
+        member = Member(
+            beat.member_id,
+            Memberships(membership_id, beat.wire, is_consumer=True) if was is None else was.memberships,
+            now,
+        )
         if was is not None:
             self.take(was)
             member.assigned, member.revoking = was.assigned, was.revoking
@@ -293,7 +297,7 @@ class ConsumerGroup:
         response.
         """
         for share in shares.values():
-            share.holdings.release(member.seat.id, list(share.holdings.of(member.seat.id)))
+            share.holdings.release(member.memberships.id, list(share.holdings.of(member.memberships.id)))
         member.assigned, member.revoking, member.revoke_by = {}, {}, math.inf
 
     def reconcile(self, member: Member, shares: Mapping[bytes, Share], owned: Partitions | None, now: float) -> bool:
@@ -307,12 +311,12 @@ class ConsumerGroup:
         if owned is not None and not any(owned.get(id_, frozenset()) & gone for id_, gone in member.revoking.items()):
             for id_, gone in member.revoking.items():
                 if id_ in shares:
-                    shares[id_].holdings.release(member.seat.id, gone)
+                    shares[id_].holdings.release(member.memberships.id, gone)
             member.revoking, member.revoke_by = {}, math.inf
         if not member.revoking:
             self._reach(member, shares, now)
         assigned = {
-            id_: frozenset(share.holdings.of(member.seat.id) - member.revoking.get(id_, frozenset()))
+            id_: frozenset(share.holdings.of(member.memberships.id) - member.revoking.get(id_, frozenset()))
             for id_, share in shares.items()
         }
         assigned = {id_: partitions for id_, partitions in assigned.items() if partitions}
@@ -323,14 +327,18 @@ class ConsumerGroup:
         """Make a member release the partitions beyond its shares. If there are none, give it the free partitions of its
         shares.
         """
-        revoking = {id_: share.holdings.of(member.seat.id) - set(share.partitions) for id_, share in shares.items()}
+        revoking = {
+            id_: share.holdings.of(member.memberships.id) - set(share.partitions) for id_, share in shares.items()
+        }
         member.revoking = {id_: frozenset(gone) for id_, gone in revoking.items() if gone}
         if member.revoking:
             member.phase, member.revoke_by = MemberPhase.REVOKING, now + member.rebalance_timeout_s
             return
         for share in shares.values():
-            share.holdings.take(member.seat.id, share.partitions)
-        has_all = all(len(share.holdings.of(member.seat.id)) == len(share.partitions) for share in shares.values())
+            share.holdings.take(member.memberships.id, share.partitions)
+        has_all = all(
+            len(share.holdings.of(member.memberships.id)) == len(share.partitions) for share in shares.values()
+        )
         member.phase = MemberPhase.STABLE if has_all else MemberPhase.WAITING
         if member.epoch != self.epoch:
             member.previous_epoch, member.epoch = member.epoch, self.epoch

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from polywire.broker import changes
-from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.groups.classic_members import Limits
 from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.consumer import (
@@ -31,39 +30,25 @@ from polywire.broker.groups.consumer import (
     MemberPhase,
     Subscription,
 )
-from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.groups.seats import Seats, Share
-from polywire.broker.groups.views import ConsumerGroupView, ConsumerView, GroupView
+from polywire.broker.groups.coordinator import Coordinator, GroupBroker
+from polywire.broker.groups.group import ConsumerGroupView, ConsumerView, GroupView
+from polywire.broker.groups.memberships import Share, TopicGroups
 from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State, group_size
-from polywire.broker.topics import Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Assignor, Level, PositionKind
 
 RETRY_S: Final = 1.0  # after a failed write, usually because the disk was full
-SEATS_AT_ONCE_MAX: Final = 50  # topics to join in one slice: some 2 ms
-
-
-class Host(Protocol):
-    """The broker as consumer groups use it."""
-
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and apply them."""
-
-    def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """Refuse access to another user's group. Raises Denied(DENIED)."""
-
-    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """Return the topic with this id."""
+JOINS_AT_ONCE_MAX: Final = 50  # topics to join in one slice: some 2 ms
 
 
 @dataclass(frozen=True, slots=True)
-class Beaten:
+class BeatResponse:
     """The answer to a heartbeat: the epoch, the assignment by topic id (None if unchanged), and whether that is the
     member's full share.
     """
@@ -90,22 +75,22 @@ class ConsumerGroups:
     """All consumer groups of one broker. Invariant: every group has a member."""
 
     __slots__ = (
+        "_broker",
         "_clock",
         "_commits",
         "_coordinator",
         "_entries",
-        "_host",
         "_limits",
         "_loop",
-        "_seats",
         "_settings",
         "_sliced",
         "_state",
+        "_topic_groups",
     )
 
     def __init__(
         self,
-        host: Host,
+        broker: GroupBroker,
         state: State,
         *,
         settings: BrokerSettings,
@@ -113,24 +98,24 @@ class ConsumerGroups:
         clock: Clock,
         commits: Commits,
         coordinator: Coordinator,
-        seats: Seats,
+        topic_groups: TopicGroups,
         sliced: SlicedWork,
     ) -> None:
-        self._host = host
+        self._broker = broker
         self._state = state
         self._settings = settings
         self._loop = loop
         self._clock = clock
         self._commits = commits
         self._coordinator = coordinator
-        self._seats = seats
+        self._topic_groups = topic_groups
         self._sliced = sliced
         self._entries: dict[str, _Entry] = {}
         self._limits = Limits(settings.members_max, settings.group_bytes_max)
 
     # Members
 
-    def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> Beaten:
+    def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> BeatResponse:
         """Process a heartbeat, with which a member joins, stays or leaves.
 
         by: the caller, who becomes the owner of a group without an owner. Raises Invalid(INVALID_NAME,
@@ -147,7 +132,7 @@ class ConsumerGroups:
             raise _missing(group, beat.member_id)
         entry = entry or self._begin(group, by)
         try:
-            self._host.check_owner(by, entry.owner, "group", group)
+            self._broker.check_owner(by, entry.owner, "group", group)
         except Denied:
             if joins or beat.member_id in entry.group.members:
                 raise
@@ -173,7 +158,7 @@ class ConsumerGroups:
             default=0,
         )
 
-    def _beat(self, entry: _Entry, beat: Beat, by: Caller) -> Beaten:
+    def _beat(self, entry: _Entry, beat: Beat, by: Caller) -> BeatResponse:
         group, now = entry.group, self._clock.monotonic()
         if beat.epoch in (LEAVING, AWAY):
             return self._leave(entry, beat)
@@ -182,34 +167,36 @@ class ConsumerGroups:
         member = group.beat(beat, now)
         self._watch(entry, group.gone_at(member))
         try:
-            has_all = self._take_seats(entry, member, beat.assignor, by)
+            has_all = self._join_topics(entry, member, beat.assignor, by)
         except BrokerError:
             if beat.epoch == JOINING:
                 self._remove(entry, member)
             raise
         entry.owner = self._inherit(entry, heir(entry.owner, by))
         shares = self._shares(entry, member)
-        seated = set(member.seat.topics.values())
-        group.noticed({id_: share for id_, share in shares.items() if id_ in seated})
+        joined_ids = set(member.memberships.topics.values())
+        group.noticed({id_: share for id_, share in shares.items() if id_ in joined_ids})
         if beat.epoch == JOINING:
             group.reset(member, shares)
         changed = group.reconcile(member, shares, beat.owned, now)
-        for id_, generation in self._seats.hand_over(group.name, shares).items():
+        for id_, generation in self._topic_groups.hand_over(group.name, shares).items():
             group.renewed(id_, generation)
-        for id_ in shares.keys() - seated:
-            self._seats.clear(group.name, member.seat, id_)
+        for id_ in shares.keys() - joined_ids:
+            self._topic_groups.clear(group.name, member.memberships, id_)
         self._watch(entry, group.gone_at(member))
         assigned = member.assigned if changed or beat.is_full or beat.epoch == JOINING else None
-        return Beaten(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
+        return BeatResponse(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
 
-    def _take_seats(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
+    def _join_topics(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
         """Join a member's topics, in slices if they are many; return whether all are joined. Later heartbeats join the
         others.
 
         Raises as ``Coordinator.join``.
         """
         name = entry.group.name
-        take = partial(self._seats.take, name, member.seat, assignor=assignor, by=by, at_most=SEATS_AT_ONCE_MAX)
+        take = partial(
+            self._topic_groups.join, name, member.memberships, assignor=assignor, by=by, at_most=JOINS_AT_ONCE_MAX
+        )
         if take(member.topics):
             return True
         now = self._clock.monotonic
@@ -226,29 +213,29 @@ class ConsumerGroups:
         self._sliced.put(take_more)
         return False
 
-    def _leave(self, entry: _Entry, beat: Beat) -> Beaten:
+    def _leave(self, entry: _Entry, beat: Beat) -> BeatResponse:
         group = entry.group
         member = group.find(beat.member_id, beat.instance_id)
         if beat.epoch == AWAY and member.said.instance_id is not None:
             member.epoch = AWAY
-        elif len(member.seat.topics) <= SEATS_AT_ONCE_MAX:
+        elif len(member.memberships.topics) <= JOINS_AT_ONCE_MAX:
             self._remove(entry, member)
         else:  # treat it as if its session had ended, because it must leave many topics, in slices
             group.depart(member)
             self._watch(entry, self._clock.monotonic())
-        return Beaten(beat.epoch, None, is_settled=True)
+        return BeatResponse(beat.epoch, None, is_settled=True)
 
     def _remove(self, entry: _Entry, member: Member) -> None:
         """Remove a member and release its partitions. If this raises Busy(DISK_FULL), it stays a member."""
-        self._seats.end(entry.group.name, member.seat, {*member.assigned, *member.revoking})
+        self._topic_groups.end(entry.group.name, member.memberships, {*member.assigned, *member.revoking})
         entry.group.take(member)
 
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
         """Return a member's shares by topic; empty for a topic in which it only has to release partitions."""
         name = entry.group.name
-        shares = self._seats.shares(name, member.seat)
+        shares = self._topic_groups.shares(name, member.memberships)
         for id_ in {*member.assigned, *member.revoking} - shares.keys():
-            shares[id_] = Share(range(0), 0, self._seats.held(name, id_))
+            shares[id_] = Share(range(0), 0, self._topic_groups.held(name, id_))
         return shares
 
     # Accounts and timers
@@ -293,7 +280,7 @@ class ConsumerGroups:
         try:
             # one member per pass, because each may be in many topics
             for member in entry.group.expired(self._clock.monotonic())[:1]:
-                if self._seats.leave_some(entry.group.name, member.seat, SEATS_AT_ONCE_MAX):
+                if self._topic_groups.leave_some(entry.group.name, member.memberships, JOINS_AT_ONCE_MAX):
                     self._remove(entry, member)
         except Busy:  # the disk is full; the next pass retries
             self._watch(entry, self._clock.monotonic() + RETRY_S)
@@ -301,7 +288,7 @@ class ConsumerGroups:
             self._watch(entry, entry.group.deadline)
         self._settle(entry)
 
-    def end_seats(self, wire: str, is_ours: Callable[[str], bool]) -> None:
+    def end_memberships(self, wire: str, is_ours: Callable[[str], bool]) -> None:
         """Remove the memberships of groups that another shard coordinates now; their members have joined there.
 
         wire: the protocol of the members. is_ours: returns whether this shard coordinates a group.
@@ -327,7 +314,7 @@ class ConsumerGroups:
         if entry is not None and member_id in entry.group.members:
             return True
         topics = self._state.group_topics.get(group, ())
-        return any(self._seats.is_left(group, topic, member_id) for topic in topics)
+        return any(self._topic_groups.is_left(group, topic, member_id) for topic in topics)
 
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
@@ -338,7 +325,7 @@ class ConsumerGroups:
         """
         entry = self._entries.get(group)
         if entry is not None:
-            self._host.check_owner(by, entry.owner, "group", group)
+            self._broker.check_owner(by, entry.owner, "group", group)
         if entry is not None and member_id in entry.group.members:
             entry.group.check_epoch(member_id, epoch, instance_id)
         elif not self.has_member(group, member_id):
@@ -353,8 +340,8 @@ class ConsumerGroups:
         """
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
-        seat = member_id if member is None else member.seat.id
-        self._coordinator.check_reader(group, topic, seat, partitions, wire=wire, by=by)
+        membership_id = member_id if member is None else member.memberships.id
+        self._coordinator.check_reader(group, topic, membership_id, partitions, wire=wire, by=by)
 
     def commit(
         self,
@@ -381,7 +368,7 @@ class ConsumerGroups:
                 made.append(self._commits.stored_of_members(topic, commits, group, generation=epoch, by=by))
             except BrokerError as error:
                 refused[topic] = error
-        self._host.change_all(made, level=level, done=done)
+        self._broker.change_all(made, level=level, done=done)
         return refused
 
     def turn(self, group: str) -> int:
@@ -408,7 +395,7 @@ class ConsumerGroups:
         if entry is None:
             return self._view_without_consumers(group, there)
         known = entry.group
-        ours = {member.seat.id for member in known.members.values()}
+        ours = {member.memberships.id for member in known.members.values()}
         return ConsumerGroupView(
             name=group,
             epoch=known.epoch,
@@ -427,16 +414,18 @@ class ConsumerGroups:
         )
 
     def _member_view(self, group: str, member: Member) -> ConsumerView:
-        shares = self._seats.shares(group, member.seat)
+        shares = self._topic_groups.shares(group, member.memberships)
         names = {
-            id_: topic.name.full for id_ in member.assigned if (topic := self._host.group_topic_of_id(id_)) is not None
+            id_: topic.name.full
+            for id_ in member.assigned
+            if (topic := self._broker.group_topic_of_id(id_)) is not None
         }
         return ConsumerView(
             id=member.id,
             client_id=member.said.client_id,
             client_host=member.said.client_host,
             reading={names[id_]: sorted(held) for id_, held in member.assigned.items() if id_ in names},
-            target={topic: shares[id_].partitions for topic, id_ in member.seat.topics.items() if id_ in shares},
+            target={topic: shares[id_].partitions for topic, id_ in member.memberships.topics.items() if id_ in shares},
             instance_id=member.said.instance_id,
             rack_id=member.said.rack_id,
             epoch=max(member.epoch, 0),

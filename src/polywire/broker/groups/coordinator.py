@@ -16,9 +16,16 @@ from typing import Final, Protocol
 
 from polywire.broker import changes
 from polywire.broker.elsewhere import TopicElsewhere
-from polywire.broker.groups.group import Group, Member, difference, stored
-from polywire.broker.groups.holdings import AllHoldings
-from polywire.broker.groups.views import GroupView, Membership, MemberView
+from polywire.broker.groups.group import (
+    AllHoldings,
+    Group,
+    GroupView,
+    Member,
+    Membership,
+    MemberView,
+    difference,
+    stored,
+)
 from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
@@ -30,14 +37,20 @@ from polywire.log.base import Completion
 from polywire.types import Assignor, Level, PositionKind
 
 
-class Host(Protocol):
-    """The broker as the coordinator uses it."""
+class GroupBroker(Protocol):
+    """The broker as groups use it."""
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
         """Return the number of partitions to assign. last: the number in the group's last assignment."""
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
         """Return the topic with this full name."""
+
+    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
+        """Return the topic with this id."""
+
+    def topic_name(self, key: changes.TopicKey) -> str:
+        """Return the full name of the topic with this key."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group and apply them. Without changes, ``done`` is called after earlier changes."""
@@ -70,10 +83,10 @@ class Coordinator:
     """
 
     __slots__ = (
+        "_broker",
         "_changed",
         "_clock",
         "_elapsed",
-        "_host",
         "_meet",
         "_seen",
         "_settings",
@@ -84,13 +97,13 @@ class Coordinator:
 
     def __init__(
         self,
-        host: Host,
+        broker: GroupBroker,
         state: State,
         settings: BrokerSettings,
         clock: Clock,
         elapsed: ElapsedClock,
     ) -> None:
-        self._host = host
+        self._broker = broker
         self._state = state
         self._settings = settings
         self._clock = clock
@@ -159,7 +172,7 @@ class Coordinator:
             wanted = wanted.with_member(joined[0], is_consumer=is_consumer)
         if wanted is not current:
             made.append(self._stored(wanted) if current is None else self._difference(wanted, current, gone, joined))
-        self._host.change_all(made, level=level, done=done)
+        self._broker.change_all(made, level=level, done=done)
         if wanted is not current:
             self._forget(wanted)
         self._mark(wanted, member, math.inf if connected or watched else now)
@@ -186,7 +199,7 @@ class Coordinator:
         if (topic, group) in self._state.groups:
             raise Conflict(ErrorCode.GROUP_EXISTS, f"group exists group={group!r} topic={topic!r}")
         begun = self._begin(topic, group, generation, assignor, heir(owner, by))
-        self._host.change_all([self._stored(replace(begun, kept=True))], level=level, done=done)
+        self._broker.change_all([self._stored(replace(begun, kept=True))], level=level, done=done)
 
     def sync(
         self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NO_CALLER
@@ -226,7 +239,7 @@ class Coordinator:
         """
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=self._clock.monotonic())
         without = found.changed(gone=(member,), partition_count=found.partition_count)
-        self._host.change_all([self._difference(without, found, [member])], level=level, done=done)
+        self._broker.change_all([self._difference(without, found, [member])], level=level, done=done)
         self._forget(without)
 
     def commit(
@@ -270,7 +283,7 @@ class Coordinator:
     ) -> None:
         """Store the group's next offsets by partition number, all or none. Raises as ``commit``."""
         self.check_member(group, topic, member, generation, offsets, wire=wire, refresh=refresh, by=by)
-        self._host.commit_positions(
+        self._broker.commit_positions(
             topic, offsets, PositionKind.GROUP, group, generation=generation, by=by, level=level, done=done
         )
 
@@ -312,7 +325,7 @@ class Coordinator:
             self.check_member(group, topic, member, None, partitions, wire=wire, by=by)
             return
         self._check_owner(by, topic, group)
-        found, there = self.view(group, topic), self._host.group_topic(topic)
+        found, there = self.view(group, topic), self._broker.group_topic(topic)
         others = () if found is None else found.members
         owners = {partition: other.id for other in others for partition in other.partitions}
         held = None if there is None else self.holdings.find(group, there.id)
@@ -358,7 +371,7 @@ class Coordinator:
         if not made:
             raise _group_missing(group, topic)
         self._check_owner(by, topic, group)
-        self._host.change_all(made, level=level, done=done)
+        self._broker.change_all(made, level=level, done=done)
         self._seen.pop((topic, group), None)
         self._changed.pop((topic, group), None)
 
@@ -392,7 +405,7 @@ class Coordinator:
         self._check_owner(by, topic, group)
         owner = self._check_binding(by, wire, group)
         self._admit_binding(by, wire, group, topic)
-        self._host.change_all(
+        self._broker.change_all(
             [changes.GroupBound(wire, group, topic, heir(owner, by), self._elapsed.now_us())], level=level, done=done
         )
 
@@ -486,10 +499,10 @@ class Coordinator:
 
     def _begin(self, topic: str, group: str, generation: int, assignor: Assignor, owner: int) -> Group:
         self._state.quotas.admit(Kind.GROUPS, NO_CALLER, group_size(group, topic), owner=owner)
-        return Group(topic, group, generation, assignor, self._host.group_partition_count(topic), owner=owner)
+        return Group(topic, group, generation, assignor, self._broker.group_partition_count(topic), owner=owner)
 
     def _count(self, group: Group) -> int:
-        return self._host.group_partition_count(group.topic, group.partition_count)
+        return self._broker.group_partition_count(group.topic, group.partition_count)
 
     def _admit_binding(self, by: Caller, wire: str, group: str, topic: str) -> None:
         """Enforce the limit of bound group names. Raises Busy(BUSY)."""
@@ -499,7 +512,7 @@ class Coordinator:
     def _check_owner(self, by: Caller, topic: str, group: str) -> int:
         """Refuse another user's group; return the group's owner. Raises Denied(DENIED)."""
         owner = self._state.group_owner(topic, group)
-        self._host.check_owner(by, owner, "group", group)
+        self._broker.check_owner(by, owner, "group", group)
         return owner
 
     def _check_binding(self, by: Caller, wire: str, group: str) -> int:
@@ -507,7 +520,7 @@ class Coordinator:
         bound = self._state.bindings.get((wire, group))
         if bound is None:
             return UNOWNED
-        self._host.check_owner(by, bound.owner, "group", group)
+        self._broker.check_owner(by, bound.owner, "group", group)
         self._check_owner(by, bound.topic, group)
         return bound.owner
 
@@ -577,7 +590,7 @@ class Coordinator:
         return refreshed
 
     def _change(self, group: Group, was: Group, gone: Sequence[str] = ()) -> None:
-        self._host.change_all([self._difference(group, was, gone)], level=Level.WRITTEN, done=None)
+        self._broker.change_all([self._difference(group, was, gone)], level=Level.WRITTEN, done=None)
         self._forget(group)
 
     def _owned(self, group: Group, member: str) -> Sequence[int]:
@@ -587,7 +600,7 @@ class Coordinator:
         share = group.share(member)
         if not self.holdings:
             return share
-        topic = self._host.group_topic(group.topic)
+        topic = self._broker.group_topic(group.topic)
         held = None if topic is None else self.holdings.find(group.name, topic.id)
         return share if held is None else held.owned(member, share)
 

@@ -1,19 +1,260 @@
-"""One consumer group as a value, and its transitions (concepts: groups#what-a-group-is).
+"""One consumer group of a topic: members, generation, assignment and held partitions (concepts: groups#what-a-group-is).
 
-Every change of members, assignor or partition count increments the generation by one and assigns partitions again.
-Adding or removing a member takes the same time for groups of any size.
+* Every change of members, assignor or partition count increments the generation by one and assigns partitions again.
+  Adding or removing a member takes the same time for groups of any size.
+* The assignment depends only on the members' ids and the number of partitions. Every partition has exactly one owner if
+  there is a member, and the numbers of partitions of any two members differ by at most one.
+* A member that learns of its assignment only with its next heartbeat holds its old partitions until then. No other
+  member gets them before the member confirms the release or leaves. A partition has at most one holder.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Final, assert_never
 
 from polywire.broker.changes import GroupChanged, GroupStored, MemberStored
-from polywire.broker.groups.assignment import index_of, ordered, ordered_by, share
 from polywire.broker.owners import UNOWNED
 from polywire.types import Assignor
+
+_NOTHING: Final[frozenset[int]] = frozenset()
+TURNS_MAX: Final = 100_000  # groups for which the last change of a holder is remembered; the oldest are forgotten first
+
+
+def assign(members: Iterable[str], partition_count: int, assignor: Assignor) -> dict[str, range]:
+    """Return the partitions of each member."""
+    ids = ordered(members)
+    return {key.decode(): share(at, len(ids), partition_count, assignor) for at, key in enumerate(ids)}
+
+
+def share(index: int, member_count: int, partition_count: int, assignor: Assignor) -> range:
+    """Return the partitions of one member, ascending, from its index in the order of ids.
+
+    The result is a range, because a list for every member would take gigabytes at the broker's limits. ROUND_ROBIN
+    gives partition p to member p mod n. RANGE gives contiguous blocks, and the first P mod n blocks have one more
+    partition.
+    """
+    match assignor:
+        case Assignor.ROUND_ROBIN:
+            return range(index, partition_count, member_count)
+        case Assignor.RANGE:
+            each, extra = divmod(partition_count, member_count)
+            start = index * each + min(index, extra)
+            return range(start, start + each + (index < extra))
+        case _:
+            assert_never(assignor)
+
+
+def index_of(partition: int, member_count: int, partition_count: int, assignor: Assignor) -> int:
+    """Return the index, in the order of ids, of the member whose ``share`` contains a partition."""
+    match assignor:
+        case Assignor.ROUND_ROBIN:
+            return partition % member_count
+        case Assignor.RANGE:
+            each, extra = divmod(partition_count, member_count)
+            longer = extra * (each + 1)
+            return partition // (each + 1) if partition < longer else extra + (partition - longer) // each
+        case _:
+            assert_never(assignor)
+
+
+def ordered(members: Iterable[str]) -> Sequence[bytes]:
+    """Return the ids as bytes, sorted."""
+    return sorted({ordered_by(member) for member in members})
+
+
+def ordered_by(member: str) -> bytes:
+    """Return the sort key of an id; it also exists for invalid text, which no member has as its id."""
+    return member.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member's assignment: the generation of the group, and the member's partitions, ascending."""
+
+    generation: int
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A member as shown in lists; ``idle_s`` is the time since its last heartbeat or the broker's start."""
+
+    id: str
+    wire: str
+    idle_s: float
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group as shown in lists; ``changed_at_us`` is None if it has not changed since the broker's start."""
+
+    topic: str
+    name: str
+    generation: int
+    assignor: Assignor
+    members: tuple[MemberView, ...]
+    partition_count: int = 0
+    changed_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    """A member of a group with consumers of Kafka's newer protocol, as shown in lists.
+
+    reading: the partitions it reads now, by topic's full name. target: the partitions of its share. topics, pattern:
+    its subscription.
+    """
+
+    id: str
+    client_id: str
+    client_host: str
+    reading: Mapping[str, Collection[int]]
+    target: Mapping[str, Collection[int]]
+    instance_id: str | None = None
+    rack_id: str | None = None
+    epoch: int = 0
+    topics: Collection[str] = ()
+    pattern: str = ""
+    is_consumer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupView:
+    """A group of Kafka's newer protocol with its members of all protocols.
+
+    It may have no member of that protocol left.
+    """
+
+    name: str
+    epoch: int
+    assignor: Assignor
+    is_settled: bool
+    members: tuple[ConsumerView, ...]
+    has_consumers: bool = True
+
+
+class Holdings:
+    """The held partitions of one group in one topic. ``releases`` counts all releases so far.
+
+    Invariant: ``_held`` and ``_holder`` agree.
+    """
+
+    __slots__ = ("_held", "_holder", "_on_release", "_released", "releases")
+
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        """on_release: called after each partition that is released."""
+        self._on_release: Final = on_release
+        self._held: dict[str, set[int]] = {}
+        self._holder: dict[int, str] = {}
+        self._released: set[int] = set()
+        self.releases = 0
+
+    def __contains__(self, member: str) -> bool:
+        return member in self._held
+
+    @property
+    def members(self) -> Collection[str]:
+        """The members that must release partitions before other members get them."""
+        return self._held.keys()
+
+    def enter(self, member: str) -> None:
+        """Track a member: from now on it may read the partitions that it holds instead of its share."""
+        self._held.setdefault(member, set())
+
+    def of(self, member: str) -> Set[int]:
+        """Return the partitions that a member holds."""
+        return self._held.get(member, _NOTHING)
+
+    def holder(self, partition: int) -> str | None:
+        """Return the member that holds a partition, if any."""
+        return self._holder.get(partition)
+
+    def take(self, member: str, partitions: Iterable[int]) -> None:
+        """Let a member hold those of the given partitions that are free."""
+        held = self._held.setdefault(member, set())
+        for partition in partitions:
+            if self._holder.setdefault(partition, member) == member:
+                held.add(partition)
+
+    def release(self, member: str, partitions: Iterable[int]) -> None:
+        """Release those of the given partitions that the member holds."""
+        held = self._held.get(member, set())
+        for partition in [partition for partition in partitions if partition in held]:
+            held.discard(partition)
+            del self._holder[partition]
+            self._released.add(partition)
+            self.releases += 1
+            self._on_release()
+
+    def take_released(self) -> set[int]:
+        """Return the partitions that were released since the last call and are still free."""
+        released, self._released = self._released - self._holder.keys(), set()
+        return released
+
+    def leave(self, member: str) -> None:
+        """Release all partitions of a member and stop tracking it."""
+        self.release(member, list(self.of(member)))
+        self._held.pop(member, None)
+
+    def owned(self, member: str, share: range) -> Sequence[int]:
+        """Return the partitions that a member with this share may read now, ascending."""
+        if member in self._held:
+            return tuple(sorted(self._held[member]))
+        return tuple([partition for partition in share if partition not in self._holder]) if self._holder else share
+
+
+class AllHoldings:
+    """The holdings of all groups and topics, with a number per group for its last change of a holder.
+
+    Invariant: a number in ``_turns`` is never used again.
+    """
+
+    __slots__ = ("_by_topic", "_numbers", "_turns")
+
+    def __init__(self) -> None:
+        self._by_topic: dict[tuple[bytes, str], Holdings] = {}
+        self._turns: dict[str, int] = {}
+        self._numbers = count(1)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_topic)
+
+    def find(self, group: str, topic_id: bytes) -> Holdings | None:
+        """Return the holdings of a topic; None if no member must release partitions there."""
+        return self._by_topic.get((topic_id, group))
+
+    def held(self, group: str, topic_id: bytes) -> Holdings:
+        """Return the holdings of a topic, created if missing."""
+        found = self._by_topic.get((topic_id, group))
+        if found is None:
+            found = self._by_topic[topic_id, group] = Holdings(partial(self.turned, group))
+        return found
+
+    def forget(self, group: str, topic_id: bytes) -> None:
+        """Forget the holdings of a topic if no member is tracked there."""
+        held = self._by_topic.get((topic_id, group))
+        if held is not None and not held.members:
+            del self._by_topic[topic_id, group]
+
+    def turned(self, group: str) -> None:
+        """Record that a partition of a group passed to another member."""
+        self._turns.pop(group, None)
+        self._turns[group] = next(self._numbers)
+        if len(self._turns) > TURNS_MAX:
+            del self._turns[next(iter(self._turns))]
+
+    def turn(self, group: str) -> int:
+        """Return a number that changes whenever a partition of the group passes to another member.
+
+        Returns 0 if no such change is remembered.
+        """
+        return self._turns.get(group, 0)
 
 
 @dataclass(frozen=True, slots=True)

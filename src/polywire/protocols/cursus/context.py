@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.events import Events
+from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.permissions import Action
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.topic_verbs import TopicVerbs

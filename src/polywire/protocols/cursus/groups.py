@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Final
 
 from polywire.broker.access import Principal
-from polywire.broker.groups.views import GroupView, Membership
+from polywire.broker.groups.group import GroupView, Membership
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.cursus.context import COORDINATOR, WIRE, CursusBroker, GroupKey

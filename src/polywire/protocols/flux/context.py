@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.state import WireStateVerbs
 from polywire.broker.topic_verbs import TopicVerbs

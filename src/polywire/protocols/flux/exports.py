@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from polywire.broker.groups.views import GroupView
+from polywire.broker.groups.group import GroupView
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Handle
 from polywire.protocols.flux.context import WIRE, FluxBroker

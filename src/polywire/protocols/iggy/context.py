@@ -12,7 +12,7 @@ from time import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from zlib import crc32
 
-from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
@@ -24,7 +24,7 @@ from polywire.types import Assignor
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
-    from polywire.broker.groups.views import Membership
+    from polywire.broker.groups.group import Membership
     from polywire.broker.owners import Caller
     from polywire.broker.topics import Topic
     from polywire.errors import BrokerError

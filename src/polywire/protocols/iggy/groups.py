@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from polywire.broker.groups.views import GroupView
+from polywire.broker.groups.group import GroupView
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.protocols.iggy import errors

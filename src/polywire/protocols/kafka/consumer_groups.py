@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from polywire.broker.groups.consumer import AWAY, JOINING, Beat, Subscription
-from polywire.broker.groups.consumer_groups import Beaten
+from polywire.broker.groups.consumer_groups import BeatResponse
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode
@@ -170,7 +170,7 @@ def _subscription(peer: Peer, request: Any) -> Subscription | None:
     return Subscription(names=known.names if names is None else frozenset(names), pattern=pattern, version=version)
 
 
-def _assignment(made: Any, beaten: Beaten) -> Any:
+def _assignment(made: Any, beaten: BeatResponse) -> Any:
     """Return the assignment for the response, or None if it has not changed."""
     if beaten.assignment is None:
         return None

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from polywire.broker.branches import Branches
 from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.classic_groups import ClassicGroups
+from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.consumer_groups import ConsumerGroups
-from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.state import WireStateVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs

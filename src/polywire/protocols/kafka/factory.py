@@ -165,7 +165,7 @@ class KafkaFactory:
             links = ShardLinks(broker, shards)
             broker.branches.begin(links, self.shared.is_home)
             broker.elsewhere = self._elsewhere = TopicsElsewhere(broker, shards, links)
-            broker.consumers.end_seats(WIRE, self.shared.is_home)
+            broker.consumers.end_memberships(WIRE, self.shared.is_home)
 
     @property
     def wire(self) -> str:

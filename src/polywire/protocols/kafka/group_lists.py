@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from polywire.broker.groups.classic import Phase
 from polywire.broker.groups.classic_groups import ClassicView
-from polywire.broker.groups.views import ConsumerGroupView
+from polywire.broker.groups.group import ConsumerGroupView
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, Denied, Missing
 from polywire.protocols.kafka import schema

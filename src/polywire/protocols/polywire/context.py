@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.sliced import OrderedWork
 from polywire.broker.staging import StagingVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs

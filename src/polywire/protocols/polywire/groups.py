@@ -19,7 +19,7 @@ from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
-    from polywire.broker.groups.views import GroupView
+    from polywire.broker.groups.group import GroupView
     from polywire.protocols.polywire.context import PolywireBroker
 
 WIRE: Final = "polywire"

@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from polywire.broker import sliced
-from polywire.broker.groups import classic, classic_sharing
+from polywire.broker.groups import classic, memberships
 from polywire.broker.groups.classic import BROKER, Phase
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
-from polywire.broker.groups.classic_sharing import SEATS_AT_ONCE_MAX
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.consumer import JOINING, Beat
+from polywire.broker.groups.memberships import JOINS_AT_ONCE_MAX
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_broker import MemoryBroker
@@ -268,7 +268,7 @@ def test_too_many_memberships_exclude_other_protocols(memory: MemoryBroker, monk
 def test_memberships_are_added_in_slices(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced, "SLICE_S", -1.0)  # one step per pass
     assert isinstance(memory.loop, ManualLoop)
-    names = [f"t{number:03}" for number in range(3 * SEATS_AT_ONCE_MAX)]
+    names = [f"t{number:03}" for number in range(3 * JOINS_AT_ONCE_MAX)]
     for name in names:
         memory.broker.create_topic(TopicName.parse(name), 1)
     one = Classic(memory, "a", "t", *names)
@@ -283,8 +283,8 @@ def test_memberships_are_added_in_slices(memory: MemoryBroker, monkeypatch: pyte
         now = seats(memory)
         most, before, passes = max(most, now - before), now, passes + 1
         assert passes < 10 * len(names)
-    assert most <= SEATS_AT_ONCE_MAX
-    assert passes > len(names) // SEATS_AT_ONCE_MAX
+    assert most <= JOINS_AT_ONCE_MAX
+    assert passes > len(names) // JOINS_AT_ONCE_MAX
     assert len(one.partitions) == len(names) + 2
     memory.broker.classic.leave("g", "a")
     memory.loop.run_pass()
@@ -317,7 +317,7 @@ def test_a_member_that_leaves_before_its_memberships_are_added_leaves_none_behin
 def test_a_group_of_many_topics_detects_that_other_protocols_left(
     memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classic_sharing, "LOOKS_AT_ONCE_MAX", 2)
+    monkeypatch.setattr(memberships, "CHECKS_AT_ONCE_MAX", 2)
     for name in "uvwxy":
         memory.broker.create_topic(TopicName.parse(name), 1)
     one = Classic(memory, "a", *"tuvwxy")
