@@ -11,9 +11,8 @@ from typing import cast
 import pytest
 
 from polywire.errors import Corrupt
-from polywire.log.doctor import Finding, Severity, examine
+from polywire.log.doctor import Finding, Severity, examine, open_offline
 from polywire.log.partition.partition import FilePartition
-from polywire.log.repair import open_offline
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, records_of
 

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Corrupt
-from polywire.log.doctor import Remedy, Severity, examine
+from polywire.log.doctor import Remedy, Severity, examine, open_offline
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.recovery import Chain, FoundGroup, find_chain, read_start
-from polywire.log.journal.seed import SEED_NAMES, keep_seed, read_seed
-from polywire.log.journal.slots import Slot
-from polywire.log.repair import open_offline
+from polywire.log.journal.slots import SEED_NAMES, Slot, keep_seed, read_seed
 from polywire.log.segments import writer
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Level

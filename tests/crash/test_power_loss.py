@@ -14,8 +14,7 @@ from polywire.client.bulk import BulkConnection, PartitionRange, connect
 from polywire.errors import Conflict, ErrorCode, Missing
 from polywire.log.journal.group import EntryKind, read_directory
 from polywire.log.journal.recovery import Chain, FoundGroup, find_chain
-from polywire.log.journal.seed import read_seed
-from polywire.log.journal.slots import Slot
+from polywire.log.journal.slots import Slot, read_seed
 from polywire.records.batch import read_header
 from polywire.records.columns import Record
 from polywire.records.rows import from_records, to_records

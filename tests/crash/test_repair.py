@@ -9,8 +9,8 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.errors import Busy, Corrupt
+from polywire.log.doctor import Diagnosis, finish, open_offline, repair
 from polywire.log.journal.recovery import FoundGroup, find_chain
-from polywire.log.repair import Diagnosis, finish, open_offline, repair
 from polywire.types import Level
 from tests.crash.test_flips import read_what_is_sound
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop

@@ -27,7 +27,7 @@ from polywire.log.journal.group import (
     read_directory,
     read_group,
 )
-from polywire.log.journal.seed import is_sound, read_seed
+from polywire.log.journal.slots import is_sound, read_seed
 from polywire.log.journal.snapshot import Snapshot, get_snapshot
 from polywire.log.segments.format import SegmentInfo, read_footer
 from polywire.records.checksum import xxh64

@@ -15,16 +15,16 @@ import pytest
 
 from polywire.errors import ErrorCode, Missing
 from polywire.log import log, opening
-from polywire.log.journal import recovery, replay, seed, slots, snapshot
-from polywire.log.journal.flusher import Flusher
+from polywire.log.disk import Deleter
+from polywire.log.journal import recovery, replay, slots, snapshot
 from polywire.log.journal.staging import StagedToken, Staging
+from polywire.log.journal.syncer import Flusher
 from polywire.log.journal.write_batch import Draft
 from polywire.log.log import FileLog
 from polywire.log.opening import _Opening
 from polywire.log.partition.cold_reads import Window
 from polywire.log.partition.reader import SlotsPin
 from polywire.log.segments import segment
-from polywire.log.segments.deletion import Deleter
 from polywire.log.segments.sealer import Sealer
 from polywire.log.segments.segment import Segment
 from polywire.log.settings import LogSettings
@@ -361,7 +361,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     # Verification
     Mutation("snapshot-checksum", "a damaged snapshot is not believed", wrapped(snapshot, "_fields_of", _copy_trusted)),
     Mutation(
-        "seed-copy", "a damaged seed has a copy", wrapped(seed, "seed_copies", lambda old, *args: [old(*args)[0], b""])
+        "seed-copy", "a damaged seed has a copy", wrapped(slots, "seed_copies", lambda old, *args: [old(*args)[0], b""])
     ),
     Mutation("batch-checksums", "a damaged batch is not served", replaced(segment, "first_damaged", lambda *_: -1)),
     Mutation(

@@ -6,8 +6,7 @@ from copy import deepcopy
 
 from polywire.errors import Corrupt
 from polywire.log.journal.recovery import FoundGroup, newest_groups
-from polywire.log.journal.seed import read_seed
-from polywire.log.journal.slots import Slot
+from polywire.log.journal.slots import Slot, read_seed
 from tests.sim.chance import Chance
 from tests.sim.disk import Inode, SimulatedDisk
 from tests.sim.files import SimulatedFiles

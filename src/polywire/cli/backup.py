@@ -39,12 +39,10 @@ from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.clock import Clock, SystemClock
 from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Unavailable
 from polywire.log.base import Loop, Replay
-from polywire.log.doctor import Finding, Severity, examine, examine_segment
+from polywire.log.doctor import Finding, OfflineLog, Severity, examine, examine_segment
 from polywire.log.journal.recovery import Chain, find_chain, newest_groups
-from polywire.log.journal.seed import keep_seed
-from polywire.log.journal.slots import Slot
+from polywire.log.journal.slots import Slot, keep_seed
 from polywire.log.opening import JOURNAL, lock_directory
-from polywire.log.repair import OfflineLog
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.server.private import close_to_others, make_private
 from polywire.store.base import BLOCK_BYTES

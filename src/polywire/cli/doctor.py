@@ -18,8 +18,7 @@ from polywire.cli.options import examples
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
-from polywire.log.doctor import Finding, Severity, examine, rebuild
-from polywire.log.repair import OfflineLog
+from polywire.log.doctor import Finding, OfflineLog, Severity, examine, rebuild
 from polywire.log.segments.segment_set import SEGMENTS
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 from polywire.store.metered import Meter, MeteredObjects, RequestCounts

@@ -22,7 +22,7 @@ from polywire.cli.options import DataDir, examples
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
-from polywire.log.repair import Loss, OfflineLog, Offsets, finish, open_offline, repair
+from polywire.log.doctor import Loss, OfflineLog, Offsets, finish, open_offline, repair
 
 app = App(
     name="log",

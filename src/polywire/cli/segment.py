@@ -13,8 +13,7 @@ from polywire.cli.log import opened, partition_name
 from polywire.cli.options import DataDir, examples
 from polywire.cli.output import ListFormat, format_time, note, print_list
 from polywire.errors import BrokerError
-from polywire.log.doctor import examine_segment
-from polywire.log.repair import OfflineLog
+from polywire.log.doctor import OfflineLog, examine_segment
 from polywire.log.segments.format import SegmentInfo, read_info
 from polywire.log.segments.segment_set import SEGMENTS
 

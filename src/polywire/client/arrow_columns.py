@@ -15,9 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from polywire.client import gather
-from polywire.records.arena import BLOCK_BYTES, Arena
-from polywire.records.columns import Column, Event, Header, HeaderKind
-from polywire.records.header_values import text_of
+from polywire.records.allocation import BLOCK_BYTES, Arena
+from polywire.records.columns import Column, Event, Header, HeaderKind, text_of
 from polywire.records.rows import Rows
 
 HEADER_TYPES: Final = tuple(kind.name.lower() for kind in HeaderKind)

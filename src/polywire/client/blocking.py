@@ -28,7 +28,7 @@ from polywire.protocols.polywire.codec import (
 )
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure, Head, Limits, LogIn, Verb
-from polywire.records.arena import Arena
+from polywire.records.allocation import Arena
 from polywire.types import Buffer, spell_address
 
 SEND_PARTS_MAX: Final = 64  # buffers per sendmsg, far below the system's limit of 1,024

@@ -29,7 +29,7 @@ from polywire.errors import ErrorCode, Missing, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import decode_answer
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, BY_KEY, NO_OFFSET, Head, Verb
-from polywire.records.arena import Arena
+from polywire.records.allocation import Arena
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer, Level
 

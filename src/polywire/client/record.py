@@ -19,10 +19,9 @@ from polywire.client.rows import rows_of
 from polywire.errors import ErrorCode, Invalid
 from polywire.records import columns
 from polywire.records.batch import from_columns, layout, walk
-from polywire.records.columns import BatchFlags, Column, Header, HeaderKind
+from polywire.records.columns import INT_BYTES_MAX, BatchFlags, Column, Header, HeaderKind, HeaderValue, typed
 from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
-from polywire.records.header_values import INT_BYTES_MAX, HeaderValue, typed
 from polywire.records.rows import from_records, to_records
 from polywire.types import Buffer
 

@@ -26,12 +26,11 @@ from polywire.cluster.journal_chain import ChainEnd, JournalChain, naming_object
 from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
 from polywire.errors import Corrupt, ErrorCode, Invalid
-from polywire.log.doctor import Severity, examine_segment
+from polywire.log.doctor import OfflineLog, Severity, examine_segment
 from polywire.log.journal.recovery import Chain
 from polywire.log.journal.replay import image_of_all
 from polywire.log.journal.snapshot import get_snapshot
 from polywire.log.opening import JOURNAL
-from polywire.log.repair import OfflineLog
 from polywire.log.segments.sealer import snapshot_name
 from polywire.log.segments.sealing import seal, take_down
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, segment_name

@@ -43,7 +43,7 @@ from polywire.http.records import READERS_MAX, ReadLimit, RecordReader, Taken
 from polywire.http.shard_requests import ask_shard, request_bytes
 from polywire.protocols.runtime.shards import Shards
 from polywire.records.batch import merge
-from polywire.records.header_values import text_of
+from polywire.records.columns import text_of
 from polywire.records.rows import Rows
 from polywire.types import PositionKind
 

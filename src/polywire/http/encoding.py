@@ -19,8 +19,7 @@ from typing import Final
 
 import msgspec
 
-from polywire.records.columns import Header, HeaderKind
-from polywire.records.header_values import text_of, typed
+from polywire.records.columns import Header, HeaderKind, text_of, typed
 
 SLICE_S: Final = 0.003  # seconds of processor time per slice
 

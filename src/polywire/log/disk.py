@@ -1,24 +1,124 @@
-"""Track free disk space.
+"""Track free disk space, and delete blobs in a thread, a piece at a time, while sealing and syncs continue.
 
 Appends are refused before the disk is full, so that retention and sealing still have space.
+
+A file system frees a large file in a single step of its own journal, and every sync waits for that step. So space is
+freed in pieces, each followed by a pause as long as freeing the piece took. Segments in a bucket stay for a grace
+period, because readers may have received their names.
+
+* Names are deleted in the given order, urgent ones first.
+* If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no journal group lists.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from polywire.clock import Clock
-from polywire.errors import Busy, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Loop
-from polywire.log.segments.deletion import Deleter
 from polywire.log.worker import MakeWorker
 from polywire.store.base import Store
 from polywire.store.files import Files
 
+PAUSE_SECONDS_MIN: Final = 0.001  # pause after each piece, so that other users of the disk come first
+# pause relative to the time a piece took; half of the disk's time suffices to delete faster than it is filled
+PAUSE_SHARE: Final = 1.0
+READ_SECONDS: Final = 0.05  # pause between two checks whether a blob is still being read
+READ_MAX: Final = (
+    # unlinked blobs that are kept open until their readers finish; if there are more, the oldest is closed at once and
+    # the system frees it
+    16
+)
 logger: Final = structlog.get_logger("polywire.log")
+
+
+class Deleter:
+    """Queue of blobs to delete. One piece is deleted at a time; the thread runs only while the queue is not empty.
+
+    Args:
+        grace_s: seconds for which non-urgent blobs are kept.
+    """
+
+    def __init__(
+        self, store: Store, loop: Loop, clock: Clock, make_worker: MakeWorker, *, grace_s: float = 0.0
+    ) -> None:
+        self._store = store
+        self._loop = loop
+        self._clock = clock
+        self._grace_s = grace_s
+        self._worker = make_worker("delete", loop)
+        self._names: deque[str] = deque()
+        self._begun: Iterator[int] | None = None
+        """Blob that is partly deleted."""
+        self._read: deque[Iterator[int]] = deque()
+        """Unlinked blobs that are still being read."""
+        self._running = False
+        self._stopped = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of blobs not yet deleted, not counting the one in progress."""
+        return len(self._names) + len(self._read)
+
+    def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
+        """Queue blobs for deletion after the grace period; ``urgent`` ones, only a few at a time, are deleted first and
+        at once.
+        """
+        if self._grace_s and not urgent:
+            self._loop.call_later(self._grace_s, self._begin, names)
+            return
+        self._begin(names, urgent=urgent)
+
+    def _begin(self, names: Sequence[str], *, urgent: bool = False) -> None:
+        if urgent:
+            self._names.extendleft(names)
+        else:
+            self._names.extend(names)
+        if not self._running:
+            self._continue()
+
+    def stop(self) -> None:
+        """Finish the current piece and stop the thread; recovery deletes the remaining blobs."""
+        self._stopped = True
+        self._worker.stop()
+        self._read.clear()
+        self._begun = None
+
+    def _continue(self) -> None:
+        """Begin the next piece, if any."""
+        self._running = not self._stopped and (self._begun is not None or self.waiting > 0)
+        if not self._running:
+            return
+        steps, self._begun = self._begun, None
+        if steps is None:
+            steps = self._store.delete_in_steps(self._names.popleft()) if self._names else self._read.popleft()
+        self._worker.run(partial(self._step, steps), partial(self._stepped, steps))
+
+    def _step(self, steps: Iterator[int]) -> tuple[int | None, float]:
+        """Free a piece, in the thread; return (size of the piece, or None at the end; seconds it took)."""
+        begun = self._clock.monotonic()
+        freed = next(steps, None)
+        return freed, self._clock.monotonic() - begun
+
+    def _stepped(self, steps: Iterator[int], done: tuple[int | None, float] | BrokerError) -> None:
+        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done  # recovery deletes it later
+        if self._stopped or freed is None:
+            self._continue()
+        elif freed:
+            self._begun = steps
+            self._loop.call_later(max(PAUSE_SECONDS_MIN, PAUSE_SHARE * taken), self._continue)
+        else:
+            self._read.append(steps)
+            if len(self._read) > READ_MAX:
+                self._read.popleft()
+            self._loop.call_later(0.0 if self._names else READ_SECONDS, self._continue)
 
 
 class Disk:

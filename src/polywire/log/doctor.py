@@ -1,37 +1,299 @@
-"""Check a data directory for damage, and restore damaged copies of duplicated data from the intact ones.
+"""Check a data directory offline, restore damaged copies of duplicated data, and cut a damaged journal.
 
-* A check reads every stored batch and changes nothing.
+* A check or diagnosis reads every stored batch and changes nothing.
 * A rebuild copies only verified data.
+* A repair of a journal with a gap or a damaged group retains the longest valid prefix. It moves slots with later groups
+  aside, and reports the loss by group and by offset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from polywire.errors import BrokerError, Corrupt, ErrorCode
-from polywire.log.journal.seed import SEED_NAMES, is_sound, keep_seed, seed_copies
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Unavailable
+from polywire.log.base import Loop, Replay
+from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
+from polywire.log.journal.recovery import Chain, FoundGroup, damaged_bodies, find_chain, newest_groups
+from polywire.log.journal.replay import Player, image_of_all
+from polywire.log.journal.slots import SEED_NAMES, FileJournal, Slot, is_sound, keep_seed, seed_copies
 from polywire.log.journal.snapshot import copies_sound, is_copy, newer_version
-from polywire.log.opening import JOURNAL
-from polywire.log.repair import Diagnosis, OfflineLog
+from polywire.log.journal.staging import Staging
+from polywire.log.opening import JOURNAL, lock_directory, open_log, seal_recovered
+from polywire.log.partition.reader import Reader
 from polywire.log.segments.damage import Damage
 from polywire.log.segments.format import TRAILER, SegmentRun, read_footer
+from polywire.log.segments.sealer import snapshot_name
 from polywire.log.segments.segment import Segment
-from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
-from polywire.records.batch import check_body, check_header
+from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, SegmentSet
+from polywire.log.settings import LogSettings
+from polywire.log.state import LogState
+from polywire.log.worker import ThreadWorker, storage_failed
+from polywire.records.batch import check_body, check_header, read_header
 from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, Store, aligned_buffer, blob_newer
-from polywire.store.files import COPY_MODE, read_file, replace_file
+from polywire.store.data_directory import BlobRoot
+from polywire.store.file import FileStore
+from polywire.store.files import COPY_MODE, copy_file, exists, make_directories, read_file, replace_file
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
+ASIDE: Final = "aside"
+ALL_GROUPS: Final = 2**63 - 1
+
+Offsets = tuple[int, int]
+"""(first offset, end offset); the end is exclusive."""
 COPY_BYTES: Final = 1024 * 1024  # bytes copied at a time
 _length: Final = header_fields("length")
+
+
+@dataclass(slots=True)
+class Loss:
+    """Loss that a repair causes.
+
+    Attributes:
+        groups: number of journal groups that are cut off.
+        unknown: groups whose header is damaged; their content is known only as far as later groups imply it.
+        records: lost offsets by partition; later records get these offsets again.
+        damaged: offsets by partition of batches that stay in the log but cannot be read.
+    """
+
+    groups: int = 0
+    unknown: int = 0
+    records: dict[int, Offsets] = field(default_factory=dict)
+    damaged: dict[int, list[Offsets]] = field(default_factory=dict)
+    changes: int = 0
+    staged: int = 0
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing is lost."""
+        return not self.groups and not self.damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Result of examining a data directory.
+
+    Attributes:
+        reason: why a broker does not start; None if it does.
+        through: last journal group that can be kept.
+    """
+
+    reason: Corrupt | None
+    through: int
+    loss: Loss
+    log_state: LogState | None
+
+
+class OfflineLog:
+    """A data directory that is locked against brokers and examined without changes.
+
+    Args:
+        replay: creates an empty broker state.
+        store: store of the blobs, if they are not in the data directory.
+    """
+
+    def __init__(
+        self, directory: Path, replay: Callable[[], Replay], loop: Loop, store: FileStore | None = None
+    ) -> None:
+        self.directory: Final = directory
+        self.store: Final = FileStore(directory) if store is None else store
+        self.state: Replay = replay()
+        self._replay = replay
+        self._loop = loop
+        self.journal: Final = FileJournal(directory / JOURNAL, slot_bytes=0, slot_count_max=0)
+        self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
+
+    def diagnose(self) -> Diagnosis:
+        """Determine whether a broker would start and, if not, what could be kept.
+
+        A start recovers the journal and seals the recovered data. Both are done here; the sealed data is discarded.
+
+        Raises:
+            Corrupt: nothing can be kept, or cutting groups off does not help. NEWER_FORMAT: a newer version wrote the
+                data.
+            Unavailable: a file cannot be read.
+        """
+        reason: Corrupt | None = None
+        try:
+            chain, log_state, _ = self._play(None)
+        except Corrupt as error:
+            if error.code is ErrorCode.NEWER_FORMAT:
+                raise
+            reason = error
+        else:
+            if chain is not None:
+                self._rehearse_start(chain, log_state)
+            if chain is not None or not self.slots:
+                return Diagnosis(None, 0 if chain is None else chain.sequence, Loss(), log_state)
+            reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
+        through = ALL_GROUPS
+        while True:
+            chain, log_state, broken = self._play(through)
+            if chain is None:
+                raise reason
+            if broken is None:
+                return Diagnosis(reason, chain.sequence, self._loss(chain), log_state)
+            through = broken.sequence - 1
+
+    def recover(self) -> tuple[Chain | None, LogState]:
+        """Return the state from which a broker would start; the chain is None if nothing was ever stored. Raise
+        Corrupt.
+        """
+        chain, log_state, _ = self._play(None)
+        if chain is None and self.slots and not self.journal.is_blank():
+            raise Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
+        return chain, log_state
+
+    def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
+        """Recover in memory. With ``through``, an invalid group is returned instead of raising Corrupt."""
+        chain = find_chain(self.slots, through=through)
+        self.state = self._replay()
+        log_state = self._log_state(chain)
+        if chain is None:
+            return None, log_state, None
+        self.journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
+        player = Player(self.store, log_state, self.state, chain)
+        try:
+            player.play()
+        except BrokerError as error:
+            if through is None or player.playing is None:
+                raise _as_corrupt(error) from error
+            return chain, log_state, player.playing
+        return chain, log_state, None
+
+    def _rehearse_start(self, chain: Chain, log_state: LogState) -> None:
+        """Seal the recovered state like a start does, but discard the output; raise Corrupt or Unavailable."""
+        try:
+            for slot in self.slots:
+                slot.lost_pages()
+            image = image_of_all(log_state, chain.sequence)
+            name = snapshot_name(chain.start + 1, 0)
+            with suppress(Busy):  # if the disk cannot read a body yet, a start continues without sealing it
+                seal_recovered(_Discarding(self.directory), log_state, self.journal, image, self.state, name)
+        except OSError as error:
+            raise storage_failed(error) from error
+
+    def _log_state(self, chain: Chain | None) -> LogState:
+        start = 1 if chain is None else chain.start + 1
+        segments = SegmentSet(self.store, start)
+        worker = ThreadWorker("repair", self._loop)
+        reader = Reader(self.journal, segments, worker, epoch=start, root=BlobRoot(str(self.directory), b""))
+        return LogState(reader, segments, Staging(bytes_max=2**62, batches_max=2**62), hides_unsynced=False)
+
+    def _loss(self, chain: Chain) -> Loss:
+        found = Loss()
+        for group in [group for group in chain.groups if not group.whole]:
+            for entry in damaged_bodies(group) or ():
+                _note_damaged(found, group.slot, entry)
+        cut = {sequence: group for sequence, group in newest_groups(self.slots).items() if sequence > chain.sequence}
+        if cut:
+            found.groups = max(cut) - chain.sequence
+            found.unknown = found.groups - len(cut)
+        for _, group in sorted(cut.items()):
+            _note_cut(found, group)
+        return found
+
+    def slots_with(self, after: int) -> list[Slot]:
+        """Return the slots that hold groups after sequence ``after``."""
+        found_groups = newest_groups(self.slots).values()
+        return list({group.slot.number: group.slot for group in found_groups if group.sequence > after}.values())
+
+    def close(self) -> None:
+        """Close every file."""
+        self.journal.close()
+
+
+class _Discarding(FileStore):
+    """A store that discards all writes."""
+
+    def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
+        deque(parts, maxlen=0)
+
+    def delete(self, name: str) -> None:
+        """Do nothing, because nothing was stored."""
+
+
+@contextmanager
+def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[OfflineLog]:
+    """Open a data directory and lock it against brokers.
+
+    Raises Busy(BUSY), Unavailable if it is not a data directory, Corrupt or OSError.
+    """
+    if not exists(SYSTEM_FILES, directory / JOURNAL):
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"not a data directory path={str(directory)!r}")
+    unlock = lock_directory(directory)
+    try:
+        offline = OfflineLog(directory, replay, loop)
+        try:
+            yield offline
+        finally:
+            offline.close()
+    finally:
+        unlock()
+
+
+def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
+    """Back up the slots that will lose groups, synced before any change, and return the directory of the copies.
+
+    Release the directory and call ``finish`` to complete the repair.
+    """
+    aside = offline.directory / ASIDE / f"{diagnosis.through:016x}"
+    make_directories(SYSTEM_FILES, aside)
+    damaged = {slot.number: slot for slot in offline.slots_with(diagnosis.through)} or {
+        slot.number: slot for slot in offline.slots
+    }
+    for path in [slot.path for slot in damaged.values()]:
+        copy_file(SYSTEM_FILES, path, aside / path.name)
+    SYSTEM_FILES.sync_directory(aside)
+    return aside
+
+
+def finish(directory: Path, through: int, slot_bytes: int, replay: Replay, loop: Loop, clock: Clock) -> None:
+    """Start from the remaining groups, as every start does; raise BrokerError."""
+    settings = LogSettings(slot_bytes=slot_bytes, disk_reserve_bytes=0)
+    open_log(directory, settings=settings, loop=loop, clock=clock, replay=replay, through=through).close()
+
+
+def _note_damaged(found: Loss, slot: Slot, entry: Entry) -> None:
+    if entry.kind == EntryKind.STAGED:
+        found.staged += 1
+        return
+    header = read_header(slot.view, entry.position)
+    found.damaged.setdefault(header.partition, []).append((header.base_offset, header.next_offset))
+
+
+def _note_cut(found: Loss, group: FoundGroup) -> None:
+    """Record the content of a group that is cut off, as far as its directory and batch headers show it."""
+    view = group.slot.view
+    for entry in read_directory(view, group.position):
+        found.changes += entry.kind == EntryKind.CHANGE
+        found.staged += entry.kind == EntryKind.STAGED
+        for at in _headers(entry.kind, entry.position, entry.length):
+            if at + HEADER_BYTES <= group.position + group.length and check_header(view, at):
+                header = read_header(view, at)
+                first, end = found.records.get(header.partition, (header.base_offset, 0))
+                found.records[header.partition] = (min(first, header.base_offset), max(end, header.next_offset))
+
+
+def _headers(kind: int, position: int, length: int) -> Iterable[int]:
+    """Return the positions of the headers of batches with offsets in an entry."""
+    if kind == EntryKind.BATCH:
+        return (position,)
+    return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()
+
+
+def _as_corrupt(error: BrokerError) -> Corrupt:
+    return error if isinstance(error, Corrupt) else Corrupt(ErrorCode.CORRUPT, error.message)
 
 
 class Severity(Enum):

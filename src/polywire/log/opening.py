@@ -18,13 +18,13 @@ from polywire.clock import Clock
 from polywire.errors import Busy, Corrupt, ErrorCode
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
-from polywire.log.journal.flusher import flushing
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.recovery import Chain, find_chain
 from polywire.log.journal.replay import Player, image_of_all
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import Staging
 from polywire.log.journal.steps import sealed_content
+from polywire.log.journal.syncer import flushing
 from polywire.log.log import NAMING_BYTES, FileLog
 from polywire.log.partition.reader import Reader
 from polywire.log.segments.scrub import Scrub

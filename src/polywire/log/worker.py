@@ -1,6 +1,8 @@
-"""The interface for work off the event loop, and its implementation: a thread that runs one job after another.
+"""Work off the event loop: the interface, its implementation by a thread, and completions that can be cancelled.
 
-Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
+* Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
+* A completion that can be cancelled is called once, or never after ``cancel``. The pin of a cancelled read's result is
+  released.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing, Unavailable
-from polywire.log.base import Completion, Loop
+from polywire.log.base import Completion, Loop, Read
 from polywire.store.base import BlobMissing, no_descriptor
 
 Job = Callable[[], Any]
@@ -88,3 +90,38 @@ def storage_failed(error: OSError) -> BrokerError:
     return no_descriptor(error) or Unavailable(
         ErrorCode.STORAGE_FAILED, f"storage failed: {error.strerror or error} path={error.filename!r}"
     )
+
+
+class Pending(Generic[_Result]):
+    """Cancellable completion. Implements ``Handle``. When it is called, it passes the result to its completion.
+
+    Invariant: ``_then`` is None once it was called or cancelled.
+    """
+
+    __slots__ = ("_then",)
+
+    def __init__(self, then: Completion[_Result]) -> None:
+        self._then: Completion[_Result] | None = then
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was called or cancelled."""
+        return self._then is None
+
+    def __call__(self, result: _Result | BrokerError) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(result)
+        elif isinstance(result, Read):
+            result.pin.release()
+
+    def cancel(self) -> None:
+        """Drop the completion."""
+        self._then = None
+
+
+def pending(then: Completion[_Result]) -> Pending[_Result]:
+    """Return a cancellable completion. If ``then`` is one already, because the operation is retried, return it
+    unchanged.
+    """
+    return then if isinstance(then, Pending) else Pending(then)

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from polywire.client.bulk import BulkConnection, StoredChunk
 from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
 from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRange
-from polywire.records.arena import Arena
+from polywire.records.allocation import Arena
 from polywire.records.batch import first_damaged, read_header, walk
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.spark import snapshot

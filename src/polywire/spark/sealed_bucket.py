@@ -16,7 +16,7 @@ from typing import Final
 
 from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
 from polywire.protocols.polywire.messages import SealedRange
-from polywire.records.arena import Arena
+from polywire.records.allocation import Arena
 from polywire.store.data_directory import BlobRoot
 from polywire.store.identity import find_identity
 from polywire.store.objects import Objects

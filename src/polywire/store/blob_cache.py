@@ -13,8 +13,7 @@ from threading import Lock
 from typing import Final
 
 from polywire.clock import SYSTEM_CLOCK, Clock
-from polywire.records.allocation import LARGE_PAGE_BYTES
-from polywire.records.arena import Arena
+from polywire.records.allocation import LARGE_PAGE_BYTES, Arena
 from polywire.store.base import BLOCK_BYTES
 from polywire.store.native_memory import copy_into, touch
 from polywire.types import Buffer

@@ -12,8 +12,8 @@ import pytest
 from polywire.cli.backup import find_backup
 from polywire.cli.doctor import EXIT_BROKEN, EXIT_DAMAGED
 from polywire.cli.main import run
+from polywire.log.doctor import OfflineLog
 from polywire.log.opening import lock_directory
-from polywire.log.repair import OfflineLog
 from tests.unit.cli.test_doctor import TOPIC, flip, write_records
 
 

@@ -18,7 +18,7 @@ from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Verb
-from polywire.records.arena import Arena
+from polywire.records.allocation import Arena
 from polywire.records.batch import walk
 from polywire.records.columns import HEADER_BYTES, Record
 from polywire.records.rows import from_records, to_records

@@ -13,7 +13,7 @@ from polywire.clock import SystemClock
 from polywire.cluster import bucket_store, migration
 from polywire.cluster.migration import Imported, Progress, Step, import_directory
 from polywire.errors import Corrupt, Invalid
-from polywire.log.repair import open_offline
+from polywire.log.doctor import open_offline
 from polywire.store.identity import find_identity, make_identity
 from polywire.store.objects import FIRST, Stored, shard_root
 from polywire.testing.memory_objects import MemoryObjects

@@ -18,13 +18,12 @@ from polywire.clock import SystemClock
 from polywire.errors import BrokerError
 from polywire.log import base
 from polywire.log.base import Completion, Encoding, Read
-from polywire.log.journal.flusher import Flusher
+from polywire.log.journal.syncer import Flusher
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.partition.partition import FilePartition
-from polywire.log.pending import Pending
 from polywire.log.settings import LogSettings
-from polywire.log.worker import MakeWorker, ThreadWorker
+from polywire.log.worker import MakeWorker, Pending, ThreadWorker
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchHeader, Record
 from polywire.records.compression import expand_body

@@ -45,7 +45,7 @@ def append(rig: Rig, partition: FilePartition, answers: Answers, level: Level = 
     [
         "polywire.log.journal.steps.Entered.enter",
         "polywire.log.journal.slots.FileJournal.write",
-        "polywire.log.journal.flusher.Flusher.wrote",
+        "polywire.log.journal.syncer.Flusher.wrote",
     ],
 )
 def test_a_failing_write_batch_stops_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -80,7 +80,7 @@ def test_a_failing_write_batch_stops_the_log(tmp_path: Path, monkeypatch: pytest
         ("seal", "polywire.log.segments.sealer.install"),
         ("seal", "polywire.log.segments.sealer.Sealer._written"),
         ("seal", "polywire.log.log.FileLog.name_slot"),
-        ("sync", "polywire.log.journal.flusher.Flusher._reached"),
+        ("sync", "polywire.log.journal.syncer.Flusher._reached"),
     ],
 )
 def test_a_failing_callback_of_the_log_stops_it_before_anything_is_acknowledged(

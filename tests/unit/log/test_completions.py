@@ -12,7 +12,7 @@ import pytest
 from polywire.errors import BrokerError, Missing, Unavailable
 from polywire.log.base import NO_OFFSET, Completion, Handle, Log, PartitionLog, Read
 from polywire.log.partition.partition import FilePartition
-from polywire.log.pending import Pending, pending
+from polywire.log.worker import Pending, pending
 from polywire.records.compression import Compression
 from polywire.store.file import FileBlob
 from polywire.testing.loop import ManualLoop

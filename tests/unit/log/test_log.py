@@ -14,7 +14,7 @@ from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Read
 from polywire.log.partition.partition import FilePartition
-from polywire.log.pending import Pending
+from polywire.log.worker import Pending
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.clock import SimulatedClock

@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from polywire.records.columns import HeaderKind
-from polywire.records.header_values import HeaderValue, text_of, typed
+from polywire.records.columns import HeaderKind, HeaderValue, text_of, typed
 
 
 @pytest.mark.parametrize(

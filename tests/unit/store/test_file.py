@@ -15,7 +15,7 @@ import pytest
 
 from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.log.worker import storage_failed
-from polywire.records import arena
+from polywire.records import allocation
 from polywire.records.allocation import LARGE_PAGE_BYTES, allocate_lasting
 from polywire.store import system_files
 from polywire.store.base import BLOCK_BYTES as PAGE
@@ -350,7 +350,7 @@ def test_without_memory_a_blob_is_still_written(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return allocate(size)
 
-    monkeypatch.setattr(arena, "allocate_lasting", refuse)
+    monkeypatch.setattr(allocation, "allocate_lasting", refuse)
     for name in "ab":
         store.put_new(name, parts)
         assert (tmp_path / name).read_bytes() == content

@@ -1,16 +1,27 @@
-"""The interface that makes groups durable: by flushing a disk, or by uploading to a bucket.
+"""Make groups durable: the interface, and its implementation that flushes a disk. The other one uploads to a bucket.
 
-Groups become durable in order, and callbacks are called in the order of requests.
+* Groups become durable in order, and callbacks are called in the order of requests.
+* The flusher runs one flush at a time in one thread, on request and periodically while data is unsynced.
+* A failed sync is never retried.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
 
+from polywire.clock import Clock
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Loop
-from polywire.log.journal.slots import Slot
+from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.settings import LogSettings
+from polywire.log.worker import MakeWorker
+from polywire.store.files import Mapping
+
+RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is still busy
 
 
 class Syncer(Protocol):
@@ -70,3 +81,236 @@ MakeSyncer = Callable[[Loop, Callable[[], None], Callable[[BrokerError], None], 
 The syncer calls the second argument whenever ``synced`` has grown, after the waiting callbacks, and the third argument
 on failure. The last argument returns whether a slot is being sealed.
 """
+
+
+@dataclass(slots=True)
+class _Unsynced:
+    """Bytes [start, stop) of a slot that are not on disk yet; ``groups`` is the number of groups in them."""
+
+    slot: Slot
+    mapping: Mapping
+    """Holds a reference to the mapping, so that it stays valid while it is flushed."""
+    start: int
+    stop: int
+    since: float
+    size: int = 0
+
+
+def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settings: LogSettings) -> MakeSyncer:
+    """Return a factory of flushers for this journal."""
+
+    def make(
+        loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], sealing: Callable[[], bool]
+    ) -> Flusher:
+        return Flusher(
+            journal, loop, clock, make_worker, settings=settings, sealing=sealing, advanced=advanced, failed=failed
+        )
+
+    return make
+
+
+class Flusher:
+    """Implements ``Syncer``; see ``MakeSyncer`` for the arguments.
+
+    ``synced`` is the highest sequence up to which everything is on disk: in the journal, or in segments that a group on
+    disk lists. ``unsynced_bytes`` is the size of all later groups. Only one sync runs at a time.
+    """
+
+    def __init__(
+        self,
+        journal: FileJournal,
+        loop: Loop,
+        clock: Clock,
+        make_worker: MakeWorker,
+        *,
+        settings: LogSettings,
+        sealing: Callable[[], bool],
+        advanced: Callable[[], None],
+        failed: Callable[[BrokerError], None],
+    ) -> None:
+        """See ``MakeSyncer``."""
+        interval_ms = settings.sync_interval_ms
+        self._journal = journal
+        self._loop = loop
+        self._clock = clock
+        self._interval: Final = interval_ms / 1000
+        self._recheck: Final = min(interval_ms, RECHECK_MS_MAX) / 1000
+        self._bytes_soon: Final = settings.unsynced_bytes_max // 2
+        self._sealing = sealing
+        self._advanced = advanced
+        self._failed = failed
+        self._worker = make_worker("sync", loop)
+        self._waiting: deque[tuple[int, Completion[None]]] = deque()
+        self._unsynced: dict[int, _Unsynced] = {}
+        """Unsynced ranges by slot serial, oldest first, without those that the running sync writes."""
+        self._last_position = 0
+        """Position of the last group, in the current slot."""
+        self._running = False
+        self._timer = False
+        self._finished = False
+        self._error: OSError | None = None
+        self.synced = 0
+        self.written = 0
+        self.unsynced_bytes = 0
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
+    def is_long(self) -> bool:
+        return False
+
+    def wrote(self, sequence: int, position: int, size: int) -> None:
+        """Record a group in the current slot."""
+        slot = self._journal.current
+        assert slot is not None
+        found = self._unsynced.get(slot.serial)
+        if found is None:
+            found = _Unsynced(slot, slot.mapping, position, position, self._clock.monotonic())
+            self._unsynced[slot.serial] = found
+        found.stop = position + size
+        found.size += size
+        self._last_position = position
+        self.written = sequence
+        self.unsynced_bytes += size
+        if not self._timer:
+            self._timer = True
+            self._loop.call_later(self._interval, self._tick)
+        if not self._running and self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon():
+            self.start()
+
+    def wait(self, sequence: int, callback: Completion[None]) -> None:
+        """Call back once the written group ``sequence`` is synced, at once if it already is. Starts a sync if
+        necessary.
+
+        A call from inside a callback is queued after the callbacks already waiting.
+        """
+        if sequence > self.synced:
+            self._waiting.append((sequence, callback))
+            self.start()
+        elif self._waiting and self._waiting[0][0] <= self.synced:
+            due = [waiting for waiting in self._waiting if waiting[0] <= self.synced]
+            self._waiting.insert(len(due), (sequence, callback))
+        else:
+            callback(None)
+
+    def start(self) -> None:
+        """Sync everything written so far. If a sync is running, the next one includes later groups."""
+        if self._running or not self._unsynced:
+            return
+        self._running = True
+        self._journal.align()
+        taken, self._unsynced = list(self._unsynced.values()), {}
+        size = sum(unsynced.size for unsynced in taken)
+        self._worker.run(partial(self._flush, taken), partial(self._synced, self.written, size))
+
+    def _flush(self, taken: Sequence[_Unsynced]) -> None:
+        """Flush in the thread; store a failure for callers that do not wait."""
+        try:
+            _flush_all(taken)
+        except OSError as error:
+            self._error = error
+            raise
+
+    def _is_sealed_soon(self) -> bool:
+        """Return whether the sealer is busy and the oldest unsynced data is in a full slot.
+
+        The sealer will soon write that data to segments, so a sync now would write it to disk twice.
+        """
+        oldest = next(iter(self._unsynced.values()), None)
+        return oldest is not None and oldest.slot is not self._journal.current and self._sealing()
+
+    def _tick(self) -> None:
+        self._timer = False
+        oldest = next(iter(self._unsynced.values()), None)
+        if oldest is None:
+            return
+        wait = oldest.since + self._interval - self._clock.monotonic()
+        if wait <= 0:
+            wait = self._recheck
+            if not self._is_sealed_soon():
+                self.start()
+        if self._unsynced:  # the sync was not due yet, the data is being sealed, or a sync was running
+            self._timer = True
+            self._loop.call_later(wait, self._tick)
+
+    def _synced(self, sequence: int, size: int, flushed: BrokerError | None) -> None:
+        self._running = False
+        if flushed is not None:
+            self._failed(flushed)
+            return
+        self._reached(sequence, size)
+
+    def _reached(self, sequence: int, size: int) -> None:
+        """Record that everything up to ``sequence`` is on disk; ``size`` is the number of bytes synced since the last
+        call.
+        """
+        self.synced = max(self.synced, sequence)
+        self.unsynced_bytes -= size
+        while self._waiting and self._waiting[0][0] <= self.synced:
+            self._waiting.popleft()[1](None)
+        self._advanced()
+        if self._waiting or (self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon()):
+            self.start()  # producers that wait for it write nothing that would start it
+
+    # Ranges of slots that were sealed before they were synced
+
+    def spare(self, slot: Slot) -> None:
+        """Do not sync a full slot: the last group lists segments that contain the slot's groups."""
+        unsynced = self._unsynced.get(slot.serial)
+        if unsynced is not None:
+            unsynced.start = unsynced.stop
+
+    def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
+        """Sync only the last group, which lists segments for this slot, the oldest one; skip the groups between.
+
+        When ``done`` is called, everything up to the slot's end is on disk.
+        """
+        current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
+        assert current is not None
+        assert current is not slot, "a slot is sealed when it is full"
+        last = _Unsynced(current, current.mapping, self._last_position, self._journal.position, 0.0)
+        self._journal.align()
+
+        def named(flushed: BrokerError | None) -> None:
+            if flushed is not None:
+                self._failed(flushed)
+            elif not self._finished:
+                self._reached(sequence, size)
+                done()
+
+        sequence, size = slot.last, 0 if spared is None else spared.size
+        self._worker.run(partial(self._flush, [last]), named)
+
+    def sealed(self, sequence: int, naming: int) -> None:
+        """Do nothing: recovery reads the slots."""
+
+    # End
+
+    def finish(self) -> None:
+        """Sync everything now, before closing; raise OSError."""
+        self._worker.stop()
+        if self._error is not None:
+            raise self._error
+        self._running, self._finished = False, True
+        taken, self._unsynced = list(self._unsynced.values()), {}
+        _flush_all(taken)
+        self._reached(self.written, self.unsynced_bytes)
+
+    def abandon(self) -> list[Completion[None]]:
+        """Stop syncing after a failure of the log; return the callbacks that are still waiting."""
+        waiting = [callback for _, callback in self._waiting]
+        self._waiting.clear()
+        self._unsynced.clear()
+        return waiting
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._worker.stop()
+
+
+def _flush_all(taken: Sequence[_Unsynced]) -> None:
+    for unsynced in taken:
+        if unsynced.start < unsynced.stop:
+            unsynced.mapping.flush(unsynced.start, unsynced.stop)

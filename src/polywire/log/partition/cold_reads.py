@@ -27,7 +27,7 @@ from polywire.log.segments.damage import Piece, PiecePosition
 from polywire.log.segments.search import NO_END
 from polywire.log.segments.segment import Segment
 from polywire.log.worker import Worker
-from polywire.records.arena import Arena
+from polywire.records.allocation import Arena
 from polywire.records.batch import check_body
 from polywire.store.base import BLOCK_BYTES, BlobMissing
 

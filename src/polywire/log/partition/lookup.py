@@ -14,8 +14,8 @@ from typing import Final, Protocol, TypeVar, cast
 from polywire.errors import BrokerError
 from polywire.log.base import NO_OFFSET, Completion, Handle, Located, SealedRange
 from polywire.log.partition.partition import FilePartition
-from polywire.log.pending import Pending, pending
 from polywire.log.segments.segment import Segment
+from polywire.log.worker import Pending, pending
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
 from polywire.records.compression import expand_body
 from polywire.store.data_directory import BlobRoot

@@ -18,13 +18,12 @@ from polywire.log.journal.staging import NOWHERE, StagedBatch
 from polywire.log.partition import lookup
 from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
 from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePartition
-from polywire.log.pending import Pending, pending
 from polywire.log.segments.damage import BEGINNING, Damage, PiecePosition, read_pieces
 from polywire.log.segments.format import SegmentRun
 from polywire.log.segments.search import NO_END
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import SegmentSet
-from polywire.log.worker import Worker
+from polywire.log.worker import Pending, Worker, pending
 from polywire.records.batch import check_body, read_header
 from polywire.records.columns import HEADER_BYTES, BatchFlags
 from polywire.records.fields import header_fields

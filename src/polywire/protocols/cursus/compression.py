@@ -15,8 +15,17 @@ import cramjam
 
 from polywire.errors import ErrorCode, Invalid, PeerError
 from polywire.records.allocation import MAPPED_BYTES_MIN, allocate
-from polywire.records.inflate import XERIAL_HEAD, XERIAL_MAGIC, Damaged, TooFar, gunzip, unsnap, unsnap_stream
-from polywire.records.unzstd import ZSTD_MAGIC, unzstd
+from polywire.records.inflate import (
+    XERIAL_HEAD,
+    XERIAL_MAGIC,
+    ZSTD_MAGIC,
+    Damaged,
+    TooFar,
+    gunzip,
+    unsnap,
+    unsnap_stream,
+    unzstd,
+)
 
 Expand = Callable[[memoryview, int], bytes | bytearray | memoryview]
 """Function that decompresses a frame to at most ``limit`` bytes.

@@ -26,8 +26,8 @@ from polywire.records.inflate import (
     parts_max,
     unsnap,
     unsnap_stream,
+    unzstd,
 )
-from polywire.records.unzstd import unzstd
 from polywire.types import Buffer
 
 # limit for a batch's records after decompression; the maximum of a stored batch

@@ -12,7 +12,7 @@ from polywire.errors import BrokerError, Corrupt, Missing
 from polywire.log.base import Located
 from polywire.log.partition import lookup
 from polywire.log.partition.partition import FilePartition
-from polywire.log.pending import Pending
+from polywire.log.worker import Pending
 from polywire.records.batch import read_header, walk
 from polywire.store.data_directory import DataDirectory
 from tests.unit.log.partition.test_lookup import delete_blobs, fill_slot

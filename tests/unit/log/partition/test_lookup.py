@@ -11,7 +11,7 @@ import pytest
 from polywire.errors import Corrupt
 from polywire.log.base import NO_OFFSET
 from polywire.log.partition.partition import FilePartition
-from polywire.log.pending import Pending
+from polywire.log.worker import Pending
 from polywire.records.compression import Compression, compress_body
 from polywire.store.file import FileBlob
 from polywire.types import Level

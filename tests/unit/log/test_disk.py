@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polywire.clock import SYSTEM_CLOCK, SystemClock
-from polywire.log.segments.deletion import PAUSE_SECONDS_MIN, READ_MAX, Deleter
+from polywire.log.disk import PAUSE_SECONDS_MIN, READ_MAX, Deleter
 from polywire.log.worker import ThreadWorker
 from polywire.store import file as file_store
 from polywire.store.base import BlobMissing

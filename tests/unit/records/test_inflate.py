@@ -8,9 +8,16 @@ from struct import pack
 import cramjam
 import pytest
 
-from polywire.records import unzstd as module
-from polywire.records.inflate import PARTS_MIN, Damaged, TooFar
-from polywire.records.unzstd import PLAIN_WINDOW_BYTES_MAX, WINDOW_BYTES_MAX, ZSTD_MAGIC, unzstd
+from polywire.records import inflate as module
+from polywire.records.inflate import (
+    PARTS_MIN,
+    PLAIN_WINDOW_BYTES_MAX,
+    WINDOW_BYTES_MAX,
+    ZSTD_MAGIC,
+    Damaged,
+    TooFar,
+    unzstd,
+)
 from polywire.types import Buffer
 from tests.processor import processor_used
 
