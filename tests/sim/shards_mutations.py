@@ -106,7 +106,7 @@ SHARDS_MUTATIONS: Final = (
         "branch-begins",
         "a shard begins no branch by itself",
         replaced(kafka_transactions, "check_begun", nothing),
-        test=prepared(test_transaction_shards.test_a_shard_begins_no_branch_by_itself, processes=_processes),
+        test=prepared(test_transaction_shards.test_a_shard_does_not_open_a_participant_by_itself, processes=_processes),
     ),
     ShardsMutation(
         "decision-synced", "a decision is synced before it is told", replaced(Branches, "_tell_all", _reported_early)
@@ -136,16 +136,14 @@ SHARDS_MUTATIONS: Final = (
         "a branch asks its home",
         replaced(Branches, "_look", nothing),
         test=prepared(
-            test_transaction_homes.test_a_branch_that_home_knows_nothing_of_has_aborted, processes=_processes
+            test_transaction_homes.test_a_participant_unknown_to_its_coordinator_is_aborted, processes=_processes
         ),
     ),
     ShardsMutation(
         "branch-token",
         "an end is of one transaction",
         replaced(Branches, "end", _ended_as_known),
-        test=prepared(
-            test_transaction_shards.test_an_end_that_comes_late_ends_no_other_transaction, processes=_processes
-        ),
+        test=prepared(test_transaction_shards.test_a_late_end_does_not_end_the_next_transaction, processes=_processes),
     ),
     ShardsMutation(
         "branch-goes-on", "a permission that comes again changes nothing", wrapped(Branches, "enter", _entered_as_new)
@@ -160,21 +158,19 @@ SHARDS_MUTATIONS: Final = (
         "ended-tokens",
         "a permission later than the end opens nothing",
         replaced(Branches, "_note", nothing),
-        test=prepared(
-            test_transaction_shards.test_a_permission_that_comes_behind_the_end_opens_nothing, processes=_processes
-        ),
+        test=prepared(test_transaction_shards.test_a_late_permission_after_the_end_opens_nothing, processes=_processes),
     ),
     ShardsMutation(
         "whole-lines",
         "a line that was cut off in a link is none",
         replaced(LinkedFluxSession, "finish", FluxSession.finish),
-        test=flux_carrying.test_a_line_that_was_cut_off_in_a_link_is_none,
+        test=flux_carrying.test_a_partial_line_is_dropped_when_a_link_closes,
     ),
     ShardsMutation("links-anew", "a link that is lost is made anew", replaced(Links, "forget", nothing)),
     ShardsMutation(
         "generation-fence",
         "no position comes behind a later generation's",
         replaced(Fences, "check", nothing),
-        test=prepared(test_carrying.test_a_commit_that_comes_late_puts_nothing_back, processes=_processes),
+        test=prepared(test_carrying.test_a_delayed_commit_does_not_overwrite_a_later_one, processes=_processes),
     ),
 )

@@ -164,12 +164,12 @@ def _whatever_counts(
     return old(access, name, right, peer, lambda _: True)
 
 
-@wraps(test_auth.test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count)
+@wraps(test_auth.test_verifiers_of_a_user_changed_during_the_login_are_refused)
 def _proved_meanwhile() -> None:
     world = World()
     world.memory.broker.access.configure([test_auth.ALICE, test_auth.BOB])
     world.memory.run()
-    test_auth.test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count(world)
+    test_auth.test_verifiers_of_a_user_changed_during_the_login_are_refused(world)
 
 
 WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
@@ -257,7 +257,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "stored-first",
         "over Kafka 0.7 an answer waits for the sets before it",
         replaced(KafkaSession, "_settle", _reported_at_once),
-        test=test_stored.test_what_is_asked_behind_sets_waits_until_they_are_as_durable_as_the_broker_is_set,
+        test=test_stored.test_requests_after_sets_wait_for_the_durability_of_the_broker,
     ),
     WiresMutation(
         "settled",

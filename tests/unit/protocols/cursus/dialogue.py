@@ -1,4 +1,4 @@
-"""A Cursus connection without a socket: bodies in, bodies out."""
+"""A Cursus connection without a socket: request bodies in, response bodies out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.unit.protocols import dialogue
 
 
 class World(dialogue.World[CursusFactory]):
-    """The Cursus wire over a broker in memory."""
+    """The Cursus protocol over a broker in memory."""
 
     def __init__(self, *, broker: BrokerSettings | None = None, cursus: CursusSettings | None = None) -> None:
         super().__init__(lambda opened: CursusFactory(opened, cursus), broker)
 
     def connect(self) -> Dialogue:
-        """A new connection."""
+        """Open a new connection."""
         return Dialogue(self)
 
 
@@ -26,23 +26,23 @@ class Dialogue(dialogue.Dialogue):
     local = ("127.0.0.1", 9000)
 
     def take_bodies(self) -> list[bytes]:
-        """Bodies of the frames sent since the last call."""
+        """Return the bodies of the frames sent since the last call."""
         sent, bodies, at = self.take(), [], 0
         while at < len(sent):
             end = at + 4 + int.from_bytes(sent[at : at + 4], "big")
-            assert end <= len(sent), "half a frame was sent"
+            assert end <= len(sent), "a frame was sent in part"
             bodies.append(sent[at + 4 : end])
             at = end
         return bodies
 
     def say(self, body: bytes) -> list[bytes]:
-        """One request body and the bodies of what it is answered with."""
+        """Send one request body and return the response bodies."""
         self.feed(frame(body))
         self.pass_by()
         return self.take_bodies()
 
     def ask(self, text: str | bytes, topic: str | None = None) -> str:
-        """A command, raw or in an envelope, and its one answer."""
+        """Send a command, raw or in an envelope, and return its only response."""
         body = text.encode() if isinstance(text, str) else text
         answers = self.say(body if topic is None else enveloped(topic, body))
         assert len(answers) == 1, answers

@@ -1,4 +1,4 @@
-"""Logins, permissions and topics' own lists over the Cursus wire (spec: cursus#credentials)."""
+"""Logins, permissions and topics' access lists over the Cursus protocol (spec: cursus#credentials)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USERS = {
     "root": ("admin", "consume", "produce", "group", "transaction"),
     "reader": ("consume@default/orders", "group@default/orders"),
     "writer": ("produce@default/orders", "transaction"),
-    "nobody": (),
+    "nothing": (),
 }
 
 
@@ -36,7 +36,7 @@ def guarded() -> World:
 
 
 def answers(peer: Dialogue, body: bytes) -> list[bytes]:
-    """The answer to a request that may wait for a hash."""
+    """Return the response to a request that may wait for a password hash."""
     peer.feed(frame(body))
     deadline = time.monotonic() + WAIT_S_MAX
     while True:
@@ -44,7 +44,7 @@ def answers(peer: Dialogue, body: bytes) -> list[bytes]:
         found = peer.take_bodies()
         if found:
             return found
-        assert time.monotonic() < deadline, "nobody answered"
+        assert time.monotonic() < deadline, "no response arrived"
         time.sleep(0.001)
 
 
@@ -59,7 +59,7 @@ def logged_in(world: World, name: str) -> Dialogue:
     return peer
 
 
-def test_words_are_right_or_wrong() -> None:
+def test_right_and_wrong_credentials() -> None:
     world = guarded()
     peer = world.connect()
     for text, answer in (
@@ -78,18 +78,18 @@ def test_words_are_right_or_wrong() -> None:
         ("AUTH principal=root token=secret", "OK principal=root authenticated=true"),
         ("LIST", "OK count=2 topics=orders,other"),
         ("AUTH principal=root token=wrong", "ERROR: authentication_failed mechanism=PLAIN"),
-        ("LIST", "ERROR: authentication_required command=LIST"),  # wrong words make it nobody
+        ("LIST", "ERROR: authentication_required command=LIST"),  # wrong credentials log the connection out
     ):
         assert ask(peer, text).startswith(answer), text
 
 
-def test_inline_words_count_for_their_own_request_only() -> None:
+def test_inline_credentials_apply_to_their_own_request_only() -> None:
     peer = guarded().connect()
     assert ask(peer, "LIST_OFFSETS topic=orders principal=reader auth_token=secret").startswith("OK topic=orders")
     assert ask(peer, "LIST_OFFSETS topic=orders") == "ERROR: authentication_required command=LIST_OFFSETS"
 
 
-def test_an_access_token_is_as_good_as_a_password() -> None:
+def test_an_access_token_works_like_a_password() -> None:
     world = guarded()
     access = world.memory.broker.access
     user = access.user("reader")
@@ -118,14 +118,14 @@ def test_each_command_needs_its_permissions() -> None:
         ("writer", "CONSUME topic=orders partition=0 offset=0 member=m", denied + "CONSUME permission=topic.read"),
         ("writer", "FIND_COORDINATOR group=g", denied + "FIND_COORDINATOR permission=group"),
         ("writer", "INIT_PRODUCER_ID transactional_id=T", "OK transactional_id=T"),
-        ("nobody", "LIST", denied + "LIST permission=topic.read"),
-        ("nobody", "LIST_GROUPS", denied + "LIST_GROUPS permission=group"),
+        ("nothing", "LIST", denied + "LIST permission=topic.read"),
+        ("nothing", "LIST_GROUPS", denied + "LIST_GROUPS permission=group"),
     ):
         (found,) = answers(logged_in(world, name), text.encode())
         assert found.decode("latin-1").startswith(answer), text
 
 
-def test_batches_are_asked_for_like_anything_else() -> None:
+def test_batches_need_permissions_like_commands() -> None:
     world = guarded()
     body = batch("orders", 0, messages(1))
     assert answers(world.connect(), body) == [b"ERROR: authentication_required command=BATCH"]
@@ -136,7 +136,7 @@ def test_batches_are_asked_for_like_anything_else() -> None:
     assert other == [b"ERROR: NOT_AUTHORIZED_FOR_TOPIC operation=write topic=other"]
 
 
-def test_a_user_that_was_deleted_may_do_nothing_more() -> None:
+def test_a_deleted_user_loses_all_permissions() -> None:
     world = guarded()
     peer = logged_in(world, "reader")
     world.memory.broker.access.configure([ConfiguredUser("root", HASH, parse_grants(USERS["root"]))])
@@ -154,7 +154,7 @@ def test_a_user_that_was_deleted_may_do_nothing_more() -> None:
         ("acl read_acl=* write_acl=*", True, True),
     ],
 )
-def test_a_topic_has_its_own_list(policy: str, reads: bool, writes: bool) -> None:
+def test_a_topic_has_its_own_access_list(policy: str, reads: bool, writes: bool) -> None:
     world = guarded()
     peer = logged_in(world, "root")
     assert ask(peer, f"CREATE topic=acl partitions=1 auth_policy={policy}").startswith("OK")
@@ -166,7 +166,7 @@ def test_a_topic_has_its_own_list(policy: str, reads: bool, writes: bool) -> Non
     assert joined.startswith("OK" if reads else "ERROR: NOT_AUTHORIZED_FOR_TOPIC operation=read topic=acl")
 
 
-def test_a_topics_list_counts_on_a_broker_without_users() -> None:
+def test_a_topics_access_list_applies_on_a_broker_without_users() -> None:
     peer = World().connect()
     peer.ask("CREATE topic=acl partitions=1 auth_policy=acl read_acl=* write_acl=bob")
     denied = "ERROR: NOT_AUTHORIZED_FOR_TOPIC operation=write topic=acl"
@@ -177,7 +177,7 @@ def test_a_topics_list_counts_on_a_broker_without_users() -> None:
         assert peer.ask(text) == "ERROR: authentication_failed mechanism=PLAIN"
 
 
-def test_words_behind_a_transactional_payload_are_no_payload() -> None:
+def test_credentials_after_a_transactional_payload_are_not_part_of_it() -> None:
     world = guarded()
     peer = world.connect()
     own = "principal=writer auth_token=secret"
@@ -200,7 +200,7 @@ def test_words_behind_a_transactional_payload_are_no_payload() -> None:
     "command",
     ["LIST", "LIST_GROUPS", "CONSUME topic=o* partition=0 offset=0 member=m group=g", "LIST_OFFSETS topic=orders"],
 )
-def test_a_list_is_made_for_who_asked_although_others_are_admitted_meanwhile(command: str) -> None:
+def test_concurrent_lists_match_their_own_users_permissions(command: str) -> None:
     world = guarded()
     root, reader = logged_in(world, "root"), logged_in(world, "reader")
     for topic in ("orders", "other"):
@@ -208,7 +208,7 @@ def test_a_list_is_made_for_who_asked_although_others_are_admitted_meanwhile(com
         assert b"OK" in answers(root, batch(topic, 0, messages(1)))[0]
     alone = {peer: answers(peer, command.encode()) for peer in (reader, root)}
     for first, second in ((reader, root), (root, reader)):
-        first.feed(frame(command.encode()))  # what it is answered with is made in a later pass
+        first.feed(frame(command.encode()))  # its response is built in a later pass
         second.feed(frame(command.encode()))
         first.pass_by()
         assert {peer: peer.take_bodies() for peer in (reader, root)} == alone

@@ -1,4 +1,4 @@
-"""Requests about topics of several shards over the Cursus wire: answered as one broker answers them, in their order."""
+"""Requests about topics of several shards over Cursus: responses match a single process, in request order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LINES = (
 
 
 class Conversation(ShardedConversation):
-    """One connection; ``count`` shards behind it."""
+    """One connection in front of ``count`` shards."""
 
     def __init__(self, count: int, shards: MemoryShards | None = None) -> None:
         shards = shards or make_shards(count)
@@ -80,7 +80,7 @@ class Conversation(ShardedConversation):
             self.pass_by(1.0)  # a write waits for its topic
 
     def heard(self) -> list[bytes]:
-        """Bodies of frames that came."""
+        """Return the bodies of the frames that arrived."""
         data, found = self.take(), []
         while data:
             size = int.from_bytes(data[:4], "big")
@@ -94,7 +94,7 @@ class Conversation(ShardedConversation):
         return answer.decode()
 
     def finally_asked(self, text: str) -> str:
-        """The same where a password is verified by a thread."""
+        """The same for requests whose password is verified by a thread."""
         self.say(text.encode())
         end = time.monotonic() + WAIT_S
         while not (found := self.heard()):
@@ -109,7 +109,7 @@ def make_shards(count: int, cursus: CursusSettings | None = None) -> MemoryShard
 
 
 def three(*topics: str) -> Conversation:
-    """Three shards whose topics follow each other."""
+    """Return three shards that own consecutive topics."""
     conversation = Conversation(3)
     for topic in topics:
         assert conversation.ask(f"CREATE topic={topic} partitions=1").startswith("OK")
@@ -124,7 +124,7 @@ def shard_with(conversation: Conversation, topic: str) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(chosen=st.lists(st.sampled_from(LINES), min_size=1, max_size=30), size=st.integers(20, 400))
-def test_requests_are_answered_as_by_one_broker(chosen: list[str], size: int) -> None:
+def test_responses_match_a_single_process(chosen: list[str], size: int) -> None:
     data = b"".join(frame(line.encode()) for line in chosen)
     heard = []
     for count in (1, 3):
@@ -138,7 +138,7 @@ def test_requests_are_answered_as_by_one_broker(chosen: list[str], size: int) ->
     assert heard[0] == heard[1]
 
 
-def test_topics_lie_in_several_shards_and_are_listed_together() -> None:
+def test_topics_of_several_shards_are_listed_together() -> None:
     conversation = three(*TOPICS)
     assert sorted(len(broker.topics()) for broker in conversation.shards.brokers) == [1, 1, 2]
     assert conversation.ask("LIST") == "OK count=4 topics=a,bb,ccc,dddd"
@@ -148,7 +148,7 @@ def test_topics_lie_in_several_shards_and_are_listed_together() -> None:
     assert other.ask("LIST") == "a, bb, ccc, dddd"
 
 
-def test_clients_are_sent_where_they_came() -> None:
+def test_clients_are_directed_to_the_address_they_used() -> None:
     conversation = three("a", "b", "c")
     for topic in ("a", "b", "c"):
         assert "leaders=10.0.0.7:9000 " in conversation.ask(f"METADATA topic={topic}")
@@ -157,7 +157,7 @@ def test_clients_are_sent_where_they_came() -> None:
 
 
 class _Places:
-    """Implements ``Places`` for a process: its own port is told, or lasts no longer than it leads."""
+    """Implements ``Places`` for a process: its own port may be advertised, or is not stable."""
 
     def __init__(self, own: int, *, is_reported: bool) -> None:
         self._own = own
@@ -172,8 +172,8 @@ class _Places:
 
 @pytest.mark.parametrize("is_reported", [False, True])
 @pytest.mark.parametrize("came_to", [("10.0.0.7", 9000), ("10.0.0.7", 4711)])
-def test_clients_are_sent_to_addresses_that_last(is_reported: bool, came_to: tuple[str, int]) -> None:
-    """Where leaders have some they are named, topic by topic; all else is said of what all processes share."""
+def test_clients_are_directed_to_stable_addresses(is_reported: bool, came_to: tuple[str, int]) -> None:
+    """If leaders have their own address it is named for each topic; everything else uses the shared address."""
     ports = iter((9100, 9200, 9300))
 
     def factory(broker: Broker) -> CursusLinkFactory:
@@ -191,7 +191,7 @@ def test_clients_are_sent_to_addresses_that_last(is_reported: bool, came_to: tup
     assert f"host={host} port=9000" in conversation.ask("FIND_COORDINATOR group=g")
 
 
-def test_batches_are_carried_and_answered_in_their_order() -> None:
+def test_batches_are_forwarded_and_acknowledged_in_order() -> None:
     conversation = three("a", "b", "c")
     bodies = [batch(topic, 0, messages(2, 3)) for _ in range(3) for topic in ("c", "a", "b", "c")]
     conversation.say(*bodies)
@@ -199,7 +199,7 @@ def test_batches_are_carried_and_answered_in_their_order() -> None:
     assert offsets == [1, 1, 1, 3, 5, 3, 3, 7, 9, 5, 5, 11]
 
 
-def test_a_long_batch_is_carried() -> None:
+def test_a_long_batch_is_forwarded() -> None:
     conversation = three("a", "b")
     long = messages(1)
     long[0]["payload"] = b"x" * (LONG_BYTES + 1)
@@ -214,7 +214,7 @@ def test_a_long_batch_is_carried() -> None:
 
 
 @pytest.mark.parametrize("packing", ["gzip", "lz4", "zstd", "snappy"])
-def test_what_comes_compressed_is_answered_so(packing: str) -> None:
+def test_compressed_requests_get_compressed_responses(packing: str) -> None:
     from polywire.protocols.cursus.compression import algorithm
 
     pack = algorithm(packing)
@@ -227,7 +227,7 @@ def test_what_comes_compressed_is_answered_so(packing: str) -> None:
     assert heard[2:] == ["\U0001f4e4 Published to 'b'".encode(), b"hello", b"a, b"]
 
 
-def test_groups_are_those_of_their_topics() -> None:
+def test_groups_belong_to_the_shard_of_their_topic() -> None:
     conversation = three("a", "b", "c")
     joined = conversation.ask("JOIN_GROUP topic=b group=g member=m")
     member = joined.split("member=")[1].split()[0]
@@ -243,7 +243,7 @@ def test_groups_are_those_of_their_topics() -> None:
     assert conversation.ask(f"LEAVE_GROUP {who}").startswith("OK")
 
 
-def test_a_group_that_was_set_is_that_of_its_connection_everywhere() -> None:
+def test_the_group_of_a_connection_applies_in_every_shard() -> None:
     conversation = three("a", "b")
     conversation.say(*(b"PUBLISH topic=b producerId=p message=%d" % number for number in range(3)))
     conversation.heard()
@@ -258,7 +258,7 @@ def test_a_group_that_was_set_is_that_of_its_connection_everywhere() -> None:
     assert b"\x011\0" in body
 
 
-def test_errors_carry_their_class_where_that_was_negotiated() -> None:
+def test_errors_have_their_class_if_negotiated() -> None:
     conversation = three("a", "b")
     assert "class=" not in conversation.ask("LIST_OFFSETS topic=b partition=9")
     conversation.ask("NEGOTIATE version=1 features=structured_errors_v1")
@@ -268,7 +268,7 @@ def test_errors_carry_their_class_where_that_was_negotiated() -> None:
 # Streams
 
 
-def test_a_stream_comes_from_where_its_topic_lies() -> None:
+def test_a_stream_comes_from_the_shard_of_its_topic() -> None:
     conversation = three("a", "b")
     conversation.ask("PUBLISH topic=b producerId=p message=one")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
@@ -282,10 +282,10 @@ def test_a_stream_comes_from_where_its_topic_lies() -> None:
     writer.ask("DELETE topic=b")
     conversation.pass_by()
     assert conversation.heard() == [b"STREAM_CONTROL type=CLOSE reason=removed offset=2"]
-    assert conversation.ask("LIST") == "OK count=1 topics=a", "the connection takes requests again"
+    assert conversation.ask("LIST") == "OK count=1 topics=a", "the connection accepts requests again"
 
 
-def test_a_stream_is_replaced_by_one_over_another_connection() -> None:
+def test_a_stream_is_replaced_by_one_on_another_connection() -> None:
     conversation = three("a", "b")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
     other = Conversation(3, conversation.shards)
@@ -297,13 +297,13 @@ def test_a_stream_is_replaced_by_one_over_another_connection() -> None:
     assert conversation.shards.factories[1]._inside.state.stream_count == 0  # type: ignore[attr-defined]
 
 
-def test_a_stream_that_is_refused_leaves_the_connection_as_it_was() -> None:
+def test_a_refused_stream_leaves_the_connection_usable() -> None:
     conversation = three("a", "b")
     assert conversation.ask("STREAM topic=b partition=9 group=g").startswith("ERROR: command_failed")
     assert conversation.ask("LIST") == "OK count=2 topics=a,b"
 
 
-def test_a_peer_that_does_not_read_its_stream_is_not_read_for() -> None:
+def test_a_client_that_does_not_read_its_stream_is_not_read_from() -> None:
     conversation = three("a", "b")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
     conversation.output.backlog = conversation.output.backlog_max + 1
@@ -317,7 +317,7 @@ def test_a_peer_that_does_not_read_its_stream_is_not_read_for() -> None:
     assert not link.is_paused
 
 
-def test_a_stream_whose_process_is_lost_breaks_off() -> None:
+def test_a_stream_of_a_lost_process_closes_the_connection() -> None:
     conversation = three("a", "b")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
     with pytest.raises(PeerError):
@@ -327,7 +327,7 @@ def test_a_stream_whose_process_is_lost_breaks_off() -> None:
 # Transactions
 
 
-def test_a_transaction_is_committed_where_its_topics_lie() -> None:
+def test_a_transaction_is_committed_in_the_shard_of_its_topics() -> None:
     conversation = three("a", "b", "c")
     for topic, epoch in (("b", 0), ("c", 1), ("a", 2)):
         assert conversation.ask("INIT_PRODUCER_ID transactional_id=T").endswith(f"epoch={epoch}")
@@ -359,10 +359,10 @@ def test_a_transaction_over_several_shards_is_refused() -> None:
     assert "state=aborted" in other.ask(f"END_TXN {who} result=abort")
     for topic in "bc":
         conversation.say(f"CONSUME topic={topic} partition=0 offset=0 member=m".encode())
-        assert conversation.heard()[0].endswith(bytes(20)), "nothing is there"
+        assert conversation.heard()[0].endswith(bytes(20)), "nothing is stored"
 
 
-def test_epochs_meet_where_one_shard_has_had_later_ones() -> None:
+def test_an_epoch_above_those_of_every_shard_is_accepted() -> None:
     conversation = three("a", "b")
     broker = conversation.shards.brokers[1]
     for _ in range(3):
@@ -372,7 +372,7 @@ def test_epochs_meet_where_one_shard_has_had_later_ones() -> None:
     assert [one.epoch for one in found if one is not None] == [3, 3, 3]
 
 
-def test_a_pattern_that_several_shards_match_is_refused() -> None:
+def test_a_pattern_that_matches_several_shards_is_refused() -> None:
     conversation = three("a1", "b1", "b2", "x", "a2")
     assert conversation.ask("CONSUME topic=?1 partition=0 offset=0 member=m").startswith("ERROR: command_failed")
     conversation.say(b"PUBLISH topic=b1 producerId=p message=m", b"CONSUME topic=b1* partition=0 offset=0 member=m")
@@ -385,10 +385,10 @@ def test_a_pattern_that_several_shards_match_is_refused() -> None:
     assert b"came" in conversation.heard()[0]
 
 
-# Who is lost, who may
+# Lost processes and permissions
 
 
-def test_a_lost_process_ends_the_connections_whose_writes_it_owes() -> None:
+def test_a_lost_process_closes_connections_with_pending_writes() -> None:
     conversation = three("a", "b")
     conversation.feed(frame(batch("b", 0, messages(1))))
     with pytest.raises(PeerError):
@@ -398,7 +398,7 @@ def test_a_lost_process_ends_the_connections_whose_writes_it_owes() -> None:
 @pytest.mark.parametrize(
     ("text", "link"), [("DESCRIBE topic=b", 0), ("LIST", 1), ("STREAM topic=b partition=0 group=g", -1)]
 )
-def test_what_a_lost_process_owes_is_refused_and_may_be_asked_again(text: str, link: int) -> None:
+def test_pending_reads_of_a_lost_process_fail_and_can_be_retried(text: str, link: int) -> None:
     conversation = three("a", "b")
     conversation.ask("LIST")
     conversation.feed(frame(text.encode()))
@@ -408,13 +408,13 @@ def test_what_a_lost_process_owes_is_refused_and_may_be_asked_again(text: str, l
     assert conversation.ask("DESCRIBE topic=b").startswith("{")
 
 
-def test_a_lost_process_that_owes_nothing_is_nobodys_end() -> None:
+def test_a_lost_process_without_pending_requests_closes_no_connection() -> None:
     conversation = three("a", "b")
     conversation.shards.links[0].break_off()
     assert conversation.ask("DESCRIBE topic=b").startswith("{")
 
 
-def test_nothing_more_is_taken_for_a_process_that_takes_nothing() -> None:
+def test_requests_stop_when_a_shard_stops_reading() -> None:
     conversation = three("a", "b")
     conversation.shards.links[0].backlog = 1001
     assert conversation.session.paused()
@@ -423,7 +423,7 @@ def test_nothing_more_is_taken_for_a_process_that_takes_nothing() -> None:
     assert conversation.resumes == resumes + 1
 
 
-def test_a_peer_that_does_not_read_is_not_read_for() -> None:
+def test_a_client_that_does_not_read_is_not_read_from() -> None:
     conversation = three("a", "b")
     conversation.output.backlog = conversation.output.backlog_max + 1
     conversation.session.paused()
@@ -447,7 +447,7 @@ def test_links_end_with_the_connection() -> None:
     assert conversation.heard() == []
 
 
-def test_what_was_asked_before_the_peer_finished_is_answered() -> None:
+def test_requests_before_the_end_of_the_stream_are_answered() -> None:
     conversation = three("a", "b")
     conversation.feed(frame(b"DESCRIBE topic=b"))
     conversation.session.finish(memoryview(frame(b"DESCRIBE topic=b") + b"\0"))
@@ -456,7 +456,7 @@ def test_what_was_asked_before_the_peer_finished_is_answered() -> None:
     assert conversation.output.closed
 
 
-def test_nothing_is_carried_for_who_has_yet_to_log_in() -> None:
+def test_unauthenticated_requests_are_not_forwarded() -> None:
     conversation = three("a", "b")
     close_doors(conversation.shards)
     other = Conversation(3, conversation.shards)
@@ -469,7 +469,7 @@ def test_nothing_is_carried_for_who_has_yet_to_log_in() -> None:
     assert len(conversation.shards.links) == links
 
 
-def test_who_is_logged_in_is_so_where_requests_are_carried() -> None:
+def test_a_login_applies_in_every_shard() -> None:
     conversation = three("a", "b", "c")
     close_doors(conversation.shards)
     other = Conversation(3, conversation.shards)
@@ -481,7 +481,7 @@ def test_who_is_logged_in_is_so_where_requests_are_carried() -> None:
     assert other.ask("DESCRIBE topic=b").startswith("ERROR: authentication_required")
 
 
-def test_words_inside_a_request_are_proved_and_carried() -> None:
+def test_inline_credentials_are_verified_and_forwarded() -> None:
     conversation = three("a", "b")
     close_doors(conversation.shards)
     other = Conversation(3, conversation.shards)
@@ -500,7 +500,7 @@ def close_doors(shards: MemoryShards) -> None:
         broker.access.configure([ConfiguredUser("alice", HASH, EVERYTHING)])
 
 
-def test_a_link_without_the_key_is_turned_away() -> None:
+def test_a_link_without_the_key_is_rejected() -> None:
     shards = make_shards(1)
     output = CapturedOutput()
     factory = CursusLinkFactory(shards.factories[0]._inside, bytes(KEY_BYTES))  # type: ignore[attr-defined]

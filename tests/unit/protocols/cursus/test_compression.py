@@ -1,4 +1,4 @@
-"""Compressed frames: sniffed, set, damaged, too large."""
+"""Compressed frames: detection, configuration, damage and size limits."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LIST = {
 
 
 def expanded(name: str, bodies: list[bytes]) -> list[bytes]:
-    """Compressed bodies."""
+    """Return the decompressed bodies."""
     return [bytes(algorithm(name).expand(memoryview(body), 64 << 20)) for body in bodies]
 
 
 @pytest.mark.parametrize("name", ["gzip", "lz4", "xerial", "zstd"])
-def test_frames_are_recognised_by_their_first_bytes(name: str) -> None:
+def test_compression_is_detected_by_the_first_bytes(name: str) -> None:
     peer = World().connect()
     assert expanded(name, peer.say(bytes.fromhex(LIST[name]))) == [b"(no topics)"]
     peer.ask("CREATE topic=orders partitions=1")
@@ -42,7 +42,7 @@ def test_frames_are_recognised_by_their_first_bytes(name: str) -> None:
     assert json.loads(peer.ask(packed))["last_offset"] == 1
 
 
-def test_a_raw_block_is_taken_when_the_listener_is_set_to_it() -> None:
+def test_a_raw_block_is_accepted_if_configured() -> None:
     peer = World(cursus=CursusSettings(compression="snappy")).connect()
     assert expanded("snappy", peer.say(bytes.fromhex(LIST["snappy"]))) == [b"(no topics)"]
     peer.feed(frame(b"LIST"))
@@ -50,7 +50,7 @@ def test_a_raw_block_is_taken_when_the_listener_is_set_to_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "lz4", "xerial", "zstd", "snappy"])
-def test_every_algorithm_gives_back_what_it_took(name: str) -> None:
+def test_every_algorithm_round_trips(name: str) -> None:
     known = algorithm(name)
     data = bytes(range(256)) * 5000
     packed = known.compress(data)
@@ -70,7 +70,7 @@ def test_the_framing_format_of_snappy_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "lz4", "xerial", "zstd"])
-def test_answers_of_the_legacy_dialect_are_compressed_as_their_requests_are(name: str) -> None:
+def test_responses_of_the_legacy_dialect_use_the_requests_compression(name: str) -> None:
     peer = World().connect()
     for text, answer in (
         (b"CREATE orders 1", "\u2705 Topic 'orders' now has 1 partitions"),
@@ -85,7 +85,7 @@ def test_answers_of_the_legacy_dialect_are_compressed_as_their_requests_are(name
 
 
 @pytest.mark.parametrize("goes", [False, True])
-def test_a_long_answer_is_compressed_beside_the_loop(goes: bool) -> None:
+def test_a_long_response_is_compressed_off_the_event_loop(goes: bool) -> None:
     world = World()
     peer, other = world.connect(), world.connect()
     names = [f"{number}".zfill(100) for number in range(PACKED_HERE_BYTES_MAX // 100)]
@@ -105,7 +105,7 @@ def test_a_long_answer_is_compressed_beside_the_loop(goes: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "lz4", "xerial", "zstd"])
-def test_a_text_that_is_too_long_takes_memory_once(name: str) -> None:
+def test_a_text_that_is_too_long_is_copied_once_only(name: str) -> None:
     size = 60 << 20
     packed = algorithm(name).compress(bytes(size))
     peer = World().connect()
@@ -119,7 +119,7 @@ def test_a_text_that_is_too_long_takes_memory_once(name: str) -> None:
     assert peak < 1.5 * size
 
 
-def test_users_add_algorithms_by_name() -> None:
+def test_users_can_register_algorithms_by_name() -> None:
     def expand(body: memoryview, limit: int) -> bytes:
         return zlib.decompress(body[2:])
 
@@ -133,7 +133,7 @@ def test_users_add_algorithms_by_name() -> None:
 
 
 def large_batch(size: int, value_size: int = 2_000) -> tuple[bytes, int]:
-    """A batch of about so many bytes, and how many messages it has."""
+    """Return a batch of about that many bytes, and its number of messages."""
     count = size // value_size
     return batch(
         "orders", 0, [{"seq": n, "pid": "p", "payload": b"v" * value_size} for n in range(1, count + 1)]
@@ -141,14 +141,14 @@ def large_batch(size: int, value_size: int = 2_000) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("name", ["", "gzip", "lz4", "xerial", "zstd"])
-def test_a_large_frame_holds_up_its_own_connection_only(name: str) -> None:
+def test_a_large_frame_delays_its_own_connection_only(name: str) -> None:
     world = World()
     peer, other = world.connect(), world.connect()
     peer.ask("CREATE topic=orders partitions=1")
     body, count = large_batch(3 * LARGE_BYTES if name else 3 * LONG_BYTES)
     peer.feed(frame(algorithm(name).compress(body) if name else body) + frame(b"LIST") + frame(b"HELP"))
     assert peer.take_bodies() == []
-    assert other.ask("LIST") == "orders", "nobody else waits"
+    assert other.ask("LIST") == "orders", "other connections do not wait"
     peer.pass_by()
     acknowledged, listed, helped = peer.take_bodies()
     assert json.loads(acknowledged)["last_offset"] == count - 1
@@ -158,8 +158,8 @@ def test_a_large_frame_holds_up_its_own_connection_only(name: str) -> None:
     assert [record.value for record in stored(world, "orders")] == [b"v" * 2_000] * count
 
 
-def test_a_batch_too_large_for_one_is_stored_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_frame, "STEP_S", 0.0)  # the simulated clock stands still meanwhile
+def test_a_very_large_batch_is_stored_in_turns_with_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_frame, "STEP_S", 0.0)  # the simulated clock does not advance meanwhile
     world = World()
     peer, other = world.connect(), world.connect()
     peer.ask("CREATE topic=orders partitions=1")
@@ -175,7 +175,7 @@ def test_a_batch_too_large_for_one_is_stored_in_turns_with_others(monkeypatch: p
     assert json.loads(peer.take_bodies()[0])["last_offset"] == count - 1
 
 
-def test_a_batch_whose_peer_goes_while_it_is_stored_is_stored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_stored_completely_if_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_frame, "STEP_S", 0.0)
     world = World()
     peer = world.connect()
@@ -191,7 +191,7 @@ def test_a_batch_whose_peer_goes_while_it_is_stored_is_stored_whole(monkeypatch:
 
 
 @pytest.mark.parametrize("half_way", [False, True])
-def test_a_peer_that_goes_while_its_frame_is_prepared(half_way: bool) -> None:
+def test_a_client_that_disconnects_while_its_frame_is_decompressed(half_way: bool) -> None:
     world = World()
     peer = world.connect()
     peer.ask("CREATE topic=orders partitions=1")
@@ -203,10 +203,10 @@ def test_a_peer_that_goes_while_its_frame_is_prepared(half_way: bool) -> None:
     peer.pass_by()
     assert peer.pins == 0
     next_one = world.connect()
-    assert json.loads(next_one.ask(packed))["status"] == "OK", "nothing is left off the loop"
+    assert json.loads(next_one.ask(packed))["status"] == "OK", "nothing remains off the loop"
 
 
-def test_a_peer_that_has_finished_gets_the_answer_to_its_large_frame() -> None:
+def test_a_half_closed_client_gets_the_response_to_its_large_frame() -> None:
     world = World()
     peer = world.connect()
     peer.ask("CREATE topic=orders partitions=1")
@@ -219,7 +219,7 @@ def test_a_peer_that_has_finished_gets_the_answer_to_its_large_frame() -> None:
     assert peer.closed
 
 
-def test_a_large_frame_whose_topic_comes_later() -> None:
+def test_a_large_frame_for_a_topic_that_is_created_later() -> None:
     world = World()
     peer, other = world.connect(), world.connect()
     peer.feed(frame(algorithm("gzip").compress(large_batch(3 * LARGE_BYTES)[0])))
@@ -230,7 +230,7 @@ def test_a_large_frame_whose_topic_comes_later() -> None:
     peer.pass_by()
     assert json.loads(peer.take_bodies()[0])["status"] == "OK"
     lost = world.connect()
-    lost.feed(frame(algorithm("gzip").compress(large_batch(3 * LARGE_BYTES)[0].replace(b"orders", b"nobody"))))
+    lost.feed(frame(algorithm("gzip").compress(large_batch(3 * LARGE_BYTES)[0].replace(b"orders", b"absent"))))
     for _ in range(40):
         lost.pass_by()
         world.memory.advance(0.05)
@@ -239,7 +239,7 @@ def test_a_large_frame_whose_topic_comes_later() -> None:
     assert lost.pins == peer.pins == 0
 
 
-def test_a_large_frame_that_expands_too_far_ends_the_connection() -> None:
+def test_a_large_frame_that_expands_beyond_the_limit_closes_the_connection() -> None:
     world = World()
     for name in ("gzip", "lz4", "xerial", "zstd"):
         peer = world.connect()
@@ -250,7 +250,7 @@ def test_a_large_frame_that_expands_too_far_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "xerial", "zstd"])
-def test_many_tiny_parts_are_refused_soon(name: str) -> None:
+def test_many_tiny_parts_are_refused_quickly(name: str) -> None:
     part = algorithm(name).compress(b"")
     bomb = part * 1_000_000 if name != "xerial" else part[:16] + part[16:] * 2_000_000
     with processor_used() as used, pytest.raises(PeerError):

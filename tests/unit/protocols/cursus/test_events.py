@@ -1,4 +1,4 @@
-"""Event sourcing over the Cursus wire: every reply and refusal (spec: cursus#event-sourcing), and long streams."""
+"""Event sourcing over Cursus: every response and refusal (spec: cursus#event-sourcing), and long streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def peer() -> Dialogue:
 
 
 def unpacked(body: bytes) -> list[dict[str, Any]]:
-    """The messages of a batch; an independent reading of the modern layout (spec: cursus#batch-layout)."""
+    """Return the messages of a batch; an independent decoder of the modern layout (spec: cursus#batch-layout)."""
     at = 0
 
     def take(form: str) -> Any:
@@ -64,7 +64,7 @@ def stream(peer: Dialogue, rest: str) -> tuple[dict[str, Any], list[dict[str, An
     return json.loads(head), unpacked(batch)
 
 
-def test_events_are_appended_read_and_summed_up(peer: Dialogue) -> None:
+def test_events_are_appended_and_read_and_aggregates_described(peer: Dialogue) -> None:
     # FNV-1a 64 of order-1 is 16061103592383113325, odd: partition 1 (spec: cursus#partitioning)
     append = "APPEND_STREAM topic=ev key=order-1"
     text = f'{append} version=1 event_type=Created schema_version=2 metadata={{"u":1}} producerId=x message={{"item": "a b"}}'
@@ -72,7 +72,7 @@ def test_events_are_appended_read_and_summed_up(peer: Dialogue) -> None:
     assert peer.ask("APPEND_STREAM topic=ev key=other version=1 message=o").startswith("OK version=1")
     assert peer.ask(f"{append} version=2 message=second").startswith("OK version=2 offset=")
     assert peer.ask("STREAM_VERSION topic=ev key=order-1") == "OK version=2"
-    assert peer.ask("STREAM_VERSION topic=ev key=nobody") == "OK version=0"
+    assert peer.ask("STREAM_VERSION topic=ev key=unknown") == "OK version=0"
     head, events = stream(peer, "key=order-1")
     assert head == {"status": "OK", "topic": "ev", "key": "order-1", "partition": 1, "count": 2}
     assert list(head) == ["status", "topic", "key", "partition", "count"]
@@ -83,10 +83,10 @@ def test_events_are_appended_read_and_summed_up(peer: Dialogue) -> None:
     assert (events[1]["version"], events[1]["schema"], events[1]["type"]) == (2, 1, b"")
     assert [event["version"] for event in stream(peer, "key=order-1 from_version=2")[1]] == [2]
     assert stream(peer, "key=order-1 from_version=3") == ({**head, "count": 0}, [])
-    assert stream(peer, "key=nobody")[0]["count"] == 0
+    assert stream(peer, "key=unknown")[0]["count"] == 0
 
 
-def test_a_snapshot_stands_for_the_events_before_it(peer: Dialogue) -> None:
+def test_a_snapshot_replaces_the_events_before_it(peer: Dialogue) -> None:
     for version in (1, 2, 3):
         peer.ask(f"APPEND_STREAM topic=ev key=o1 version={version} message=v{version}")
     assert peer.ask("READ_SNAPSHOT topic=ev key=o1") == "OK snapshot=null"
@@ -96,7 +96,7 @@ def test_a_snapshot_stands_for_the_events_before_it(peer: Dialogue) -> None:
     head, events = stream(peer, "key=o1")
     assert head["snapshot"] == {"version": 2, "payload": '{"s": 2}'}
     assert (head["count"], [event["version"] for event in events]) == (1, [3])
-    head, events = stream(peer, "key=o1 from_version=3")  # newer than the snapshot: it is of no use
+    head, events = stream(peer, "key=o1 from_version=3")  # newer than the snapshot, which is skipped
     assert "snapshot" not in head
     assert [event["version"] for event in events] == [3]
     assert peer.ask("SAVE_SNAPSHOT topic=ev key=o1 version=1 message=older").startswith("OK version=1")
@@ -107,7 +107,7 @@ def test_a_snapshot_stands_for_the_events_before_it(peer: Dialogue) -> None:
     assert peer.ask("STREAM_VERSION topic=ev key=o1") == "OK version=3"
 
 
-def test_what_is_wrong_is_said(peer: Dialogue) -> None:
+def test_errors_of_event_commands(peer: Dialogue) -> None:
     peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
     conflict = "version_conflict current=1 expected="
     for text, answer in (
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_said(peer: Dialogue) -> None:
         assert peer.ask(text) == f'{{"error":"{answer}","status":"ERROR"}}', text
 
 
-def test_events_are_consumed_like_any_record_and_plain_records_are_no_events(peer: Dialogue) -> None:
+def test_events_are_consumed_like_records_and_plain_records_are_not_events(peer: Dialogue) -> None:
     peer.ask("APPEND_STREAM topic=ev key=order-1 version=1 message=x")
     peer.ask("PUBLISH topic=ev producerId=p partition=1 key=order-1 message=plain")
     peer.ask("APPEND_STREAM topic=ev key=order-1 version=2 message=y")
@@ -158,7 +158,7 @@ def test_a_topic_of_events_does_not_grow(peer: Dialogue) -> None:
     assert peer.ask("CREATE topic=ev partitions=2 event_sourcing=true").startswith("OK topic=ev partitions=2")
 
 
-def test_a_stream_that_is_too_large_is_refused_whole(peer: Dialogue) -> None:
+def test_a_stream_that_is_too_large_is_refused_as_a_whole(peer: Dialogue) -> None:
     for version in range(1, 11):
         peer.feed(frame(f"APPEND_STREAM topic=ev key=a version={version} message={'x' * 900_000}".encode()))
         peer.pass_by()
@@ -181,7 +181,7 @@ class Pin:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Reported, Read]]:
-    """Has every read wait for the disk; returns who waits, and for what."""
+    """Make every read wait for the disk; return the waiting callbacks and their reads."""
     waiting: list[tuple[Reported, Read]] = []
     read = MemoryPartition.read
 
@@ -195,7 +195,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Reported, Read]]:
     return waiting
 
 
-def test_those_who_waited_for_the_same_bytes_take_turns(peer: Dialogue, fetched: list[tuple[Reported, Read]]) -> None:
+def test_readers_of_the_same_bytes_take_turns(peer: Dialogue, fetched: list[tuple[Reported, Read]]) -> None:
     peers = [peer, *(Dialogue(peer.world) for _ in range(9))]
     peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
     for one in peers:
@@ -204,13 +204,13 @@ def test_those_who_waited_for_the_same_bytes_take_turns(peer: Dialogue, fetched:
     assert len(fetched) == len(peers)
     for reported, read in fetched:
         reported(read)
-    assert not any(one.sent for one in peers), "nothing is made from inside of what tells them"
+    assert not any(one.sent for one in peers), "no response is built inside the callback"
     for one in peers:
         one.pass_by()
         assert len(one.take_bodies()) == 2
 
 
-def test_those_who_ask_behind_one_write_batch_take_turns(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_after_the_same_write_batch_take_turns(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, read = peer.world.memory, MemoryPartition.read
     loop = memory.loop
     assert isinstance(loop, ManualLoop)
@@ -235,9 +235,7 @@ def test_those_who_ask_behind_one_write_batch_take_turns(peer: Dialogue, monkeyp
     assert all(len(one.take_bodies()) == 2 for one in peers)
 
 
-def test_a_peer_that_is_gone_gives_back_what_was_fetched_for_it(
-    peer: Dialogue, fetched: list[tuple[Reported, Read]]
-) -> None:
+def test_a_disconnected_client_releases_its_pending_read(peer: Dialogue, fetched: list[tuple[Reported, Read]]) -> None:
     peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
     peer.feed(frame(b"READ_STREAM topic=ev key=a"))
     peer.pass_by()

@@ -1,4 +1,4 @@
-"""CONSUME and STREAM: where they begin, what they bring, how they end."""
+"""CONSUME and STREAM: start positions, contents and ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.protocols.cursus.test_produce import batch, messages
 
 
 def unpack(body: bytes) -> tuple[str, int, list[tuple[int, int, bytes]]]:
-    """Topic, partition and (offset, sequence, payload) of a pushed batch; an independent reading of the modern layout."""
+    """Return topic, partition and (offset, sequence, payload) of a pushed batch; an independent decoder."""
     assert body[:2] == b"\xba\x7c"
     at = 2
 
@@ -54,7 +54,7 @@ def filled(count: int = 6) -> tuple[World, Dialogue]:
     return world, peer
 
 
-def test_consume_begins_at_the_given_offset_every_time() -> None:
+def test_consume_starts_at_the_given_offset_every_time() -> None:
     world, peer = filled()
     world.memory.broker.commit_position("c1", 0, PositionKind.GROUP, "g", 5, level=Level.WRITTEN)
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_consume_begins_at_the_given_offset_every_time() -> None:
     assert found == []
 
 
-def test_nothing_there_is_an_empty_batch() -> None:
+def test_a_read_without_records_returns_an_empty_batch() -> None:
     _, peer = filled()
     (answer,) = peer.say(b"CONSUME topic=c1 partition=0 offset=99 member=m")
     assert answer == b"\xba\x7c\x00\x02c1\x00\x00\x00\x00\x011\x00" + bytes(20)
@@ -86,7 +86,7 @@ def test_the_worked_example_byte_for_byte() -> None:
     assert answer == bytes.fromhex(expected)
 
 
-def test_a_long_poll_ends_with_records_or_with_time() -> None:
+def test_a_long_poll_ends_with_records_or_a_timeout() -> None:
     world, peer = filled()
     ask = b"CONSUME topic=c1 partition=1 offset=0 member=m wait_ms=1000"
     assert peer.say(ask) == []
@@ -98,12 +98,12 @@ def test_a_long_poll_ends_with_records_or_with_time() -> None:
     assert unpack(peer.take_bodies()[0])[2] == []
 
 
-def test_batches_behind_a_long_poll_are_stored_and_answered_behind_it() -> None:
+def test_batches_after_a_long_poll_are_acknowledged_after_it() -> None:
     _, peer = filled(1)
     peer.feed(
         frame(b"CONSUME topic=c1 partition=1 offset=0 member=m wait_ms=1000") + frame(batch("c1", 1, messages(1)))
     )
-    assert not peer.session.paused(), "a stop of the broker does not wait for a long poll"
+    assert not peer.session.paused(), "a stopping broker does not wait for a long poll"
     peer.feed(frame(b"LIST"))
     peer.pass_by()
     read, acknowledged, listed = peer.take_bodies()
@@ -111,7 +111,7 @@ def test_batches_behind_a_long_poll_are_stored_and_answered_behind_it() -> None:
     assert (acknowledged[:14], listed) == (b'{"status":"OK"', b"OK count=1 topics=c1")
 
 
-def test_a_pattern_that_would_explode_takes_no_time() -> None:
+def test_a_pattern_that_could_backtrack_exponentially_is_fast() -> None:
     peer = World().connect()
     peer.ask(f"CREATE topic={'a' * 40} partitions=1")
     with processor_used() as used:
@@ -121,7 +121,7 @@ def test_a_pattern_that_would_explode_takes_no_time() -> None:
     assert "at most 249 characters" in peer.ask(f"CONSUME topic={'*a' * 125} partition=0 member=m group=g")
 
 
-def test_a_pattern_reads_all_its_topics() -> None:
+def test_a_pattern_reads_all_matching_topics() -> None:
     _, peer = filled(1)
     peer.ask("CREATE topic=c2 partitions=1")
     peer.ask(batch("c2", 0, messages(7)))
@@ -132,13 +132,13 @@ def test_a_pattern_reads_all_its_topics() -> None:
     )
 
 
-def test_a_batch_has_as_many_records_as_asked_for() -> None:
+def test_a_batch_has_the_requested_number_of_records() -> None:
     _, peer = filled()
     _, _, found = unpack(peer.say(b"CONSUME topic=c1 partition=0 offset=1 member=m batch=2")[0])
     assert [offset for offset, _, _ in found] == [1, 2]
 
 
-def test_reads_below_what_is_kept_tell_the_bounds() -> None:
+def test_reads_below_the_first_offset_return_the_bounds() -> None:
     world, peer = filled()
     broker = world.memory.broker
     broker.purge_topic(broker.topic("c1"))
@@ -151,7 +151,7 @@ def test_reads_below_what_is_kept_tell_the_bounds() -> None:
     assert [offset for offset, _, _ in unpack(again)[2]] == [6]
 
 
-def test_a_stream_pushes_keeps_alive_and_is_replaced() -> None:
+def test_a_stream_pushes_records_and_keepalives_and_can_be_replaced() -> None:
     world, peer = filled(5)
     (first,) = peer.say(b"STREAM topic=c1 partition=0 group=sg member=m generation=1 offset=3")
     assert [offset for offset, _, _ in unpack(first)[2]] == [3, 4]
@@ -178,7 +178,7 @@ def test_a_stream_ends_with_its_topic() -> None:
     assert peer.take_bodies() == [b"STREAM_CONTROL type=CLOSE reason=removed offset=1"]
 
 
-def test_a_peer_that_does_not_read_is_not_read_for() -> None:
+def test_a_client_that_does_not_read_is_not_read_from() -> None:
     world, peer = filled(1)
     peer.say(b"STREAM topic=c1 partition=0 group=sg offset=0")
     peer.backlog = peer.backlog_max + 1

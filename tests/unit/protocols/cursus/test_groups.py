@@ -1,5 +1,4 @@
-"""Consumer groups over the Cursus wire: the worked exchange (spec: cursus#group-exchange), every refusal (spec: cursus#group-answers), and
-our own rules (spec: cursus#joining-again)."""
+"""Consumer groups over Cursus: the worked exchange (spec: cursus#group-exchange), refusals and our own rules."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from tests.unit.protocols.cursus.dialogue import Dialogue, World
 
 
 def joined(peer: Dialogue, name: str, *, topic: str = "g1", group: str = "G") -> tuple[str, int, str]:
-    """Join; returns member id, generation and the printed assignment."""
+    """Join; return the member id, the generation and the printed assignment."""
     answer = peer.ask(f"JOIN_GROUP topic={topic} group={group} member={name}")
     match = re.fullmatch(r"OK generation=(\d+) member=(\S+) assignments=(\[[\d ]*\])", answer)
     assert match is not None, answer
@@ -77,7 +76,7 @@ def test_the_worked_positional_exchange() -> None:
     assert peer.ask("LEAVE_GROUP orders workers c1") == f"OK group=workers member={member} left=true"
 
 
-def test_what_is_missing_or_wrong_is_said_in_order(peer: Dialogue) -> None:
+def test_errors_of_group_commands_in_order(peer: Dialogue) -> None:
     peer.ask("CREATE topic=t1 partitions=1")
     a, _, _ = joined(peer, "A")
     for text, answer in (
@@ -118,7 +117,7 @@ def test_what_is_missing_or_wrong_is_said_in_order(peer: Dialogue) -> None:
         assert peer.ask(text) == f"ERROR: {answer}", text
 
 
-def test_what_a_commit_may_get_wrong(peer: Dialogue) -> None:
+def test_errors_of_commits(peer: Dialogue) -> None:
     peer.ask("CREATE topic=t1 partitions=1")
     a, _, _ = joined(peer, "A")
     of_a = f"member={a} generation=1"
@@ -147,7 +146,7 @@ def test_what_a_commit_may_get_wrong(peer: Dialogue) -> None:
     assert peer.ask(f"{commit} offset=4") == f'ERROR: offset_regression reason="{reason}"'
 
 
-def test_what_a_batch_commit_may_get_wrong(peer: Dialogue) -> None:
+def test_errors_of_batch_commits(peer: Dialogue) -> None:
     a, _, _ = joined(peer, "A")
     batch = f"BATCH_COMMIT topic=g1 group=G member={a}"
     for pairs, answer in (
@@ -166,21 +165,21 @@ def test_what_a_batch_commit_may_get_wrong(peer: Dialogue) -> None:
     assert peer.ask("FETCH_OFFSET topic=g1 partition=0 group=G") == "OK offset=7"  # all or nothing
 
 
-def test_a_fenced_member_that_joins_again_stays_who_it_is(peer: Dialogue) -> None:
+def test_a_fenced_member_that_rejoins_keeps_its_id(peer: Dialogue) -> None:
     a, _, _ = joined(peer, "A")
     b, generation, _ = joined(peer, "B")
-    assert joined(peer, a) == (a, generation, "[0 1]")  # with its whole id, as Python's client does
+    assert joined(peer, a) == (a, generation, "[0 1]")  # with its full id, as Python's client does
     c, generation, _ = joined(peer, "C")
     for _ in range(
         2
-    ):  # with the name it first gave, as Java's does, sometimes twice: an old heartbeat fails after the new join
+    ):  # with its original name, as Java's does, sometimes twice: an old heartbeat fails after the new join
         assert joined(peer, "A") == (a, generation, "[0]")
     assert peer.ask(f"HEARTBEAT topic=g1 group=G member={a} generation={generation}").startswith("OK")
-    assert joined(peer, "A")[0] != a  # now in use: this is somebody else of that name
+    assert joined(peer, "A")[0] != a  # in use by now: this is another client of the same name
     assert {b, c} == {member["member_id"] for member in status(peer)["members"]} - {a} - namesakes(peer, a)
 
 
-def test_a_member_without_partitions_may_join_by_its_name_again_and_again(peer: Dialogue) -> None:
+def test_a_member_without_partitions_can_rejoin_by_name_repeatedly(peer: Dialogue) -> None:
     for name in ("A", "B", "C"):
         joined(peer, name)
     idle, generation, assigned = joined(peer, "D")
@@ -199,14 +198,14 @@ def status(peer: Dialogue, group: str = "G") -> dict[str, Any]:
     return shown
 
 
-def test_a_member_leaves_without_a_generation(peer: Dialogue) -> None:
+def test_a_member_can_leave_without_a_generation(peer: Dialogue) -> None:
     a, _, _ = joined(peer, "A")
     assert peer.ask(f"LEAVE_GROUP topic=g1 group=G member={a}") == f"OK group=G member={a} left=true"
     shown = status(peer)
     assert (shown["state"], shown["generation"], shown["member_count"]) == ("Dead", 2, 0)
 
 
-def test_status_and_lists(peer: Dialogue) -> None:
+def test_group_status_and_lists(peer: Dialogue) -> None:
     assert peer.ask("REGISTER_GROUP topic=g1 group=RG") == "OK group=RG topic=g1 registered=true"
     assert peer.ask("REGISTER_GROUP topic=g1 group=RG") == "OK group=RG topic=g1 registered=true"
     assert status(peer, "RG") == {
@@ -234,14 +233,14 @@ def test_status_and_lists(peer: Dialogue) -> None:
     assert peer.ask("FETCH_OFFSET topic=g1 partition=0 group=RG") == "OK offset=0"
 
 
-def test_the_group_of_those_who_name_none_has_any_topic(peer: Dialogue) -> None:
+def test_the_default_group_has_any_topic(peer: Dialogue) -> None:
     peer.ask("CREATE topic=t1 partitions=1")
     assert joined(peer, "A", group="default-group")[2] == "[0 1 2]"
     assert joined(peer, "A", group="default-group", topic="t1")[2] == "[0]"
     assert peer.ask("FETCH_OFFSET topic=t1 partition=0 group=default-group") == "OK offset=0"
 
 
-def test_added_partitions_reach_the_group(peer: Dialogue) -> None:
+def test_added_partitions_are_assigned(peer: Dialogue) -> None:
     a, _, _ = joined(peer, "A")
     peer.ask("CREATE topic=g1 partitions=5")
     assert "GEN_MISMATCH" in peer.ask(f"HEARTBEAT topic=g1 group=G member={a} generation=1")
@@ -259,7 +258,7 @@ def test_commits_keep_a_member_alive(peer: Dialogue) -> None:
     )
 
 
-def test_names_that_are_no_text_are_refused_and_keys_are_not() -> None:
+def test_names_that_are_not_text_are_refused_and_keys_are_not() -> None:
     peer = World().connect()
     peer.ask("CREATE topic=ev partitions=1 event_sourcing=true")
     refused = 'ERROR: decode_failed reason="an argument is not valid UTF-8"'
@@ -270,7 +269,7 @@ def test_names_that_are_no_text_are_refused_and_keys_are_not() -> None:
     assert peer.ask(b"STREAM_VERSION topic=ev key=\xff") == "OK version=1"
 
 
-def test_groups_outlive_a_restart(peer: Dialogue) -> None:
+def test_groups_survive_a_restart(peer: Dialogue) -> None:
     a, _, _ = joined(peer, "A")
     peer.ask("REGISTER_GROUP topic=g1 group=RG")
     peer.ask(f"BATCH_COMMIT topic=g1 group=G member={a} generation=1 P0:6,P1:7")
@@ -281,7 +280,7 @@ def test_groups_outlive_a_restart(peer: Dialogue) -> None:
     assert peer.ask("LIST_GROUPS") == "OK count=2 groups=G,RG"
 
 
-def test_members_of_two_wires_share_a_group(peer: Dialogue) -> None:
+def test_members_of_two_protocols_share_a_group(peer: Dialogue) -> None:
     a, _, _ = joined(peer, "A")
     broker = peer.world.memory.broker
     other = broker.groups.join("G", "g1", "Z", wire="flux", named_alone=True)
@@ -310,7 +309,7 @@ def test_names_of_groups_have_a_limit() -> None:
     assert peer.ask(f"JOIN_GROUP topic=g1 group={'x' * 300} member=m").startswith("ERROR: invalid_member")
 
 
-def test_the_status_of_a_group_does_not_list_who_has_died(peer: Dialogue) -> None:
+def test_the_status_of_a_group_omits_expired_members(peer: Dialogue) -> None:
     joined(peer, "A")
     peer.world.memory.advance(6)
     b, _, _ = joined(peer, "B")

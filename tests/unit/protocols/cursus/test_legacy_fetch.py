@@ -19,7 +19,7 @@ UNUSED_S = 0.5
 
 
 def filled(*contents: bytes) -> tuple[World, Dialogue]:
-    """A topic ``c1`` of one partition with these values."""
+    """Create a topic ``c1`` of one partition with these values."""
     world = World()
     peer = world.connect()
     peer.ask("CREATE c1 1", "admin")
@@ -39,12 +39,12 @@ def consumed(peer: Dialogue, start: int) -> list[bytes]:
 
 
 def starts_of(contents: list[bytes]) -> list[int]:
-    """Byte offsets of values, and of the end."""
+    """Return the byte offsets of the values, and of the end."""
     return [0, *accumulate(4 + len(value) for value in contents)]
 
 
 @pytest.mark.parametrize("topic", ["", "admin", "c1"])
-def test_an_envelope_tells_the_dialect_whatever_its_topic_is(topic: str) -> None:
+def test_an_envelope_means_the_legacy_dialect_whatever_its_topic_is(topic: str) -> None:
     world, _ = filled(b"x")
     first = world.connect()
     assert first.say(enveloped(topic, b"CONSUME c1 0 0")) == [b"x"]
@@ -52,7 +52,7 @@ def test_an_envelope_tells_the_dialect_whatever_its_topic_is(topic: str) -> None
     assert missing == [b"ERROR: topic 'nowhere' does not exist"]
 
 
-def test_values_are_found_by_the_bytes_before_them() -> None:
+def test_values_are_found_by_byte_offset() -> None:
     chance = random.Random(1)
     contents = [bytes(chance.choice([0, 0, 1, 7, 200])) for _ in range(60)]
     starts = starts_of(contents)
@@ -69,7 +69,7 @@ def test_values_are_found_by_the_bytes_before_them() -> None:
             assert found == ([] if byte >= starts[-1] else REFUSED), byte
 
 
-def test_an_answer_has_few_bytes_and_the_next_goes_on() -> None:
+def test_a_response_is_small_and_the_next_one_continues() -> None:
     contents = [bytes([number % 256]) * 1_000 for number in range(40)]
     contents[20] = bytes(300_000)
     world, peer = filled(*contents)
@@ -87,20 +87,20 @@ def test_an_answer_has_few_bytes_and_the_next_goes_on() -> None:
     assert consumed(peer, byte) == [b"more"]
 
 
-def test_the_latest_place_is_known_and_any_is_found_in_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_byte_offset_is_cached_and_others_are_searched_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 5_000
     _, peer = filled(*[b""] * count)
     monkeypatch.setattr(
         legacy_fetch, "LOOKUPS_MAX", 20
-    )  # 0.6 ** 17 * 5_000 < 1, and three for what is nearer than a look can tell
+    )  # 0.6 ** 17 * 5_000 < 1, and three lookups for the last few records
     assert len(consumed(peer, 4 * (count - 10))) == 10
     assert len(consumed(peer, 8)) == 2_048
-    monkeypatch.setattr(legacy_fetch, "LOOKUPS_MAX", 1)  # which is enough for a place that is known
-    assert len(consumed(peer, 8 + 8_192)) == 2_048, "the place where that stopped"
+    monkeypatch.setattr(legacy_fetch, "LOOKUPS_MAX", 1)  # enough for a cached byte offset
+    assert len(consumed(peer, 8 + 8_192)) == 2_048, "the offset where the search stopped"
     assert consumed(peer, 4 * (count - 10)) == REFUSED
 
 
-def test_places_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_byte_offsets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(legacy_fetch, "BYTE_POSITIONS_MAX", 2)
     world, peer = filled(b"x")
     peer.ask("CREATE c2 4", "admin")
@@ -109,7 +109,7 @@ def test_places_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(world.factory.state.byte_positions) == 2
 
 
-def test_the_connection_closes_unless_something_further_is_asked() -> None:
+def test_the_connection_closes_unless_another_request_follows() -> None:
     world, peer = filled(b"x")
     assert consumed(peer, 0) == [b"x"]
     world.memory.advance(UNUSED_S - 0.1)
@@ -126,7 +126,7 @@ def test_the_connection_closes_unless_something_further_is_asked() -> None:
     assert peer.closed
 
 
-def test_a_peer_that_is_done_gets_its_values() -> None:
+def test_a_half_closed_client_gets_its_values() -> None:
     _, peer = filled(b"x", b"y")
     peer.feed(frame(enveloped("admin", b"CONSUME c1 0 0")))
     peer.finish()
@@ -134,7 +134,7 @@ def test_a_peer_that_is_done_gets_its_values() -> None:
     assert peer.closed
 
 
-def test_an_error_tells_the_end_itself() -> None:
+def test_an_error_ends_the_response() -> None:
     world, peer = filled(b"x")
     reported = b'ERROR: invalid partition ID: strconv.Atoi: parsing "x": invalid syntax'
     assert peer.say(enveloped("admin", b"CONSUME c1 x 0")) == [reported]
@@ -143,7 +143,7 @@ def test_an_error_tells_the_end_itself() -> None:
     assert not peer.closed
 
 
-def test_what_was_removed_is_not_found_and_nought_is_the_first_that_is_kept() -> None:
+def test_removed_values_are_not_found_and_zero_is_the_first_kept_one() -> None:
     world, peer = filled(b"one", b"two")
     broker = world.memory.broker
     broker.purge_topic(broker.topic("c1"))

@@ -1,4 +1,4 @@
-"""Acknowledgements of batches of which not all was stored, or that were stored before."""
+"""Acknowledgements of batches that were stored in part, or before."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.unit.protocols.cursus.test_produce import batch, messages, started, s
 
 
 def reported(peer: Dialogue, *sent: dict[str, Any]) -> dict[str, Any]:
-    """The acknowledgement of an idempotent batch."""
+    """Return the acknowledgement of an idempotent batch."""
     acknowledged: dict[str, Any] = json.loads(peer.ask(batch("orders", 0, list(sent), idempotent=1)))
     return acknowledged
 
 
-def test_a_gap_ends_what_is_stored() -> None:
+def test_a_gap_ends_the_stored_part() -> None:
     world, peer = started()
     answer = reported(peer, *messages(1, 2, 3, 7, 8))
     assert (answer["status"], answer["last_offset"]) == ("PARTIAL", 2)
@@ -31,7 +31,7 @@ def test_a_gap_ends_what_is_stored() -> None:
     assert [record.sequence for record in stored(world, "orders")] == [1, 2, 3, 4, 5]
 
 
-def test_a_gap_behind_what_was_stored_before() -> None:
+def test_a_gap_after_duplicates() -> None:
     _, peer = started()
     reported(peer, *messages(1, 2))
     reported(peer, *messages(1, pid="q"))
@@ -39,7 +39,7 @@ def test_a_gap_behind_what_was_stored_before() -> None:
     assert (answer["status"], answer["last_offset"], answer["seq_end"]) == ("PARTIAL", 1, 2)
 
 
-def test_a_message_that_is_too_long_ends_what_is_stored() -> None:
+def test_a_message_that_is_too_long_ends_the_stored_part() -> None:
     world = World(broker=BrokerSettings(batch_bytes_max=200 * 1024, record_bytes_max=100_000))
     peer = world.connect()
     assert peer.ask("CREATE topic=orders partitions=1").startswith("OK")
@@ -51,14 +51,14 @@ def test_a_message_that_is_too_long_ends_what_is_stored() -> None:
     assert [record.sequence for record in stored(world, "orders")] == [1, 2]
 
 
-def test_nothing_stored_is_an_error() -> None:
+def test_a_batch_of_which_nothing_is_stored_is_an_error() -> None:
     world, peer = started()
     answer = reported(peer, *messages(2, 3, 9))
     assert (answer["status"], answer["last_offset"], answer["seq_start"], answer["seq_end"]) == ("ERROR", 0, 2, 9)
     assert stored(world, "orders") == []
 
 
-def test_a_repeat_lies_where_it_lay() -> None:
+def test_a_duplicate_keeps_its_offsets() -> None:
     _, peer = started()
     first = reported(peer, *messages(1, 2))
     reported(peer, *messages(1, 2, 3, pid="q"))
@@ -66,7 +66,7 @@ def test_a_repeat_lies_where_it_lay() -> None:
     assert reported(peer, *messages(1))["last_offset"] == 0
 
 
-def test_a_producer_that_is_behind_learns_the_epoch() -> None:
+def test_a_fenced_producer_is_given_the_epoch() -> None:
     _, peer = started()
     reported(peer, *messages(1, epoch=3))
     answer = reported(peer, *messages(2, epoch=2))
@@ -129,7 +129,7 @@ def test_a_short_batch_waits_for_a_log_that_is_busy(
 
 @pytest.mark.parametrize("busy_s", [5.0, 3600.0])
 @pytest.mark.parametrize("command", ["PUBLISH orders {}", "PUBLISH topic=orders producerId=p message={}"])
-def test_a_record_alone_waits_for_a_log_that_is_busy_as_a_batch_does(
+def test_a_single_record_waits_for_a_busy_log_like_a_batch(
     command: str, busy_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, peer = started()

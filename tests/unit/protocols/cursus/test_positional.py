@@ -1,4 +1,4 @@
-"""The positional dialect: reads come in the layout of its page, and no frame that the page does not know."""
+"""The positional dialect: responses use the layout of its page, and only frames that the page knows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ OPENING = b"\xba\x7c\x00\x02c1\x00\x011\x00\x011\x00"  # topic c1, partition and
 
 
 def message(offset: int) -> bytes:
-    """What ``filled`` stored there, as the page lays it out."""
+    """Return a message of ``filled`` in the layout of the page."""
     head = offset.to_bytes(8, "big") + (offset + 1).to_bytes(8, "big") + b"\0\x01p" + b"\0\0" + bytes(8)
     return head + b"\0\0\0\x02v%d" % (offset + 1) + b"\0\0" + bytes(12) + b"\0\0"
 
 
 def pushed(*offsets: int) -> bytes:
-    """A batch of the page with these messages of ``filled``."""
+    """Return a batch of the page with these messages of ``filled``."""
     first, last = offsets[0] + 1, offsets[-1] + 1
     sequences = first.to_bytes(8, "big") + last.to_bytes(8, "big") + len(offsets).to_bytes(4, "big")
     return OPENING + sequences + b"".join(map(message, offsets))
@@ -31,20 +31,20 @@ def filled(count: int) -> tuple[World, Dialogue]:
     return world, peer
 
 
-def test_consume_answers_in_the_layout_of_the_page() -> None:
+def test_consume_responds_in_the_layout_of_the_page() -> None:
     _, peer = filled(3)
     assert peer.say(b"CONSUME c1 1 1") == [pushed(1, 2)]
     assert peer.say(b"CONSUME c1 1 3") == [OPENING + bytes(20)]
-    assert peer.say(enveloped("", b"CONSUME c1 1 0")) == [b"v1", b"v2", b"v3"], "envelopes are of the older dialect"
+    assert peer.say(enveloped("", b"CONSUME c1 1 0")) == [b"v1", b"v2", b"v3"], "envelopes belong to the older dialect"
 
 
-def test_a_partition_of_two_digits_has_two() -> None:
+def test_a_partition_of_two_digits_is_written_with_two() -> None:
     peer = World().connect()
     peer.ask("CREATE c1 12")
     assert peer.say(b"CONSUME c1 11 0") == [b"\xba\x7c\x00\x02c1\x00\x0211\x00\x011\x00" + bytes(20)]
 
 
-def test_a_stream_has_batches_and_nothing_else() -> None:
+def test_a_stream_sends_batches_only() -> None:
     world, peer = filled(2)
     assert peer.say(b"STREAM c1 1 1") == [pushed(1)]
     world.memory.advance(3600)
@@ -55,7 +55,7 @@ def test_a_stream_has_batches_and_nothing_else() -> None:
     assert peer.take_bodies() == [pushed(2)]
 
 
-def test_a_stream_ends_with_an_error_and_the_connection_goes_on() -> None:
+def test_a_stream_ends_with_an_error_and_the_connection_stays_open() -> None:
     world, peer = filled(1)
     assert peer.say(b"STREAM c1 1 0") == [pushed(0)]
     world.connect().ask("DELETE c1")
@@ -64,7 +64,7 @@ def test_a_stream_ends_with_an_error_and_the_connection_goes_on() -> None:
     assert peer.ask("LIST") == "OK count=0 topics="
 
 
-def test_a_stream_whose_next_message_is_gone_ends_with_the_bounds() -> None:
+def test_a_stream_whose_next_message_was_removed_ends_with_the_bounds() -> None:
     world, peer = filled(2)
     broker = world.memory.broker
     broker.purge_topic(broker.topic("c1"))
@@ -74,7 +74,7 @@ def test_a_stream_whose_next_message_is_gone_ends_with_the_bounds() -> None:
     assert peer.say(b"STREAM c1 1 2") == [pushed(2)]
 
 
-def test_a_group_of_several_topics_is_one_topic_to_the_modern_dialect() -> None:
+def test_the_modern_dialect_sees_one_topic_of_a_group_of_several() -> None:
     _, peer = filled(0)
     peer.ask("CREATE topic=c2 partitions=1")
     for topic in ("c1", "c2", "c2"):
@@ -87,7 +87,7 @@ def test_a_group_of_several_topics_is_one_topic_to_the_modern_dialect() -> None:
     assert peer.ask(f"HEARTBEAT c2 g m {member} 1").startswith("OK")
 
 
-def test_another_wires_member_is_not_this_wires() -> None:
+def test_a_member_of_another_protocol_is_unknown() -> None:
     world, peer = filled(0)
     peer.ask("CREATE topic=c2 partitions=1")
     peer.ask("SUBSCRIBE c1 g")

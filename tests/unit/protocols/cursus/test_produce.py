@@ -1,4 +1,4 @@
-"""Batches and PUBLISH: what is stored, what is answered."""
+"""Batches and PUBLISH: stored records and responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def s16(text: str) -> bytes:
 
 
 def batch(topic: str, partition: int, messages: list[dict[str, Any]], *, acks: str = "1", idempotent: int = 0) -> bytes:
-    """A batch in the modern layout."""
+    """Return a batch in the modern layout."""
     out = bytearray(
         b"\xba\x7c" + s16(topic) + struct.pack(">iB", partition, len(acks)) + acks.encode() + bytes([idempotent])
     )
@@ -40,7 +40,7 @@ def messages(*sequences: int, pid: str = "p", epoch: int = 0) -> list[dict[str, 
 
 
 def stored(world: World, topic: str, partition: int = 0) -> list[Record]:
-    """All records of a partition."""
+    """Return all records of a partition."""
     place: Partition = world.memory.broker.topic(topic).partitions[partition]
     records: list[Record] = []
     while len(records) < place.log.next_offset:
@@ -62,7 +62,7 @@ def started(settings: str = "partitions=2") -> tuple[World, Any]:
     return world, peer
 
 
-def test_a_batch_is_stored_with_all_it_says() -> None:
+def test_a_batch_is_stored_with_all_its_fields() -> None:
     world, peer = started()
     sent = [
         {"seq": 1, "pid": "py-1", "key": "k1", "epoch": 7, "payload": b"hello"},
@@ -87,7 +87,7 @@ def test_a_batch_is_stored_with_all_it_says() -> None:
     assert second.key is None
 
 
-def test_every_level_is_answered_with_all_keys() -> None:
+def test_every_level_is_acknowledged_with_all_keys() -> None:
     _, peer = started()
     for number, acks in enumerate(("", "0", "1", "-1", "all", "ALL")):
         answer = json.loads(peer.ask(batch("orders", 0, messages(1), acks=acks)))
@@ -96,8 +96,8 @@ def test_every_level_is_answered_with_all_keys() -> None:
         assert len(answer) == 8
 
 
-def test_the_range_of_sequences_in_front_of_a_batch_is_not_looked_at() -> None:
-    """cursus-java writes the first one plus the count; what counts, and is acknowledged, are the messages' own."""
+def test_the_sequence_range_of_a_batch_header_is_ignored() -> None:
+    """cursus-java writes a wrong range; the sequences of the messages are checked and acknowledged."""
     world, peer = started()
     sent = bytearray(batch("orders", 0, messages(3, 4, 9)))
     at = 2 + 2 + len("orders") + 4 + 2 + 1
@@ -108,7 +108,7 @@ def test_the_range_of_sequences_in_front_of_a_batch_is_not_looked_at() -> None:
     assert [record.sequence for record in stored(world, "orders")] == [3, 4, 9]
 
 
-def test_an_empty_command_says_so() -> None:
+def test_an_empty_command_is_an_error() -> None:
     world, peer = started()
     for empty in (b"", b" \0\r\n"):
         assert peer.ask(empty, "admin") == "ERROR: empty command"
@@ -135,7 +135,7 @@ def test_batches_are_refused_in_the_reference_order() -> None:
     assert peer.take_bodies() == [b"ERROR: topic_not_found topic=nope"]
 
 
-def test_a_topic_in_the_making_is_waited_for() -> None:
+def test_a_topic_that_is_being_created_is_waited_for() -> None:
     world, peer = started()
     assert peer.say(batch("soon", 0, messages(1))) == []
     world.memory.advance(0.1)
@@ -162,7 +162,7 @@ def test_idempotent_producers_by_flag_or_by_topic() -> None:
         assert [record.value for record in stored(world, "orders")] == [b"v1", b"v2", b"v3", b"v4", b"v1"]
 
 
-def test_sequences_are_not_checked_unasked() -> None:
+def test_sequences_are_checked_only_on_request() -> None:
     world, peer = started()
     for sequences in ((5, 6), (5, 6), (1, 9)):
         assert json.loads(peer.ask(batch("orders", 0, messages(*sequences, epoch=3))))["status"] == "OK"
@@ -204,7 +204,7 @@ def test_publish_in_every_dialect() -> None:
     assert peer.ask("CRAETE x", "admin") == "ERROR: unknown command: CRAETE"
 
 
-def test_pipelined_batches_are_answered_in_order() -> None:
+def test_pipelined_batches_are_acknowledged_in_order() -> None:
     _, peer = started("partitions=1")
     from polywire.protocols.cursus.messages import frame
 
@@ -218,7 +218,7 @@ def test_pipelined_batches_are_answered_in_order() -> None:
     assert offsets == b"OK topic=orders partitions=1 offsets=P0:earliest=0:latest=3:leo=3:hwm=3"
 
 
-def test_a_batch_is_stored_as_one_also_where_journal_files_are_small() -> None:
+def test_a_batch_is_stored_as_one_even_with_small_journal_files() -> None:
     world = World(broker=BrokerSettings(batch_bytes_max=16 * 1024, record_bytes_max=8000))
     peer = world.connect()
     assert peer.ask("CREATE topic=orders partitions=1").startswith("OK")
@@ -228,7 +228,7 @@ def test_a_batch_is_stored_as_one_also_where_journal_files_are_small() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 300, 20_000])
-def test_a_batch_larger_than_can_be_stored_becomes_several(size: int) -> None:
+def test_a_batch_larger_than_a_stored_one_becomes_several(size: int) -> None:
     limit = 200 * 1024
     world = World(broker=BrokerSettings(batch_bytes_max=limit, record_bytes_max=100_000))
     peer = world.connect()

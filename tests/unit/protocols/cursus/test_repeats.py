@@ -1,4 +1,4 @@
-"""Payloads that come again in the legacy dialect, where the broker is set to drop them."""
+"""Duplicate payloads in the legacy dialect, which the broker can be configured to drop."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def values(world: World, topic: str) -> list[bytes | None]:
     return [record.value for record in stored(world, topic)]
 
 
-def test_nothing_is_dropped_unless_asked_for() -> None:
+def test_by_default_nothing_is_dropped() -> None:
     world, peer = started(0.0)
     for _ in range(2):
         assert peer.ask("PUBLISH orders x", "admin") == SENT + "'orders'"
     assert values(world, "orders") == [b"x", b"x"]
 
 
-def test_a_payload_is_dropped_in_its_topic_for_the_time_that_passes() -> None:
+def test_a_payload_is_dropped_in_its_topic_for_the_elapsed_time() -> None:
     world, peer = started(1800.0)
     clock = world.memory.clock
     assert isinstance(clock, SimulatedClock)
@@ -43,17 +43,17 @@ def test_a_payload_is_dropped_in_its_topic_for_the_time_that_passes() -> None:
     assert peer.ask("x", "orders") == "OK"
     assert values(world, "orders") == [b"x", b"x "]
     assert values(world, "other") == [b"x"]
-    peer.ask("PUBLISH topic=orders producerId=p message=x")  # other dialects have means of their own
+    peer.ask("PUBLISH topic=orders producerId=p message=x")  # other dialects have their own means
     clock.step(3600.0)
     peer.ask("PUBLISH orders x", "admin")
-    assert len(values(world, "orders")) == 3, "a clock that is set is no time that passes"
+    assert len(values(world, "orders")) == 3, "setting the wall clock does not count as elapsed time"
     world.memory.advance(1801.0)
     peer = world.connect()
     peer.ask("PUBLISH orders x", "admin")
     assert len(values(world, "orders")) == 4
 
 
-def test_a_topic_made_anew_has_had_nothing() -> None:
+def test_a_recreated_topic_has_no_duplicates() -> None:
     world, peer = started(1800.0)
     peer.ask("PUBLISH orders x", "admin")
     peer.ask("DELETE orders", "admin")
@@ -72,7 +72,7 @@ def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [kept.has(digest) for digest in digests] == [False, False, True, True, True]
 
 
-def test_what_is_old_goes_a_little_at_a_time() -> None:
+def test_old_digests_are_removed_in_small_steps() -> None:
     now = 0.0
     kept = Repeats(60.0, lambda: now)
     digests = [kept.digest(b"t", b"%d" % number) for number in range(3 * repeats.ENDED_MAX)]
@@ -89,7 +89,7 @@ def test_what_is_old_goes_a_little_at_a_time() -> None:
     assert len(kept) == 0
 
 
-def test_what_was_not_stored_is_no_repeat() -> None:
+def test_a_payload_that_was_not_stored_is_not_a_duplicate() -> None:
     kept = Repeats(60.0, lambda: 0.0)
     digest = kept.digest(b"t", b"x")
     reported: list[object] = []

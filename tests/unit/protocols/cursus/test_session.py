@@ -1,4 +1,4 @@
-"""The connection: limits, order, turns, and how the wire is recognised."""
+"""The connection: limits, order, turns, and detection of the protocol."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_classes_of_codes(code: str, kind: str) -> None:
     assert text == b"ERROR: %b class=%b retryable=%b a=b" % (code.encode(), kind.encode(), retryable)
 
 
-def test_a_frame_above_the_limit_ends_the_connection() -> None:
+def test_a_frame_above_the_limit_closes_the_connection() -> None:
     peer = World().connect()
     peer.feed((64 * 1024 * 1024 + 1).to_bytes(4, "big"))
     assert peer.gave_up is not None
     assert peer.gave_up.message == "frame is too long bytes=67108865"
 
 
-def test_an_announced_length_is_believed_as_far_as_bytes_have_come() -> None:
+def test_memory_grows_with_received_bytes_not_with_the_announced_length() -> None:
     peer = World().connect()
     session = peer.session
     opening = (60 * 1024 * 1024).to_bytes(4, "big") + b"LIST "
@@ -88,7 +88,7 @@ def test_commands_have_limits() -> None:
     assert len(peer.ask(b"DELETE " + b"x" * 100_000)) < 300_000
 
 
-def test_half_a_frame_is_dropped_when_the_peer_has_finished() -> None:
+def test_half_a_frame_is_dropped_at_the_end_of_the_stream() -> None:
     peer = World().connect()
     peer.feed(frame(b"LIST") + frame(b"LIST")[:-1])
     peer.finish()
@@ -96,7 +96,7 @@ def test_half_a_frame_is_dropped_when_the_peer_has_finished() -> None:
     assert peer.closed
 
 
-def test_what_waited_when_the_peer_finished_is_answered() -> None:
+def test_waiting_requests_are_answered_at_the_end_of_the_stream() -> None:
     world = World()
     peer = world.connect()
     peer.feed(frame(b"CREATE topic=t partitions=1") + frame(b"LIST") + frame(b"METADATA topic=t"))
@@ -105,7 +105,7 @@ def test_what_waited_when_the_peer_finished_is_answered() -> None:
     assert peer.closed
 
 
-def test_a_forced_dialect() -> None:
+def test_a_configured_dialect() -> None:
     legacy = World(cursus=CursusSettings(dialect=Dialect.LEGACY)).connect()
     assert legacy.ask("LIST") == "(no topics)"
     strict = World(cursus=CursusSettings(bare_publish=False)).connect()
@@ -140,7 +140,7 @@ def test_a_forced_dialect() -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", False),  # TLS
     ],
 )
-def test_the_wire_is_known_by_its_first_bytes(opening: bytes, known: bool) -> None:
+def test_the_protocol_is_detected_by_its_first_bytes(opening: bytes, known: bool) -> None:
     factory = World().factory
     for size in range(len(opening[:64])):
         assert factory.recognise(opening[:size]) in (None, known)

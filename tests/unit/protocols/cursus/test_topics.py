@@ -1,4 +1,4 @@
-"""Commands on topics and about the conversation, and which dialect answers."""
+"""Commands about topics and the connection, and the dialect of responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.protocols.cursus.dialogue import World
 POLICY = "cleanup_policy=delete partitioner=hash_key auth_policy=open read_acl= write_acl= retention_hours=0 retention_bytes=0"
 
 
-def test_a_topic_is_made_told_and_deleted() -> None:
+def test_a_topic_is_created_described_and_deleted() -> None:
     peer = World().connect()
     assert peer.ask("CREATE topic=orders partitions=2") == f"OK topic=orders partitions=2 {POLICY}"
     assert peer.ask("LIST") == "OK count=1 topics=orders"
@@ -31,21 +31,21 @@ def test_retention_has_the_ranges_of_every_protocol() -> None:
         assert peer.ask(f"CREATE topic=more partitions=1 {key}={value}") == f"ERROR: invalid_{key} value={value}"
 
 
-def test_every_dialect_in_its_words() -> None:
+def test_every_dialect_uses_its_own_words() -> None:
     peer = World().connect()
     assert peer.ask("LIST") == "(no topics)"
     assert peer.ask("CREATE orders 2") == "\u2705 Topic 'orders' now has 2 partitions"
     assert (
         peer.ask("STREAM orders 0") == "ERROR: invalid_stream_syntax"
-    )  # who asks for it speaks the newer positional dialect
+    )  # this command implies the newer positional dialect
     assert peer.ask("CREATE orders 2") == f"OK topic=orders partitions=2 {POLICY}"
     assert peer.ask("CREATE orders", "admin") == "\u2705 Topic 'orders' now has 4 partitions"
     assert peer.ask("LIST", "admin") == "orders"
     assert peer.ask("DELETE orders", "admin") == "\U0001f5d1\ufe0f Topic 'orders' deleted"
-    assert peer.ask("LIST") == "(no topics)"  # the connection's last dialect
+    assert peer.ask("LIST") == "(no topics)"  # the connection's latest dialect
 
 
-def test_frames_may_arrive_in_pieces_and_together() -> None:
+def test_frames_can_arrive_split_or_together() -> None:
     peer = World().connect()
     stream = frame(b"CREATE topic=a partitions=1") + frame(enveloped("", b"LIST")) + frame(b"")
     for byte in stream:
@@ -57,7 +57,7 @@ def test_frames_may_arrive_in_pieces_and_together() -> None:
     assert len(peer.take_bodies()) == 3
 
 
-def test_errors_carry_their_class_once_that_was_agreed() -> None:
+def test_errors_have_their_class_once_negotiated() -> None:
     peer = World().connect()
     assert peer.ask("DELETE topic=zz") == "ERROR: topic_not_found topic=zz"
     assert (

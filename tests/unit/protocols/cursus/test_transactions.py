@@ -1,4 +1,4 @@
-"""Transactions over the Cursus wire: replies and refusals (spec: cursus#transactions), fencing, restarts, and what readers see."""
+"""Transactions over Cursus: responses (spec: cursus#transactions), fencing, restarts, and what readers see."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stored(peer: Dialogue, partition: int = 0) -> list[bytes]:
     return [message["payload"] for message in unpacked(body)]
 
 
-def test_nothing_is_seen_before_the_commit_and_everything_after_it(peer: Dialogue) -> None:
+def test_records_are_visible_after_the_commit_only(peer: Dialogue) -> None:
     init(peer)
     assert peer.ask(f"TXN_STATUS {T1}") == f"OK {T1} state=aborted messages=0 offsets=0"
     begin(peer)
@@ -54,7 +54,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after_it(peer: Dialogu
     done = f"OK {T1} state=committed messages=3 offsets=0"
     assert peer.ask(f"END_TXN {who()} result=commit") == done
     assert (stored(peer), stored(peer, 1)) == ([b"one", b"three"], [b"two"])
-    assert peer.ask(f"END_TXN {who()}") == done  # asked again, and nothing is stored twice
+    assert peer.ask(f"END_TXN {who()}") == done  # repeated, and nothing is stored twice
     assert peer.ask(f"TXN_STATUS {T1}") == f"OK {T1} state=committed messages=3 offsets=0"
     assert (stored(peer), stored(peer, 1)) == ([b"one", b"three"], [b"two"])
     assert peer.ask(f"END_TXN {who()} result=abort") == f"ERROR: transaction_already_committed {T1}"
@@ -74,11 +74,11 @@ def test_an_aborted_transaction_leaves_nothing(peer: Dialogue) -> None:
     assert stored(peer) == []
 
 
-def test_one_epoch_may_hold_many_transactions_one_after_the_other(peer: Dialogue) -> None:
+def test_an_epoch_can_have_consecutive_transactions(peer: Dialogue) -> None:
     init(peer)
     for number in range(3):
         begin(peer)
-        begin(peer)  # lost answers are asked for again
+        begin(peer)  # lost responses are requested again
         publish(peer, 1, f"m{number}")
         refused = f"ERROR: producer_reinitialization_required {T1} epoch=0"
         assert peer.ask(f"BEGIN_TXN {who()}") == refused
@@ -86,12 +86,12 @@ def test_one_epoch_may_hold_many_transactions_one_after_the_other(peer: Dialogue
     assert stored(peer) == [b"m0", b"m1", b"m2"]
 
 
-def test_a_repeated_record_is_held_once_and_counted_by_partition(peer: Dialogue) -> None:
+def test_a_duplicate_record_is_staged_once_and_counted_per_partition(peer: Dialogue) -> None:
     init(peer)
     begin(peer)
     for _ in range(2):
         assert publish(peer, 1, "p0").startswith("OK")
-        assert publish(peer, 1, "p1", partition=1).startswith("OK")  # the reference counts partitions apart
+        assert publish(peer, 1, "p1", partition=1).startswith("OK")  # the reference counts per partition
     for sequence in (2, 2):
         text = f"TXN_PUBLISH {who()} topic=tx seqNum={sequence} message=any"
         assert peer.ask(text) == f"OK {T1} staged_messages=1 topic=tx partition=1"  # without a partition: by sequence
@@ -99,7 +99,7 @@ def test_a_repeated_record_is_held_once_and_counted_by_partition(peer: Dialogue)
     assert (stored(peer), stored(peer, 1)) == ([b"p0"], [b"p1", b"any"])
 
 
-def test_a_new_epoch_fences_the_old_one_and_aborts_what_it_left(peer: Dialogue) -> None:
+def test_a_new_epoch_fences_the_old_one_and_aborts_its_transaction(peer: Dialogue) -> None:
     init(peer)
     begin(peer)
     publish(peer, 1, "lost")
@@ -116,7 +116,7 @@ def test_a_new_epoch_fences_the_old_one_and_aborts_what_it_left(peer: Dialogue) 
     assert stored(peer) == [b"new"]
 
 
-def test_what_is_wrong_is_said(peer: Dialogue) -> None:
+def test_errors_of_transaction_commands(peer: Dialogue) -> None:
     init(peer)
     for text, answer in (
         ("INIT_PRODUCER_ID topic=tx", "missing_transactional_id command=INIT_PRODUCER_ID"),
@@ -182,7 +182,7 @@ def test_offsets_are_committed_with_the_records(peer: Dialogue) -> None:
     assert stored(peer) == [b"out"]
 
 
-def test_a_member_that_was_fenced_cannot_commit_and_can_abort(peer: Dialogue) -> None:
+def test_a_fenced_member_cannot_commit_but_can_abort(peer: Dialogue) -> None:
     a, generation = member(peer)
     init(peer)
     begin(peer)
@@ -196,7 +196,7 @@ def test_a_member_that_was_fenced_cannot_commit_and_can_abort(peer: Dialogue) ->
     assert peer.ask(f"END_TXN {who()} result=abort") == f"OK {T1} state=aborted"
 
 
-def test_an_open_transaction_outlives_a_restart(peer: Dialogue) -> None:
+def test_an_open_transaction_survives_a_restart(peer: Dialogue) -> None:
     a, generation = member(peer)
     init(peer)
     begin(peer)
@@ -207,7 +207,7 @@ def test_an_open_transaction_outlives_a_restart(peer: Dialogue) -> None:
         peer.world.restart()
     peer = peer.beside()
     assert peer.ask(f"TXN_STATUS {T1}") == f"OK {T1} state=open messages=1 offsets=1"
-    assert publish(peer, 1, "one").startswith("OK")  # the answer was lost, perhaps
+    assert publish(peer, 1, "one").startswith("OK")  # the response may have been lost
     assert publish(peer, 2, "two").startswith("OK")
     assert peer.ask(f"END_TXN {who()}") == f"OK {T1} state=committed messages=2 offsets=1"
     peer.world.restart()
@@ -219,7 +219,7 @@ def test_an_open_transaction_outlives_a_restart(peer: Dialogue) -> None:
     init(peer, epoch=1)
 
 
-def test_what_waits_for_too_long_has_aborted(peer: Dialogue) -> None:
+def test_a_transaction_that_waits_too_long_is_aborted(peer: Dialogue) -> None:
     init(peer)
     begin(peer)
     publish(peer, 1, "one")
@@ -229,7 +229,7 @@ def test_what_waits_for_too_long_has_aborted(peer: Dialogue) -> None:
     assert peer.ask(f"END_TXN {who()}") == f"ERROR: transaction_aborted {T1}"
 
 
-def test_a_topic_deleted_meanwhile_refuses_the_commit_as_a_whole(peer: Dialogue) -> None:
+def test_a_topic_deleted_meanwhile_refuses_the_whole_commit(peer: Dialogue) -> None:
     peer.ask("CREATE topic=other partitions=1")
     init(peer)
     begin(peer)

@@ -1,4 +1,4 @@
-"""A FLUX connection without a socket: lines in, lines out."""
+"""A FLUX connection without a socket: request lines in, response lines out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.unit.protocols import dialogue
 
 
 class World(dialogue.World[FluxFactory]):
-    """The FLUX wire over a broker in memory."""
+    """The FLUX protocol over a broker in memory."""
 
     def __init__(self, *, broker: BrokerSettings | None = None, flux: FluxSettings | None = None) -> None:
         super().__init__(lambda opened: FluxFactory(opened, flux), broker)
 
     def connect(self) -> Dialogue:
-        """A new connection."""
+        """Open a new connection."""
         return Dialogue(self)
 
 
@@ -23,6 +23,6 @@ class Dialogue(dialogue.Dialogue):
     """One connection."""
 
     def ask(self, line: str | bytes) -> str:
-        """One request and its answer, without line endings."""
+        """Send one request and return its response, without line endings."""
         answer = self.exchange((line if isinstance(line, bytes) else line.encode()) + b"\n")
         return answer.decode("utf-8", "surrogateescape").removesuffix("\n")

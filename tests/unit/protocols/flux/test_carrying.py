@@ -1,4 +1,4 @@
-"""Lines to topics of several shards: answered as one broker answers them, in their order."""
+"""Requests to topics of several shards over FLUX: responses match a single process, in request order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINES = (
 
 
 class Conversation(ShardedConversation):
-    """One connection; ``count`` shards behind it."""
+    """One connection in front of ``count`` shards."""
 
     def __init__(self, count: int) -> None:
         shards = MemoryShards(FluxFactory, count)
@@ -53,7 +53,7 @@ class Conversation(ShardedConversation):
 
 @settings(max_examples=30, deadline=None)
 @given(chosen=st.lists(st.sampled_from(LINES), min_size=1, max_size=30), size=st.integers(20, 400))
-def test_lines_are_answered_as_by_one_broker(chosen: list[str], size: int) -> None:
+def test_responses_match_a_single_process(chosen: list[str], size: int) -> None:
     data = b"".join(f"V1|{number}|{line}\n".encode() for number, line in enumerate(chosen))
     heard = []
     for count in (1, 3):
@@ -66,11 +66,11 @@ def test_lines_are_answered_as_by_one_broker(chosen: list[str], size: int) -> No
 
 
 def without_index(line: str) -> str:
-    """An answer without what counts changes of a broker's metadata: each shard counts its own."""
+    """Return a response without the metadata index, which each shard counts separately."""
     return line.partition(" term=")[0]
 
 
-def test_topics_lie_in_several_shards_and_are_listed_together() -> None:
+def test_topics_of_several_shards_are_listed_together() -> None:
     conversation = Conversation(3)
     for topic in TOPICS:
         assert conversation.ask(f"PRODUCE|{topic} k:v").startswith("OK|")
@@ -78,11 +78,11 @@ def test_topics_lie_in_several_shards_and_are_listed_together() -> None:
     assert conversation.ask("ADMIN_GET_METADATA|") == "OK|topics=[a bb ccc dddd] brokers=[0] fenced=[]"
 
 
-def test_brokers_are_not_registered() -> None:
+def test_brokers_cannot_be_registered() -> None:
     assert Conversation(3).ask("ADMIN_REGISTER_BROKER|1 host 1").startswith("ERR|BAD_REQUEST|brokers cannot")
 
 
-def test_a_lost_process_ends_the_connections_that_it_owes() -> None:
+def test_a_lost_process_closes_connections_with_pending_requests() -> None:
     conversation = Conversation(3)
     conversation.ask("PRODUCE|a k:v")
     (link,) = conversation.shards.links
@@ -91,14 +91,14 @@ def test_a_lost_process_ends_the_connections_that_it_owes() -> None:
         link.break_off()
 
 
-def test_a_lost_process_that_owes_nothing_is_nobodys_end() -> None:
+def test_a_lost_process_without_pending_requests_closes_no_connection() -> None:
     conversation = Conversation(3)
     conversation.ask("PRODUCE|a k:v")
     conversation.shards.links[0].break_off()
     assert conversation.ask("PRODUCE|a k:v").startswith("OK|")
 
 
-def test_what_comes_before_its_turn_has_a_limit() -> None:
+def test_buffered_responses_of_later_requests_are_limited() -> None:
     conversation = Conversation(3)
     conversation.ask("PRODUCE|a k:v")
     (link,) = conversation.shards.links
@@ -107,7 +107,7 @@ def test_what_comes_before_its_turn_has_a_limit() -> None:
     assert link.is_paused
 
 
-def test_a_peer_that_does_not_read_is_not_read_for() -> None:
+def test_a_client_that_does_not_read_is_not_read_from() -> None:
     conversation = Conversation(3)
     conversation.ask("PRODUCE|a k:v")
     conversation.output.backlog = conversation.output.backlog_max + 1
@@ -119,7 +119,7 @@ def test_a_peer_that_does_not_read_is_not_read_for() -> None:
     assert not conversation.shards.links[0].is_paused
 
 
-def test_a_line_that_is_too_long_is_answered_and_ends() -> None:
+def test_a_line_that_is_too_long_gets_an_error_and_closes() -> None:
     conversation = Conversation(3)
     conversation.say(b"V1|1|PRODUCE|a k:v\n")
     conversation.say(b"V1|1|PRODUCE|a " + b"x" * 70_000 + b"\n")
@@ -129,7 +129,7 @@ def test_a_line_that_is_too_long_is_answered_and_ends() -> None:
     assert conversation.output.closed
 
 
-def test_what_was_asked_before_the_peer_finished_is_answered() -> None:
+def test_requests_before_the_end_of_the_stream_are_answered() -> None:
     conversation = Conversation(3)
     conversation.say(b"V1|1|PRODUCE|bb k:v\n")
     conversation.session.finish(memoryview(b"V1|2|PRODUCE|a k:v\nV1|3|PRODUCE|a k:w"))
@@ -138,8 +138,8 @@ def test_what_was_asked_before_the_peer_finished_is_answered() -> None:
     assert conversation.output.closed
 
 
-def test_a_line_that_was_cut_off_in_a_link_is_none() -> None:
-    """The process that carried it was killed in the midst of it; what its kernel had taken comes, and an end."""
+def test_a_partial_line_is_dropped_when_a_link_closes() -> None:
+    """The forwarding process was killed in the middle of the line; the kernel delivers what it had, and the end."""
     conversation = Conversation(3)
     conversation.ask("PRODUCE|a k:v")
     output, factory = CapturedOutput(), conversation.shards.factories[1]
@@ -150,7 +150,7 @@ def test_a_line_that_was_cut_off_in_a_link_is_none() -> None:
     assert conversation.ask("CONSUME|a 0 0") == "OK|messages=0:v,1:w hw=1"
 
 
-def test_a_browser_is_turned_away() -> None:
+def test_a_browser_is_rejected() -> None:
     with pytest.raises(PeerError):
         Conversation(3).say(b"GET / HTTP/1.1\n")
 
@@ -159,8 +159,8 @@ def test_a_browser_is_turned_away() -> None:
     sizes=st.lists(st.integers(0, 3), min_size=1, max_size=6),
     cuts=st.lists(st.integers(1, 9), min_size=1, max_size=60),
 )
-def test_parts_take_their_own_lines_only(sizes: list[int], cuts: list[int]) -> None:
-    """Parts take turns at two shards, whose answers come a few bytes at a time."""
+def test_interleaved_partial_responses_reach_their_own_requests(sizes: list[int], cuts: list[int]) -> None:
+    """Requests alternate between two shards, whose responses arrive a few bytes at a time."""
     sources = Replies(), Replies()
     said: list[list[bytes]] = [[], []]
     wanted: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The files of groups and offsets: what is in them, when they are written, and what happens when they cannot be."""
+"""The exported files of groups and offsets: contents, when they are written, and failed writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECOND = 1.0
 
 
 class Inline:
-    """A worker without a thread; ``held`` keeps the jobs until they are let go."""
+    """A worker without a thread; ``held`` collects jobs until the test runs them."""
 
     def __init__(self, world: World) -> None:
         self._loop = world.memory.broker.loop
@@ -40,7 +40,7 @@ class Inline:
 
 
 class Place:
-    """A world with files, and what they say."""
+    """A broker in memory with exported files."""
 
     def __init__(self, world: World | None = None, **limits: int) -> None:
         self.world = world or World()
@@ -71,13 +71,13 @@ class Place:
             return None
 
     def puts(self) -> int:
-        """How often anything was written."""
+        """Return how many writes there were."""
         return sum(verb is Verb.PUT for verb, _ in self.store.calls)
 
 
-def test_groups_and_offsets_are_there_within_a_second() -> None:
+def test_groups_and_offsets_are_exported_within_a_second() -> None:
     place = Place()
-    assert (place.said(GROUPS), place.said(OFFSETS)) == (None, None), "nothing is said of nothing"
+    assert (place.said(GROUPS), place.said(OFFSETS)) == (None, None), "without groups there are no files"
     now_ms = place.world.memory.clock.now_us() // 1000
     place.ask("JOIN|g t c1")
     place.wait()
@@ -105,7 +105,7 @@ def test_groups_and_offsets_are_there_within_a_second() -> None:
     }
 
 
-def test_members_without_partitions_and_names_of_any_kind() -> None:
+def test_members_without_partitions_and_unusual_names() -> None:
     place = Place()
     for member in ("b", "a<&>", "\u2028", "日本"):
         place.ask(f"JOIN|<g> t {member}" if member != "\u2028" else "JOIN|<g> t \u200b")
@@ -119,7 +119,7 @@ def test_members_without_partitions_and_names_of_any_kind() -> None:
     assert list(group["assignments"]) == ["a<&>", "b", "\u200b", "日本"]
 
 
-def test_nothing_is_written_while_nothing_changes() -> None:
+def test_nothing_is_written_without_changes() -> None:
     place = Place()
     place.ask("JOIN|g t c1")
     place.wait()
@@ -130,10 +130,10 @@ def test_nothing_is_written_while_nothing_changes() -> None:
     assert place.puts() == before
     place.ask("HEARTBEAT|g t c1 2")
     place.wait(8 * SECOND)
-    assert place.puts() == before + 1, "a sign of life changes one file, once"
+    assert place.puts() == before + 1, "a heartbeat changes one file once"
 
 
-def test_a_sign_of_life_is_told() -> None:
+def test_a_heartbeat_is_exported() -> None:
     place = Place()
     place.ask("JOIN|g t c1")
     place.wait(3 * SECOND)
@@ -143,7 +143,7 @@ def test_a_sign_of_life_is_told() -> None:
     assert place.said(GROUPS)["g"]["members"] == [{"consumer_id": "c1", "last_heartbeat_unix_ms": now_ms}]
 
 
-def test_members_that_expired_are_there_until_somebody_takes_them_out() -> None:
+def test_expired_members_are_exported_until_the_group_removes_them() -> None:
     place = Place()
     place.ask("JOIN|g t c1")
     place.ask("JOIN|g t c2")
@@ -154,7 +154,7 @@ def test_members_that_expired_are_there_until_somebody_takes_them_out() -> None:
     assert place.said(GROUPS)["g"]["member_order"] == ["c2"]
 
 
-def test_only_groups_of_this_wire_are_told() -> None:
+def test_only_groups_of_flux_are_exported() -> None:
     place = Place()
     broker = place.world.memory.broker
     broker.groups.join("theirs", "t", "m", wire="cursus")
@@ -169,7 +169,7 @@ def test_only_groups_of_this_wire_are_told() -> None:
     assert place.said(OFFSETS) == {"shared": {"t": {"1": 9}}}
 
 
-def test_a_group_is_told_with_the_topic_that_it_follows() -> None:
+def test_a_group_is_exported_with_its_current_topic() -> None:
     place = Place()
     place.ask("JOIN|g t c1")
     place.ask("COMMIT|g t c1 2 0 5")
@@ -184,7 +184,7 @@ def test_a_group_is_told_with_the_topic_that_it_follows() -> None:
 
 
 @pytest.mark.parametrize("end", ["group", "topic", "positions", "partitions"])
-def test_what_ends_is_told_no_longer(end: str) -> None:
+def test_deleted_groups_and_offsets_are_no_longer_exported(end: str) -> None:
     place = Place()
     broker = place.world.memory.broker
     topic: Topic = broker.create_topic(TopicName.parse("t"), 3)
@@ -207,7 +207,7 @@ def test_what_ends_is_told_no_longer(end: str) -> None:
     assert ("g" in place.said(GROUPS)) is (end in ("positions", "partitions"))
 
 
-def test_files_of_an_earlier_start_are_made_anew() -> None:
+def test_files_of_an_earlier_start_are_rewritten() -> None:
     place = Place()
     place.ask("JOIN|g t c1")
     place.ask("COMMIT|g t c1 2 1 5")
@@ -234,7 +234,7 @@ def test_the_last_change_is_written_at_a_stop() -> None:
     assert place.said(GROUPS) is None
 
 
-def test_files_that_cannot_be_written_harm_nobody_and_are_tried_again() -> None:
+def test_a_failed_write_affects_no_client_and_is_retried() -> None:
     place = Place()
     place.store.fail(Verb.PUT, Fault.ERROR)
     place.ask("JOIN|g t c1")
@@ -243,12 +243,12 @@ def test_files_that_cannot_be_written_harm_nobody_and_are_tried_again() -> None:
     assert place.ask("HEARTBEAT|g t c1 2") == "OK|heartbeat=ok"
     before = place.puts()
     place.wait(RETRY_S / 2)
-    assert place.puts() == before, "it is not tried all the time"
+    assert place.puts() == before, "it is not retried immediately"
     place.wait(RETRY_S)
     assert list(place.said(GROUPS)) == ["g"]
 
 
-def test_what_changes_while_files_are_written_comes_next() -> None:
+def test_changes_during_a_write_are_written_next() -> None:
     place = Place()
     place.worker.held = []
     place.ask("JOIN|g t c1")
@@ -263,7 +263,7 @@ def test_what_changes_while_files_are_written_comes_next() -> None:
     assert list(place.said(GROUPS)) == ["g", "h"]
 
 
-def test_what_is_too_much_is_not_written_in_part() -> None:
+def test_an_export_over_the_limit_is_not_written_in_part() -> None:
     place = Place(bytes_max=1_000)
     place.ask("JOIN|g t c1")
     place.wait()
@@ -279,7 +279,7 @@ def test_what_is_too_much_is_not_written_in_part() -> None:
     assert list(place.said(GROUPS)) == ["g"]
 
 
-def test_more_changes_than_are_noted_are_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_changes_than_are_tracked_export_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.protocols.flux.exports.NAMES_MAX", 5)
     monkeypatch.setattr("polywire.protocols.flux.exports.CHUNK_BYTES", 500)
     place = Place()
@@ -290,7 +290,7 @@ def test_more_changes_than_are_noted_are_all(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_many_groups_are_encoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice ends when its time is over: here with every group."""
+    """A slice ends when its time is over: here after every group."""
     place = Place(World(broker=BrokerSettings()))
     for number in range(50):
         place.peer.feed(f"V1|1|JOIN|g{number} t c1\n".encode())
@@ -306,7 +306,7 @@ def test_many_groups_are_encoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(place.said(GROUPS)) == 50
 
 
-def test_a_wide_group_is_told_whole() -> None:
+def test_a_wide_group_is_exported_completely() -> None:
     place = Place()
     place.ask("ADMIN_CREATE_TOPIC|wide 1000 1")
     place.ask("JOIN|g wide c1 assignor=range")

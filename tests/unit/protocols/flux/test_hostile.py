@@ -1,4 +1,4 @@
-"""What the worst peer of the FLUX wire sends: it costs processor time by its length, and nobody else anything."""
+"""Hostile FLUX requests: processor time stays linear in their length, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.processor import processor_used
 from tests.unit.protocols.flux.dialogue import World
 
 ROOM = LINE_BYTES_MAX - 64
-LINE_S_MAX = 0.1  # one line took 4 s and more; now some 1 ms
+LINE_S_MAX = 0.1  # a quadratic parser took 4 s for one line, this one about 1 ms
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ LINE_S_MAX = 0.1  # one line took 4 s and more; now some 1 ms
         b"|" * ROOM,
     ],
 )
-def test_a_long_line_is_read_once(line: bytes) -> None:
+def test_a_long_line_is_scanned_once(line: bytes) -> None:
     peer = World().connect()
     with processor_used() as used:
         assert "|ERR|" in peer.ask(line)
@@ -35,5 +35,5 @@ def test_a_long_line_is_read_once(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("command", ["ADMIN_FENCE_BROKER", "ADMIN_UNFENCE_BROKER"])
-def test_no_broker_has_a_number_below_0(command: str) -> None:
+def test_negative_broker_numbers_are_refused(command: str) -> None:
     assert World().connect().ask(f"V1|1|{command}|-1") == "V1|1|ERR|BAD_REQUEST|broker id must be >= 0"

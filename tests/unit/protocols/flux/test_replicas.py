@@ -1,4 +1,4 @@
-"""A topic's own replication factor, and how many replicas ``acks=all`` waits for."""
+"""The replication factor of a topic, and the number of replicas that ``acks=all`` waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_REPLICA = "ERR|BAD_REQUEST|invalid replica id"
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3, 5])
-def test_followers_are_those_of_the_topic(factor: int) -> None:
+def test_followers_match_the_factor_of_the_topic(factor: int) -> None:
     world = World()
     peer = world.connect()
     peer.ask(f"V1|1|ADMIN_CREATE_TOPIC|t 3 {factor}")
@@ -36,7 +36,7 @@ def test_followers_are_those_of_the_topic(factor: int) -> None:
     assert peer.ask(f"V1|1|BROKER_REPLICA_ACK|t 1 {factor} 0").endswith(NO_REPLICA)
 
 
-def test_topics_made_by_themselves_have_the_factor_of_the_settings() -> None:
+def test_automatically_created_topics_have_the_configured_factor() -> None:
     peer = World(flux=FluxSettings(replication_factor=2)).connect()
     peer.ask("V1|1|PRODUCE|t a:x")
     assert reported(peer, "t", 1).endswith("isr=[0 1] under_replicated=false")
@@ -45,7 +45,7 @@ def test_topics_made_by_themselves_have_the_factor_of_the_settings() -> None:
     assert reported(peer, "missing", 1) == "ERR|BAD_REQUEST|invalid partition"
 
 
-def test_a_topic_that_is_created_again_takes_the_new_factor() -> None:
+def test_a_recreated_topic_has_the_new_factor() -> None:
     world = World()
     peer = world.connect()
     peer.ask("V1|1|ADMIN_CREATE_TOPIC|t 3 4")
@@ -55,7 +55,9 @@ def test_a_topic_that_is_created_again_takes_the_new_factor() -> None:
     answer = peer.ask("V1|1|ADMIN_CREATE_TOPIC|t 3 2")
     assert answer.startswith("V1|1|OK|topic=t partitions=3 replication_factor=2 term=1 ")
     assert reported(peer, "t", 3) == NO_REPLICA
-    assert reported(peer, "t", 1).endswith("isr=[0 1] under_replicated=false"), "a replica that is none is not in sync"
+    assert reported(peer, "t", 1).endswith("isr=[0 1] under_replicated=false"), (
+        "a broker that is no replica is not in sync"
+    )
     world.restart()
     peer = world.connect()
     assert reported(peer, "t", 2) == NO_REPLICA
@@ -64,15 +66,15 @@ def test_a_topic_that_is_created_again_takes_the_new_factor() -> None:
     assert reported(peer, "t", 5).startswith("OK|replica=5 ")
 
 
-def test_a_topic_made_by_itself_takes_the_factor_it_is_created_with() -> None:
+def test_creating_an_automatically_created_topic_sets_its_factor() -> None:
     peer = World().connect()
     peer.ask("V1|1|PRODUCE|t a:x")
     peer.ask("V1|1|ADMIN_CREATE_TOPIC|t 3 2")
     assert reported(peer, "t", 2) == NO_REPLICA
 
 
-def test_a_larger_factor_that_wakes_nobody_is_waited_for() -> None:
-    """acks=all waits for the least in-sync set of the settings, whatever a topic's factor is."""
+def test_raising_the_factor_does_not_complete_waiting_produces() -> None:
+    """acks=all waits for the configured minimum of in-sync replicas, whatever the topic's factor is."""
     world = World(flux=FluxSettings(min_isr=3))
     peer = world.connect()
     peer.ask("V1|1|ADMIN_CREATE_TOPIC|t 3 5")
@@ -88,7 +90,7 @@ def test_a_larger_factor_that_wakes_nobody_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("factor", "enough"), [(1, False), (2, True)])
-def test_too_few_replicas_for_the_least_in_sync_set_time_out(factor: int, enough: bool) -> None:
+def test_too_few_in_sync_replicas_time_out(factor: int, enough: bool) -> None:
     world = World()
     peer = world.connect()
     peer.ask(f"V1|1|ADMIN_CREATE_TOPIC|t 3 {factor}")
@@ -109,7 +111,7 @@ def test_one_replica_can_be_enough() -> None:
     ("factor", "least", "is_fine"),
     [(3, 2, True), (1, 1, True), (1_000, 1_000, True), (2, 3, False), (0, 0, False), (3, 0, False), (1_001, 2, False)],
 )
-def test_the_least_in_sync_set_fits_the_factor(factor: int, least: int, is_fine: bool) -> None:
+def test_min_isr_is_capped_at_the_factor(factor: int, least: int, is_fine: bool) -> None:
     config = ServeConfig(flux_replication_factor=factor, flux_min_isr=least)
     if is_fine:
         config.listeners()

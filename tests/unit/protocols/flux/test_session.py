@@ -1,4 +1,4 @@
-"""The FLUX session: order, waiting, framing limits, restarts."""
+"""The FLUX session: response order, waiting, framing limits, restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def produced(count: int, *, topic: str = "t", key: str = "k") -> bytes:
 
 
 def line(length: int) -> bytes:
-    """A PRODUCE line of so many bytes, its ending not counted."""
+    """Return a PRODUCE line of that many bytes without its ending."""
     head = b"V1|1|PRODUCE|t a:"
     return head + b"x" * (length - len(head))
 
@@ -38,7 +38,7 @@ def test_a_long_pipeline_is_answered_in_order() -> None:
     assert answers == [f"V1|{n}|OK|partition=0 offset={n} hw={n}" for n in range(count)]
 
 
-def test_many_topics_in_one_buffer_keep_the_order_of_answers() -> None:
+def test_many_topics_in_one_buffer_keep_the_response_order() -> None:
     peer = World().connect()
     topics = RUN_TOPICS_MAX + 3
     stream = b"".join(b"V1|%d|PRODUCE|t%d k%d:v\n" % (n, n % topics, n % 5) for n in range(500))
@@ -49,7 +49,7 @@ def test_many_topics_in_one_buffer_keep_the_order_of_answers() -> None:
     assert all("|OK|" in answer for answer in answers)
 
 
-def test_bulk_and_single_lines_agree_on_everything() -> None:
+def test_bulk_and_single_lines_have_the_same_results() -> None:
     bulk, single = World().connect(), World().connect()
     stream = b"".join(b"V1|%d|PRODUCE|t%d key-%d:value-%d\n" % (n, n % 3, n % 17, n) for n in range(200))
     bulk.feed(stream)
@@ -76,7 +76,7 @@ def test_keys_are_stored() -> None:
 
 
 @pytest.mark.parametrize(("ending", "content"), [(b"\n", LINE_BYTES_MAX - 1), (b"\r\n", LINE_BYTES_MAX - 2)])
-def test_the_longest_line_is_answered(ending: bytes, content: int) -> None:
+def test_the_longest_line_is_accepted(ending: bytes, content: int) -> None:
     peer = World().connect()
     peer.feed(line(content) + ending)
     peer.pass_by()
@@ -85,7 +85,7 @@ def test_the_longest_line_is_answered(ending: bytes, content: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [line(LINE_BYTES_MAX) + b"\n", line(LINE_BYTES_MAX), b"x" * LINE_BYTES_MAX])
-def test_a_longer_line_closes_after_what_came_before_was_answered(stream: bytes) -> None:
+def test_a_longer_line_closes_after_earlier_requests_are_answered(stream: bytes) -> None:
     world = World()
     peer = world.connect()
     peer.feed(b"V1|0|PRODUCE|t a:first\n" + stream)
@@ -97,7 +97,7 @@ def test_a_longer_line_closes_after_what_came_before_was_answered(stream: bytes)
     assert peer.closed
 
 
-def test_a_line_without_ending_is_answered_when_the_peer_is_done() -> None:
+def test_a_line_without_ending_is_answered_at_the_end_of_the_stream() -> None:
     peer = World().connect()
     peer.feed(b"V1|1|PRODUCE|t a:1\nV1|2|CONSUME|t 1 0")
     peer.finish()
@@ -105,7 +105,7 @@ def test_a_line_without_ending_is_answered_when_the_peer_is_done() -> None:
     assert peer.closed
 
 
-def test_a_peer_that_is_done_still_gets_what_it_waits_for() -> None:
+def test_a_half_closed_client_gets_its_pending_response() -> None:
     world = World()
     peer = world.connect()
     peer.feed(b"V1|1|PRODUCE|t a:1 acks=all\n")
@@ -118,7 +118,7 @@ def test_a_peer_that_is_done_still_gets_what_it_waits_for() -> None:
 
 
 @pytest.mark.parametrize("acks", ["", " acks=1", " acks=all"])
-def test_a_bucket_that_takes_nothing_is_no_missing_replica(monkeypatch: pytest.MonkeyPatch, acks: str) -> None:
+def test_a_bucket_outage_is_not_reported_as_a_missing_replica(monkeypatch: pytest.MonkeyPatch, acks: str) -> None:
     world = World()
     peer = world.connect()
     peer.ask("V1|1|PRODUCE|t a:1")
@@ -131,7 +131,7 @@ def test_a_bucket_that_takes_nothing_is_no_missing_replica(monkeypatch: pytest.M
     assert peer.ask(f"V1|2|PRODUCE|t a:2{acks}") == f"V1|2|ERR|REPLICATION_TIMEOUT|{broken.message}"
 
 
-def test_acks_all_holds_up_this_connection_only() -> None:
+def test_acks_all_delays_this_connection_only() -> None:
     world = World()
     waiting, other = world.connect(), world.connect()
     waiting.feed(b"V1|1|PRODUCE|t a:1 acks=all\nV1|2|OFFSET|g t 0\n")
@@ -143,7 +143,7 @@ def test_acks_all_holds_up_this_connection_only() -> None:
     assert other.ask("V1|4|CONSUME|t 1 0") == "V1|4|OK|messages=0:1,1:2 hw=1"
 
 
-def test_a_waiting_peer_that_goes_leaves_nothing_behind() -> None:
+def test_a_waiting_client_that_disconnects_leaves_nothing_behind() -> None:
     world = World()
     peer = world.connect()
     peer.feed(b"V1|1|PRODUCE|t a:1 acks=all\n")
@@ -169,7 +169,7 @@ def test_synced_durability_keeps_reads_behind_writes() -> None:
 
 
 class Crowded:
-    """Makes a broker refuse records for want of room, so many times."""
+    """Makes a broker refuse records for lack of capacity a given number of times."""
 
     def __init__(self, world: World, times: int) -> None:
         self.times = times
@@ -183,7 +183,7 @@ class Crowded:
         self._append(*args, **options)  # type: ignore[arg-type]
 
 
-def test_records_wait_for_room_in_the_log_and_keep_their_order() -> None:
+def test_records_wait_for_capacity_in_the_log_and_keep_their_order() -> None:
     world = World()
     Crowded(world, 5)
     peer = world.connect()
@@ -196,7 +196,7 @@ def test_records_wait_for_room_in_the_log_and_keep_their_order() -> None:
     ]
 
 
-def test_records_that_find_no_room_in_time_are_refused() -> None:
+def test_records_without_capacity_in_time_are_refused() -> None:
     world = World()
     crowded = Crowded(world, 10**9)
     peer = world.connect()
@@ -208,7 +208,7 @@ def test_records_that_find_no_room_in_time_are_refused() -> None:
     assert peer.ask("V1|y|PRODUCE|t a:4") == "V1|y|OK|partition=1 offset=0 hw=0"
 
 
-def test_a_full_disk_is_told_at_once() -> None:
+def test_a_full_disk_is_reported_at_once() -> None:
     world = World()
     peer = world.connect()
     peer.ask("V1|1|PRODUCE|t a:1")
@@ -271,7 +271,7 @@ def test_hw_never_falls_while_leader() -> None:
     assert "hw=7" in peer.ask("V1|7|REPLICA_FETCH|t 1 1 7")
 
 
-def test_a_follower_not_heard_of_drops_out() -> None:
+def test_a_follower_without_heartbeats_is_removed() -> None:
     world = World()
     peer = world.connect()
     peer.ask("V1|1|PRODUCE|t a:0")
@@ -288,14 +288,14 @@ def test_strict_leaders_leave_a_created_topic_unwritable() -> None:
     assert "OK" in peer.ask("V1|4|PRODUCE|audit a:x")
 
 
-def test_admin_can_be_switched_off() -> None:
+def test_admin_commands_can_be_switched_off() -> None:
     peer = World(flux=FluxSettings(admin=False)).connect()
     assert peer.ask("V1|1|ADMIN_GET_METADATA|") == "V1|1|ERR|UNKNOWN_COMMAND|unsupported command"
     assert peer.ask("V1|2|SET_PARTITION_ROLE|t 0 leader") == "V1|2|ERR|UNKNOWN_COMMAND|unsupported command"
     assert "OK" in peer.ask("V1|3|PRODUCE|t a:x")
 
 
-def test_partitions_of_new_topics_go_round_the_known_brokers() -> None:
+def test_partitions_of_new_topics_are_spread_over_the_known_brokers() -> None:
     peer = World().connect()
     peer.ask("V1|1|ADMIN_REGISTER_BROKER|1 h 1")
     assert "NOT_LEADER" in peer.ask("V1|2|PRODUCE|t a:x")
@@ -320,7 +320,7 @@ AWKWARD = [
 
 
 @pytest.mark.parametrize(("value", "shown"), AWKWARD)
-def test_values_of_other_wires_fit_a_line(value: bytes | None, shown: bytes) -> None:
+def test_values_of_other_protocols_are_escaped_in_lines(value: bytes | None, shown: bytes) -> None:
     world = World()
     peer = world.connect()
     topic = world.memory.broker.ensure_topic("t")
@@ -349,7 +349,7 @@ def test_compressed_batches_between_others_are_read(kind: Compression) -> None:
     assert peer.ask("V1|2|CONSUME|t 0 7") == "V1|2|OK|messages=7:1,8:2 hw=8"
 
 
-def test_replies_with_a_limit_hold_at_least_one_record() -> None:
+def test_limited_replies_have_at_least_one_record() -> None:
     world = World(flux=FluxSettings(reply_bytes_max=1000))
     peer = world.connect()
     for value in ("x" * 3000, "y" * 400, "z" * 400, "w" * 400):
@@ -361,7 +361,7 @@ def test_replies_with_a_limit_hold_at_least_one_record() -> None:
     )
 
 
-def test_reading_below_what_is_kept_begins_at_the_first_record() -> None:
+def test_reading_below_the_first_offset_starts_at_the_first_record() -> None:
     world = World()
     peer = world.connect()
     for n in range(5):
@@ -371,7 +371,7 @@ def test_reading_below_what_is_kept_begins_at_the_first_record() -> None:
     assert peer.ask("V1|2|CONSUME|t 1 0") == "V1|2|OK|messages=3:3,4:4 hw=4"
 
 
-def test_a_large_reply_is_sent_from_a_buffer_that_comes_back() -> None:
+def test_a_large_reply_is_sent_from_a_reusable_buffer() -> None:
     world = World()
     peer = world.connect()
     values = [b"%d" % n * 1000 for n in range(300)]

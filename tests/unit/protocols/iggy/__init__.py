@@ -1,1 +1,1 @@
-"""The Iggy wire without a socket."""
+"""Unit tests of the Iggy protocol, without a socket."""

@@ -1,4 +1,4 @@
-"""An Iggy connection without a socket: frames in, frames out, of either framing; the clock starts at the T of the examples."""
+"""An Iggy connection without a socket: frames of both framings; the clock starts at the T of the examples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CLIENT = bytes.fromhex("22110000000000000000000000000000")
 
 
 class World(dialogue.World[IggyFactory]):
-    """The Iggy wire over a broker in memory."""
+    """The Iggy protocol over a broker in memory."""
 
     def __init__(self, *, broker: BrokerSettings | None = None, iggy: IggySettings | None = None) -> None:
         super().__init__(lambda opened: IggyFactory(opened, iggy), broker, now_us=T_US)
 
     def connect(self) -> Dialogue:
-        """A new connection."""
+        """Open a new connection."""
         return Dialogue(self)
 
 
@@ -32,25 +32,25 @@ class Dialogue(dialogue.Dialogue):
     local = ("127.0.0.1", 8090)
 
     def ask(self, frame: bytes) -> bytes:
-        """One request and its answer, as they are; a password may have to be hashed meanwhile."""
+        """Send one request and return its raw response; a password may have to be hashed meanwhile."""
         self.feed(frame)
         deadline = time.monotonic() + WAIT_S_MAX
         self.pass_by()
         while not self.sent and not self.closed:
-            assert time.monotonic() < deadline, "nobody answered"
+            assert time.monotonic() < deadline, "no response arrived"
             time.sleep(0.001)
             self.pass_by()
         return self.take()
 
     def classic(self, code: int, payload: bytes = b"") -> tuple[int, bytes]:
-        """Status and payload of the answer to a request of the classic framing."""
+        """Return the status and payload of the response to a request of the classic framing."""
         answer = self.ask(classic(code, payload))
         status, size = unpack_from("<II", answer)
         assert size == len(answer) - 8
         return status, answer[8:]
 
     def headered(self, operation: int, body: bytes = b"", *, code: int = 0, number: int = 0) -> tuple[int, bytes]:
-        """Status and body of the answer to a request of the headered framing; the reason, negative, of an eviction."""
+        """Return the status and body of the response of the headered framing; for an eviction, the negated reason."""
         answer = self.ask(headered(operation, body, code=code, number=number))
         if answer[60] == 13:
             assert self.closed
@@ -61,12 +61,12 @@ class Dialogue(dialogue.Dialogue):
 
 
 def classic(code: int, payload: bytes = b"") -> bytes:
-    """A request frame of the classic framing."""
+    """Return a request frame of the classic framing."""
     return (4 + len(payload)).to_bytes(4, "little") + code.to_bytes(4, "little") + payload
 
 
 def headered(operation: int, body: bytes = b"", *, code: int = 0, number: int = 0, epoch: int = 0) -> bytes:
-    """A request frame of the headered framing."""
+    """Return a request frame of the headered framing."""
     head = bytearray(256)
     pack_into("<I", head, 48, 256 + len(body))
     head[60] = 5

@@ -1,4 +1,4 @@
-"""Iggy connections to several shards in memory, and to one: whole requests in, whole answers out."""
+"""Iggy connections to several shards in memory, and to one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 10.0
 
 
 class Output(CapturedOutput):
-    """Remembers why a connection was ended."""
+    """Records why a connection was closed."""
 
     failed: PeerError | None = None
 
@@ -28,7 +28,7 @@ class Output(CapturedOutput):
 
 
 class Conversation(ShardedConversation):
-    """One connection to the process that has shard ``own``."""
+    """One connection to the process of shard ``own``."""
 
     output: Output
 
@@ -48,16 +48,16 @@ class Conversation(ShardedConversation):
         self.pass_by()
 
     def wait(self) -> bytes:
-        """What comes; a password may have to be hashed meanwhile."""
+        """Return what arrives; a password may have to be hashed meanwhile."""
         end = time.monotonic() + WAIT_S
         while not self.output.written:
-            assert time.monotonic() < end, "nobody answered"
+            assert time.monotonic() < end, "no response arrived"
             time.sleep(0.001)
             self.pass_by()
         return self.take()
 
     def ask(self, code: int, payload: bytes = b"") -> tuple[int, bytes]:
-        """Status and payload of the answer to a classic request."""
+        """Return the status and payload of the response to a classic request."""
         self.say(classic(code, payload))
         answer = self.wait()
         status, size = unpack_from("<II", answer)
@@ -65,7 +65,7 @@ class Conversation(ShardedConversation):
         return status, answer[8:]
 
     def headered(self, operation: int, body: bytes = b"", *, code: int = 0, number: int = 0) -> tuple[int, bytes]:
-        """Status and body of the answer to a request of the headered framing."""
+        """Return the status and body of the response to a request of the headered framing."""
         self.say(headered(operation, body, code=code, number=number))
         answer = self.wait()
         assert answer[60] == 8
@@ -77,7 +77,7 @@ class Conversation(ShardedConversation):
 
 
 def make_shards(shard_count: int, *, dialect: str = "auto") -> MemoryShards:
-    """Shards over which the Iggy wire is spoken."""
+    """Create shards that serve the Iggy protocol."""
     numbers, settings = count(), IggySettings(dialect=dialect)
     return MemoryShards(
         lambda broker: IggyLinkFactory(
@@ -88,12 +88,12 @@ def make_shards(shard_count: int, *, dialect: str = "auto") -> MemoryShards:
 
 
 def log_in(conversation: Conversation) -> None:
-    """As the default user of an open broker."""
+    """Log in as the default user of an open broker."""
     assert conversation.ask(38, b"\4iggy\4iggy")[0] == 0
 
 
 def ident(named: int | str) -> bytes:
-    """A stream, topic, group or consumer as requests name it."""
+    """Return the identifier of a stream, topic, group or consumer as requests encode it."""
     if isinstance(named, int):
         return pack("<BBI", 1, 4, named)
     encoded = named.encode()

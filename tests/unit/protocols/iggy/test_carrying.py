@@ -1,4 +1,4 @@
-"""Requests about topics of several shards over the Iggy wire: answered as one broker answers them, whichever process is asked."""
+"""Requests about topics of several shards over Iggy: responses match a single process, at every process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def message(value: bytes) -> bytes:
 
 
 def sent(stream: int | str, topic: int | str, *values: bytes, partition: int = 0) -> bytes:
-    """The payload of a SEND to a partition."""
+    """Return the payload of a SEND to a partition."""
     front = ident(stream) + ident(topic) + pack("<BBI", 2, 4, partition) + pack("<I", len(values))
     messages = [message(value) for value in values]
     ends, end = [], 0
@@ -94,7 +94,7 @@ def shards() -> MemoryShards:
 
 
 def names_of(body: bytes, head: int) -> list[str]:
-    """Names of a list whose elements have so many bytes before the name."""
+    """Return the names of a list whose elements have ``head`` bytes before the name."""
     found, at = [], 0
     while at < len(body):
         size = body[at + head]
@@ -104,7 +104,7 @@ def names_of(body: bytes, head: int) -> list[str]:
 
 
 def shown(shards: MemoryShards, *topics: str) -> list[Conversation]:
-    """A connection to each process, and a stream ``s`` with topics in all shards."""
+    """Return a connection to each process, and create a stream ``s`` with topics in all shards."""
     peers = [connect(shards, own) for own in range(shards.count)]
     assert create_stream(peers[1], "s")[0] == 0
     for topic in topics:
@@ -123,7 +123,7 @@ def test_every_process_finds_every_topic(shards: MemoryShards) -> None:
             assert poll(peer, "s", topic) == [b"0", b"1", b"2"]
 
 
-def test_streams_and_topics_have_one_number_everywhere(shards: MemoryShards) -> None:
+def test_streams_and_topics_have_the_same_ids_everywhere(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     lists = [peer.ask(Code.GET_STREAM, ident("s")) for peer in peers]
     assert lists[0][0] == 0
@@ -143,7 +143,7 @@ def test_streams_and_topics_have_one_number_everywhere(shards: MemoryShards) -> 
             assert peer.ask(Code.GET_TOPIC, ident(0) + ident(number))[1][:4] == pack("<I", number)
 
 
-def test_topics_of_other_wires_are_in_their_streams(shards: MemoryShards) -> None:
+def test_topics_of_other_protocols_are_in_their_streams(shards: MemoryShards) -> None:
     for number, topic in enumerate(("x.a", "x.b", "plain")):
         shards.brokers[number].create_topic(TopicName.parse(topic))
     peers = [connect(shards, own) for own in (2, 0, 1)]
@@ -155,7 +155,7 @@ def test_topics_of_other_wires_are_in_their_streams(shards: MemoryShards) -> Non
     assert create_stream(peers[0], "x")[0] == errors.STREAM_NAME_TAKEN
 
 
-def test_what_is_not_there_is_told_as_by_one_broker(shards: MemoryShards) -> None:
+def test_missing_topics_get_the_same_error_as_with_one_process(shards: MemoryShards) -> None:
     alone = connect(make_shards(1, dialect=D2))
     assert create_stream(alone, "s")[0] == 0
     streams: tuple[int | str, ...] = ("s", "t", 0, 7, 2**32 - 2)
@@ -171,16 +171,16 @@ def test_what_is_not_there_is_told_as_by_one_broker(shards: MemoryShards) -> Non
         assert peer.ask(code, payload) == alone.ask(code, payload)
 
 
-def test_a_stream_ends_with_its_topics_in_every_shard(shards: MemoryShards) -> None:
+def test_a_deleted_stream_loses_its_topics_in_every_shard(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     for peer in peers:
-        assert send(peer, 0, "dddd", b"x") == 0  # each knows where it is
+        assert send(peer, 0, "dddd", b"x") == 0  # each process knows where it is
     assert peers[0].ask(Code.PURGE_STREAM, ident("s"))[0] == 0
     assert [poll(peer, "s", "dddd") for peer in peers] == [[], [], []]
     assert peers[0].ask(Code.DELETE_STREAM, ident("s"))[0] == 0
     assert [len(broker.topics()) for broker in shards.brokers] == [0, 0, 0]
     assert [peer.ask(Code.GET_STREAMS) for peer in peers] == [(0, b"")] * 3
-    assert create_stream(peers[1], "t")[0] == 0  # has the number of the one that ended
+    assert create_stream(peers[1], "t")[0] == 0  # gets the id of the deleted one
     assert create_topic(peers[1], "t", "dddd")[0] == 0
     for peer in peers:
         assert send(peer, 0, "dddd", b"y") == 0
@@ -188,7 +188,7 @@ def test_a_stream_ends_with_its_topics_in_every_shard(shards: MemoryShards) -> N
     assert poll(peers[0], "t", "dddd") == [b"y"] * 3
 
 
-def test_names_that_were_changed_are_found_everywhere(shards: MemoryShards) -> None:
+def test_renamed_streams_and_topics_are_found_everywhere(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     for peer in peers:
         assert send(peer, "s", "bb", b"0") == 0
@@ -207,7 +207,7 @@ def test_names_that_were_changed_are_found_everywhere(shards: MemoryShards) -> N
     assert poll(peers[0], "other", "renamed") == [b"0", b"0", b"0", b"1", b"1", b"1"]
 
 
-def test_groups_and_offsets_are_where_the_topic_is(shards: MemoryShards) -> None:
+def test_groups_and_offsets_belong_to_the_shard_of_the_topic(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     for number, topic in enumerate(TOPICS):
         named = ident("s") + ident(topic)
@@ -241,7 +241,7 @@ def number_of(peer: Conversation) -> int:
 
 
 def joined(peer: Conversation) -> int:
-    """Of how many groups a peer is a member, as it, the list and whoever looks at it say."""
+    """Return a client's number of groups, as reported to itself, in the list, and to others."""
     details = peer.ask(Code.GET_ME)[1]
     at = 13 + unpack_from("<I", details, 9)[0]
     count: int = unpack_from("<I", details, at)[0]
@@ -254,7 +254,7 @@ def joined(peer: Conversation) -> int:
     return count
 
 
-def test_clients_and_figures_are_those_of_all(shards: MemoryShards) -> None:
+def test_clients_and_statistics_cover_all_processes(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     assert len({number_of(peer) for peer in peers}) == 3
     lists = [peer.ask(Code.GET_CLIENTS) for peer in peers]
@@ -266,14 +266,14 @@ def test_clients_and_figures_are_those_of_all(shards: MemoryShards) -> None:
         assert unpack_from("<IIIIQII", stats, 12 + 8 * 8 + 4 - 4)[:3] == (1, 4, 4)
 
 
-def test_users_are_those_of_the_file(shards: MemoryShards) -> None:
+def test_users_come_from_the_users_file(shards: MemoryShards) -> None:
     for peer in shown(shards):
         for code in (Code.CREATE_USER, Code.DELETE_USER, Code.CREATE_TOKEN, Code.GET_TOKENS, Code.LOGIN_TOKEN):
             assert peer.ask(code, b"\5alice") == (errors.UNAVAILABLE, b"")
         assert names_of(peer.ask(Code.GET_USERS)[1], 13) == ["iggy"]
 
 
-def test_a_user_that_one_process_knows_is_nobody(shards: MemoryShards) -> None:
+def test_a_user_of_one_process_only_cannot_log_in(shards: MemoryShards) -> None:
     made: list[object] = []
     shards.brokers[0].access.create_user("alice", "wonderland", EVERYTHING, done=made.append)
     peer = Conversation(shards)
@@ -284,7 +284,7 @@ def test_a_user_that_one_process_knows_is_nobody(shards: MemoryShards) -> None:
     assert peer.ask(Code.LOGIN, name("alice") + name("wonderland"))[0] == errors.BAD_CREDENTIALS
 
 
-def test_numbers_that_clients_choose_are_unique() -> None:
+def test_client_chosen_ids_are_unique() -> None:
     shards = make_shards(3, dialect="0.1")
     peers = [connect(shards, own) for own in range(3)]
     assert peers[0].ask(Code.CREATE_STREAM, pack("<I", 7) + name("s"))[0] == 0
@@ -310,7 +310,7 @@ def test_numbers_that_clients_choose_are_unique() -> None:
 
 
 def break_links(shards: MemoryShards, peer: Conversation, to: int) -> None:
-    """The process of a shard ends: links of a peer to it do."""
+    """End the process of a shard: a client's links to it are lost."""
     for link in shards.links:
         if link._session.shared.shard == to and link._peer is not None and link._peer._owner is peer.session:  # type: ignore[attr-defined]
             link.break_off()
@@ -322,7 +322,7 @@ def shard_with(shards: MemoryShards, topic: str) -> int:
     return found
 
 
-def test_a_send_that_is_owed_ends_the_connection_and_anything_else_is_refused(shards: MemoryShards) -> None:
+def test_a_lost_send_closes_the_connection_and_other_requests_fail(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     topic = next(topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 1)
     poll(peers[0], "s", topic)
@@ -339,7 +339,7 @@ def test_a_send_that_is_owed_ends_the_connection_and_anything_else_is_refused(sh
     assert peers[0].output.failed is not None
 
 
-def test_a_member_stays_one_when_its_link_is_lost(shards: MemoryShards) -> None:
+def test_a_member_survives_the_loss_of_its_link(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     topic = next(topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 1)
     named = ident("s") + ident(topic)
@@ -352,7 +352,7 @@ def test_a_member_stays_one_when_its_link_is_lost(shards: MemoryShards) -> None:
 
 
 class Gone:
-    """A shard whose process has ended: links to it are lost as soon as they are made."""
+    """A shard whose process has ended: links to it are lost immediately."""
 
     def __init__(self, shards: MemoryShards, gone: int, peers: list[Conversation]) -> None:
         self._connect = type(shards).connect
@@ -372,7 +372,7 @@ class Gone:
         return link
 
 
-def test_a_shard_that_is_gone_stops_only_what_is_its_own(shards: MemoryShards) -> None:
+def test_a_lost_shard_affects_only_its_own_topics(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     (mine,) = [topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 2][:1]
     others = [topic for topic in TOPICS if shard_with(shards, f"s.{topic}") != 2]
@@ -392,7 +392,7 @@ def test_a_shard_that_is_gone_stops_only_what_is_its_own(shards: MemoryShards) -
     assert peers[1].ask(Code.GET_STREAMS) == (0, b"")
 
 
-def test_streams_are_found_by_name_while_the_first_shard_is_gone(shards: MemoryShards) -> None:
+def test_streams_are_found_by_name_without_the_first_shard(shards: MemoryShards) -> None:
     peers = shown(shards, *TOPICS)
     Gone(shards, 0, peers[1:])
     for topic in TOPICS:
@@ -405,7 +405,7 @@ def test_streams_are_found_by_name_while_the_first_shard_is_gone(shards: MemoryS
     assert create_stream(late, "new") == (errors.ERROR, b"")
 
 
-def test_who_is_logged_in_is_so_in_every_shard(shards: MemoryShards) -> None:
+def test_a_login_applies_in_every_shard(shards: MemoryShards) -> None:
     hashed = hash_password("wonderland")
     reader = parse_grants(["read_streams", "read_topics", "consume@s"])
     for broker in shards.brokers:
@@ -432,14 +432,14 @@ def test_who_is_logged_in_is_so_in_every_shard(shards: MemoryShards) -> None:
 
 
 @pytest.mark.parametrize("opening", [b"\xf3IGGY\0\2" + bytes(16), b"\xf3IGGY\0\3" + bytes(range(16))])
-def test_a_link_is_for_who_has_the_key(shards: MemoryShards, opening: bytes) -> None:
+def test_a_link_needs_the_key(shards: MemoryShards, opening: bytes) -> None:
     session = shards.factories[0].open(Output(), lambda: None)
     with pytest.raises(PeerError):
         session.receive(memoryview(opening))
     session.close()
 
 
-def test_the_newest_dialect_is_told_where_messages_went() -> None:
+def test_the_newest_dialect_returns_the_topic_of_sent_messages() -> None:
     shards = make_shards(3)
     peers = [Conversation(shards, own) for own in range(3)]
     for peer in peers:
@@ -459,7 +459,7 @@ def test_the_newest_dialect_is_told_where_messages_went() -> None:
 
 
 def test_held_polls_of_topics_in_every_shard() -> None:
-    """In this process a poll waits for its messages; of another process they are asked for again and again."""
+    """A poll waits in the shard of this process; other shards are polled repeatedly."""
     shards = make_shards(3)
     peers = [Conversation(shards, own) for own in range(3)]
     for peer in peers:
@@ -477,7 +477,7 @@ def test_held_polls_of_topics_in_every_shard() -> None:
             peers[1].say(headered(2, body.replace(b"paid", topic), code=code, number=code))
         peers[1].pass_by(0.5)
         assert not peers[1].output.written
-        assert peers[1].headered(2, code=Code.PING, number=1)[0] == 0, "what is behind them goes on"
+        assert peers[1].headered(2, code=Code.PING, number=1)[0] == 0, "later requests are executed"
         assert peers[2].headered(160, SEND.replace(b"paid", topic), number=50)[0] == 0
         answers = b""
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""The documented dialect: its rules and its errors, command by command (spec: iggy#classic-framing, iggy#d0-requests)."""
+"""The documented dialect: rules and errors of each command (spec: iggy#classic-framing, iggy#d0-requests)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def values(found: client_codec.Polled) -> list[bytes | None]:
 
 @pytest.fixture
 def peer() -> Dialogue:
-    """A peer with stream 1 and topic 1 of three partitions."""
+    """Return a client with stream 1 and topic 1 of three partitions."""
     found = World().connect()
     assert create_stream(found, 1, "s") == 0
     assert create_topic(found, 1, "t") == 0
@@ -58,13 +58,13 @@ def peer() -> Dialogue:
 # Framing
 
 
-def test_requests_cut_at_every_byte(peer: Dialogue) -> None:
+def test_requests_truncated_at_every_byte(peer: Dialogue) -> None:
     frames = request(Code.SEND, TOPIC + to_partition(1) + messages([Record(b"hello")])) + request(Code.PING)
     for size in range(len(frames)):
         peer.feed(frames[:size])
         peer.feed(frames[size:])
         peer.pass_by()
-        assert peer.take() == bytes(16), f"cut at {size}"
+        assert peer.take() == bytes(16), f"truncated at {size}"
 
 
 def test_requests_one_byte_at_a_time(peer: Dialogue) -> None:
@@ -85,12 +85,12 @@ def test_ten_requests_in_one_write(peer: Dialogue) -> None:
     assert values(client_codec.read_polled(answer[80:])) == [b"%d" % number for number in range(9)]
 
 
-def test_requests_that_wait_when_the_peer_finishes_are_answered(peer: Dialogue) -> None:
+def test_waiting_requests_are_answered_at_the_end_of_the_stream(peer: Dialogue) -> None:
     creations = b"".join(
         request(Code.CREATE_STREAM, U32.pack(number) + name(f"later-{number}")) for number in range(2, 6)
     )
     peer.feed(creations + request(Code.GET_STREAMS) + request(Code.PING)[:5])
-    assert not peer.sent, "a change is answered once it is synced"
+    assert not peer.sent, "a change is acknowledged once it is synced"
     peer.finish()
     assert peer.closed
     answer = peer.take()
@@ -98,13 +98,13 @@ def test_requests_that_wait_when_the_peer_finishes_are_answered(peer: Dialogue) 
     assert len(client_codec.read_streams(answer[40:])) == 5
 
 
-def test_a_peer_that_finishes_with_nothing_is_gone(peer: Dialogue) -> None:
+def test_an_idle_connection_closes_at_the_end_of_the_stream(peer: Dialogue) -> None:
     peer.finish()
     assert peer.closed
 
 
 @pytest.mark.parametrize("code", [0, 38, 204, 304, 999])
-def test_an_unknown_code_leaves_the_connection(peer: Dialogue, code: int) -> None:
+def test_an_unknown_code_keeps_the_connection_open(peer: Dialogue, code: int) -> None:
     if code == 38:
         assert peer.classic(code)[0] == 3
     else:
@@ -112,13 +112,13 @@ def test_an_unknown_code_leaves_the_connection(peer: Dialogue, code: int) -> Non
     assert peer.classic(Code.PING) == (0, b"")
 
 
-def test_a_frame_over_the_limit_is_answered_and_ends(peer: Dialogue) -> None:
+def test_a_frame_over_the_limit_gets_an_error_and_closes(peer: Dialogue) -> None:
     peer.feed(U32.pack(32 * 1024 * 1024) + U32.pack(Code.SEND))
     assert peer.take() == U32.pack(4022) + bytes(4)
     assert peer.closed
 
 
-def test_a_length_below_the_code_ends(peer: Dialogue) -> None:
+def test_a_length_below_the_code_closes_the_connection(peer: Dialogue) -> None:
     peer.feed(U32.pack(3) + b"abc")
     assert peer.closed
 
@@ -150,7 +150,7 @@ def test_malformed_bodies(peer: Dialogue, code: int, body: bytes) -> None:
     assert peer.classic(Code.PING) == (0, b"")
 
 
-def test_spare_bytes_behind_a_known_body_are_tolerated(peer: Dialogue) -> None:
+def test_spare_bytes_after_a_known_body_are_tolerated(peer: Dialogue) -> None:
     numbers = U32.pack(2) + U32.pack(1) + U32.pack(0)
     assert peer.classic(Code.CREATE_TOPIC, ident(1) + numbers + name("spare") + b"\x00\x00")[0] == 0
     assert peer.classic(Code.GET_STREAM, ident(1) + b"\x00")[0] == 0
@@ -159,10 +159,10 @@ def test_spare_bytes_behind_a_known_body_are_tolerated(peer: Dialogue) -> None:
 # Streams and topics
 
 
-def test_numbers_and_names_are_taken_once(peer: Dialogue) -> None:
+def test_ids_and_names_are_unique(peer: Dialogue) -> None:
     assert create_stream(peer, 0, "zero") == 1014
     assert create_stream(peer, 1, "other") == 1011
-    assert create_stream(peer, 1, "s") == 1011, "the number is looked at first"
+    assert create_stream(peer, 1, "s") == 1011, "the id is checked first"
     assert create_stream(peer, 2, "s") == 1012
     assert create_topic(peer, 0, "zero") == 2016
     assert create_topic(peer, 1, "other") == 2012
@@ -176,7 +176,7 @@ def test_numbers_and_names_are_taken_once(peer: Dialogue) -> None:
     ("given", "kept"),
     [("Orders", "orders"), ("  My  Orders ", "my.orders"), ("a\tb", "a.b"), ("x_1-2.3", "x_1-2.3")],
 )
-def test_names_are_normalised(given: str, kept: str) -> None:
+def test_names_are_normalized(given: str, kept: str) -> None:
     peer = World().connect()
     assert create_stream(peer, 1, given) == 0
     assert create_topic(peer, 1, given) == 0
@@ -185,12 +185,12 @@ def test_names_are_normalised(given: str, kept: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["a/b", "a!", "   ", "a\x9bb", "..", "__x"])
-def test_names_that_cannot_be(peer: Dialogue, wrong: str) -> None:
+def test_invalid_names_are_refused(peer: Dialogue, wrong: str) -> None:
     assert create_stream(peer, 2, wrong) == 1013
     assert create_topic(peer, 2, wrong) == 2014
 
 
-def test_what_is_missing_is_told_by_how_it_was_asked_for(peer: Dialogue) -> None:
+def test_errors_for_missing_things_depend_on_the_identifier_kind(peer: Dialogue) -> None:
     assert peer.classic(Code.GET_STREAM, ident(9)) == (1009, b"")
     assert peer.classic(Code.GET_STREAM, ident(0)) == (1009, b"")
     assert peer.classic(Code.GET_STREAM, ident("nine")) == (1010, b"")
@@ -202,7 +202,7 @@ def test_what_is_missing_is_told_by_how_it_was_asked_for(peer: Dialogue) -> None
     assert peer.classic(Code.GET_CLIENT, U32.pack(1)) == (100, b"")
 
 
-def test_deleting_a_stream_ends_its_topics(peer: Dialogue) -> None:
+def test_deleting_a_stream_deletes_its_topics(peer: Dialogue) -> None:
     assert create_topic(peer, 2, "u") == 0
     assert peer.classic(Code.DELETE_STREAM, ident(1))[0] == 0
     assert peer.classic(Code.GET_STREAMS) == (0, b"")
@@ -211,7 +211,7 @@ def test_deleting_a_stream_ends_its_topics(peer: Dialogue) -> None:
     assert peer.classic(Code.GET_TOPICS, ident(1)) == (0, b"")
 
 
-def test_partitions_come_and_go(peer: Dialogue) -> None:
+def test_partitions_are_added_and_deleted(peer: Dialogue) -> None:
     assert send(peer, [Record(b"x")], to_partition(3)) == 0
     for count, status in ((0, 2015), (100_001, 2015), (2, 0)):
         assert peer.classic(Code.CREATE_PARTITIONS, TOPIC + U32.pack(count))[0] == status
@@ -222,14 +222,14 @@ def test_partitions_come_and_go(peer: Dialogue) -> None:
     assert peer.classic(Code.CREATE_PARTITIONS, TOPIC + U32.pack(1))[0] == 0
     topic, partitions = client_codec.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])
     assert topic.partition_count == 3
-    assert partitions[2].message_count == 0, "a partition that comes again is a new one"
-    assert peer.classic(Code.DELETE_PARTITIONS, TOPIC + U32.pack(99))[0] == 0, "more than there are is all of them"
+    assert partitions[2].message_count == 0, "a re-created partition is a new one"
+    assert peer.classic(Code.DELETE_PARTITIONS, TOPIC + U32.pack(99))[0] == 0, "more than exist means all of them"
     assert send(peer, [Record(b"x")], client_codec.BALANCED) == 3008
     assert send(peer, [Record(b"x")], by_key(b"k")) == 3008
     assert peer.classic(Code.GET_TOPIC, TOPIC)[0] == 0
 
 
-def test_a_topic_without_partitions_outlives_a_restart() -> None:
+def test_a_topic_without_partitions_survives_a_restart() -> None:
     world = World()
     peer = world.connect()
     assert create_stream(peer, 1, "s") == 0
@@ -242,7 +242,7 @@ def test_a_topic_without_partitions_outlives_a_restart() -> None:
     assert send(peer, [Record(b"x")], client_codec.BALANCED) == 0
 
 
-def test_numbers_outlive_a_restart_also_those_of_other_wires(peer: Dialogue) -> None:
+def test_ids_survive_a_restart_including_those_of_other_protocols(peer: Dialogue) -> None:
     broker = peer.world.memory.broker
     broker.create_topic(TopicName("shop", "bills"), 2)
     broker.create_topic(TopicName("default", "plain"), 2)
@@ -250,7 +250,7 @@ def test_numbers_outlive_a_restart_also_those_of_other_wires(peer: Dialogue) -> 
     before = peer.classic(Code.GET_STREAMS)[1]
     streams = client_codec.read_streams(before)
     assert [stream.name for stream in streams] == ["s", "shop", "default"]
-    assert streams[-1].id > 4_000_000_000, "the default stream is out of the way"
+    assert streams[-1].id > 4_000_000_000, "the default stream does not collide"
     peer.world.restart()
     again = peer.beside()
     assert [(stream.id, stream.name) for stream in client_codec.read_streams(again.classic(Code.GET_STREAMS)[1])] == [
@@ -262,7 +262,7 @@ def test_numbers_outlive_a_restart_also_those_of_other_wires(peer: Dialogue) -> 
 # Sending
 
 
-def test_messages_of_a_request_are_one_batch_of_one_partition(peer: Dialogue) -> None:
+def test_messages_of_a_request_form_one_batch_of_one_partition(peer: Dialogue) -> None:
     assert send(peer, [Record(b"a"), Record(b"b")], client_codec.BALANCED) == 0
     assert send(peer, [Record(b"c")], client_codec.BALANCED) == 0
     counts = [part.message_count for part in client_codec.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])[1]]
@@ -299,14 +299,14 @@ def test_payloads_above_the_limit(peer: Dialogue) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HeaderKind if kind is not HeaderKind.NULL])
-def test_headers_of_every_kind_come_back(peer: Dialogue, kind: HeaderKind) -> None:
+def test_headers_of_every_kind_round_trip(peer: Dialogue, kind: HeaderKind) -> None:
     header = Header(b"key-1", os.urandom(16), value_kind=kind)
     others = (Header("schlüssel".encode(), b"v" * 255, value_kind=HeaderKind.RAW),)
     assert send(peer, [Record(b"x", headers=(header, *others)), Record(b"y")]) == 0
     assert [record.headers for record in polled(peer, 3).records] == [(header, *others), ()]
 
 
-def test_ids_are_kept_or_made(peer: Dialogue) -> None:
+def test_message_ids_are_stored_or_generated(peer: Dialogue) -> None:
     own = bytes(range(16))
     assert send(peer, [Record(b"a", id=own), Record(b"b"), Record(b"c")]) == 0
     ids = [record.id or b"" for record in polled(peer, 3).records]
@@ -315,7 +315,7 @@ def test_ids_are_kept_or_made(peer: Dialogue) -> None:
     assert all((made[9] & 0xF0, made[7] & 0xC0) == (0x40, 0x80) for made in ids[1:]), (
         "UUIDs of version 4, bytes reversed"
     )
-    assert [record.id for record in polled(peer, 3).records] == ids, "the same whenever they are read"
+    assert [record.id for record in polled(peer, 3).records] == ids, "the same at every read"
 
 
 KEYS = (
@@ -332,10 +332,12 @@ KEYS = (
 def test_a_key_chooses_its_partition(
     key: bytes, murmur: str, xxh: str, of_3: int, of_10: int, once_of_3: int, once_of_10: int
 ) -> None:
-    """xxHash32 and a remainder from 0 for every dialect, shown from 1 here (spec: iggy#key-hashing)."""
+    """xxHash32 and a remainder from 0 for every dialect; partitions start at 1 here (spec: iggy#key-hashing)."""
     assert f"{xxh32(key):08x}" == xxh
     assert f"{murmur3_128(key):032x}" == murmur
-    assert (murmur3_128(key) % 3 or 3, murmur3_128(key) % 10 or 10) == (once_of_3, once_of_10), "as the servers of 2023"
+    assert (murmur3_128(key) % 3 or 3, murmur3_128(key) % 10 or 10) == (once_of_3, once_of_10), (
+        "like the servers of 2023"
+    )
     for partitions, home in ((3, of_3), (10, of_10)):
         peer = World().connect()
         create_stream(peer, 1, "s")
@@ -346,7 +348,7 @@ def test_a_key_chooses_its_partition(
         assert home == xxh32(key) % partitions + 1
 
 
-def test_a_key_becomes_the_key_of_each_record(peer: Dialogue) -> None:
+def test_the_message_key_becomes_the_record_key(peer: Dialogue) -> None:
     assert send(peer, [Record(b"a"), Record(b"b")], by_key(b"user-1")) == 0
     topic = peer.world.memory.broker.topic("s.t")
     home = peer.world.memory.broker.partition_of_key(topic, b"user-1", KeyHash.XXH32)
@@ -358,7 +360,7 @@ def test_a_key_becomes_the_key_of_each_record(peer: Dialogue) -> None:
 # Polling
 
 
-def test_where_polls_begin(peer: Dialogue) -> None:
+def test_start_positions_of_polls(peer: Dialogue) -> None:
     for number in range(10):
         peer.world.memory.advance(0.001)
         assert send(peer, [Record(b"%d" % number)]) == 0
@@ -388,7 +390,7 @@ def test_an_empty_poll_commits_nothing(peer: Dialogue) -> None:
     assert broker.position("s.t", 0, PositionKind.CONSUMER, "7") is None
 
 
-def test_polls_begin_at_the_oldest_that_is_kept(peer: Dialogue) -> None:
+def test_polls_start_at_the_oldest_retained_message(peer: Dialogue) -> None:
     for number in range(5):
         assert send(peer, [Record(b"%d" % number)]) == 0
     broker = peer.world.memory.broker
@@ -417,7 +419,7 @@ def test_poll_errors(peer: Dialogue) -> None:
     assert status(GROUP, TOPIC, 1) == 5002
 
 
-def test_a_reply_is_cut_between_messages_but_has_one(peer: Dialogue) -> None:
+def test_a_reply_is_split_between_messages_but_has_at_least_one(peer: Dialogue) -> None:
     value = bytes(3 * 1024 * 1024)
     for _ in range(4):
         assert send(peer, [Record(value)]) == 0
@@ -453,12 +455,12 @@ def test_stored_offsets(peer: Dialogue) -> None:
     assert stored(Consumer(group=False, who=8)) == (1, 4, 0), "another consumer's"
     assert store(1, consumer=GROUP) == 5000
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
-    assert store(3, consumer=GROUP) == 0, "the partition that was named"
+    assert store(3, consumer=GROUP) == 0, "the named partition"
     assert stored(GROUP) == (1, 4, 3)
     assert store(3, 0, GROUP) == 3007, "before the first poll there is no current partition"
 
 
-def test_a_consumer_and_a_group_have_their_own_offsets(peer: Dialogue) -> None:
+def test_a_consumer_and_a_group_have_separate_offsets(peer: Dialogue) -> None:
     assert send(peer, [Record(b"x")] * 9) == 0
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(7))[0] == 0
     same_number = Consumer(group=True, who=7)
@@ -483,7 +485,7 @@ def test_group_errors(peer: Dialogue) -> None:
 
 
 def owned(peer: Dialogue, number: int = 5) -> dict[int, tuple[int, ...]]:
-    """Partitions of the group's members by connection."""
+    """Return the partitions of the group's members by connection."""
     _, _, members = client_codec.read_group(peer.classic(Code.GET_GROUP, TOPIC + U32.pack(number))[1])
     return {member.id: member.partitions for member in members}
 
@@ -492,7 +494,7 @@ def own_id(peer: Dialogue) -> int:
     return client_codec.read_client_id(peer.classic(Code.GET_ME)[1])
 
 
-def test_members_share_partitions_until_they_go(peer: Dialogue) -> None:
+def test_members_share_partitions_until_they_disconnect(peer: Dialogue) -> None:
     five = TOPIC + U32.pack(5)
     peers = [peer, *(peer.beside() for _ in range(3))]
     assert peer.classic(Code.CREATE_GROUP, five)[0] == 0
@@ -515,7 +517,7 @@ def test_members_share_partitions_until_they_go(peer: Dialogue) -> None:
     assert sorted(number for share in owned(peer).values() for number in share) == [1, 2, 3, 4]
 
 
-def test_a_group_walks_its_partitions_and_keeps_its_offsets(peer: Dialogue) -> None:
+def test_a_group_polls_its_partitions_in_turn_and_stores_offsets(peer: Dialogue) -> None:
     five = TOPIC + U32.pack(5)
     for number in (1, 2, 3):
         assert send(peer, [Record(b"%d-%d" % (number, index)) for index in range(2)], to_partition(number)) == 0
@@ -539,17 +541,17 @@ def test_a_group_walks_its_partitions_and_keeps_its_offsets(peer: Dialogue) -> N
     assert other.classic(Code.CREATE_GROUP, five)[0] == 0
     assert other.classic(Code.JOIN_GROUP, five)[0] == 0
     again = client_codec.read_polled(other.classic(Code.POLL, poll(place(GROUP, TOPIC, 0), 5, 0, 9))[1])
-    assert len(again.records) == 2, "a group's offsets go with it"
+    assert len(again.records) == 2, "a group's offsets are deleted with it"
 
 
-def test_a_group_without_members_outlives_a_restart(peer: Dialogue) -> None:
+def test_a_group_without_members_survives_a_restart(peer: Dialogue) -> None:
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
     peer.world.restart()
     again = peer.beside()
     assert again.classic(Code.GET_GROUPS, TOPIC) == (0, U32.pack(5) + U32.pack(3) + bytes(4))
 
 
-def test_groups_of_other_wires_get_numbers(peer: Dialogue) -> None:
+def test_groups_of_other_protocols_get_ids(peer: Dialogue) -> None:
     groups = peer.world.memory.broker.groups
     groups.create("named", "s.t")
     groups.create("group-9", "s.t")
@@ -559,13 +561,13 @@ def test_groups_of_other_wires_get_numbers(peer: Dialogue) -> None:
     assert peer.classic(Code.GET_GROUP, TOPIC + U32.pack(1))[0] == 5000
 
 
-def test_me_and_my_groups(peer: Dialogue) -> None:
+def test_the_client_info_lists_its_groups(peer: Dialogue) -> None:
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
     assert peer.classic(Code.JOIN_GROUP, TOPIC + U32.pack(5))[0] == 0
     assert peer.classic(Code.GET_ME)[1].endswith(U32.pack(1) + U32.pack(1) + U32.pack(1) + U32.pack(5))
 
 
-def test_a_group_that_ended_with_its_topic_is_forgotten(peer: Dialogue) -> None:
+def test_a_group_deleted_with_its_topic_is_removed_from_the_client(peer: Dialogue) -> None:
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
     assert peer.classic(Code.JOIN_GROUP, TOPIC + U32.pack(5))[0] == 0
     assert peer.classic(Code.DELETE_TOPIC, TOPIC)[0] == 0
@@ -576,17 +578,17 @@ def test_a_group_that_ended_with_its_topic_is_forgotten(peer: Dialogue) -> None:
 # Errors
 
 
-def test_every_error_of_ours_has_a_number() -> None:
+def test_every_error_of_the_broker_has_a_number() -> None:
     assert set(NUMBERS) == set(ErrorCode)
 
 
-def test_group_errors_moved_after_the_documented_dialect() -> None:
+def test_group_errors_differ_after_the_documented_dialect() -> None:
     for number in (5002, 5003, 5004, 5006):
         assert number_of(Refused(number), D1C) == number
     assert [number_of(Refused(number), D0) for number in (5002, 5003, 5004, 5006)] == [5003, 5000, 5001, 5002]
 
 
-def test_noise_is_answered_or_ends(peer: Dialogue) -> None:
+def test_random_bytes_get_an_error_or_close_the_connection(peer: Dialogue) -> None:
     for size in (1, 5, 40, 400):
         other = peer.beside()
         other.feed(U32.pack(size + 4) + os.urandom(4 + size))

@@ -1,4 +1,4 @@
-"""Requests at the edge of what a command takes: bytes behind nothing, numbers nobody has, groups of topics that grew."""
+"""Edge cases of requests: trailing bytes, unused ids, groups of topics that grew."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ FLAGS = bytes(10)
 
 
 @pytest.mark.parametrize("code", EMPTY)
-def test_bytes_behind_a_command_that_has_none(peer: Dialogue, code: int) -> None:
+def test_bytes_after_a_command_without_payload_are_refused(peer: Dialogue, code: int) -> None:
     assert peer.classic(code, b"\0") == (3, b"")
     assert peer.classic(Code.PING) == (0, b"")
 
 
 @pytest.mark.parametrize("code", EMPTY[1:])
-def test_bytes_behind_nothing_are_passed_over_in_the_headered_framing(code: int) -> None:
+def test_trailing_bytes_are_ignored_in_the_headered_framing(code: int) -> None:
     assert registered().headered(2, b"\0", code=code)[0] == 0
 
 
 @pytest.mark.parametrize("number", [2**32 - 1, 2**32 - 16, 2**32 - 31])
-def test_the_highest_numbers_are_no_streams_but_topics_and_groups(peer: Dialogue, number: int) -> None:
+def test_the_highest_ids_are_unused_by_streams_but_not_by_topics_and_groups(peer: Dialogue, number: int) -> None:
     assert create_stream(peer, number, "high") == 1014
     assert len(client_codec.read_streams(peer.classic(Code.GET_STREAMS)[1])) == 1
     assert create_topic(peer, number, "high") == 0
@@ -56,7 +56,7 @@ def test_the_highest_numbers_are_no_streams_but_topics_and_groups(peer: Dialogue
     assert again.classic(Code.GET_GROUP, TOPIC + U32.pack(number))[1][:4] == U32.pack(number)
 
 
-def test_a_group_shows_the_partitions_that_its_topic_has_now(peer: Dialogue) -> None:
+def test_a_group_shows_the_current_partitions_of_its_topic(peer: Dialogue) -> None:
     five = TOPIC + U32.pack(5)
     assert peer.classic(Code.CREATE_GROUP, five)[0] == 0
     assert peer.classic(Code.JOIN_GROUP, five)[0] == 0
@@ -68,7 +68,9 @@ def test_a_group_shows_the_partitions_that_its_topic_has_now(peer: Dialogue) -> 
     seen = groups.view("group-5", "s.t")
     assert seen is not None
     joined = groups.join("group-5", "s.t", f"iggy-{own_id(peer)}", wire="iggy", assignor=Assignor.ROUND_ROBIN)
-    assert (seen.generation, seen.partition_count) == (joined.generation, 5), "what is shown is what members are told"
+    assert (seen.generation, seen.partition_count) == (joined.generation, 5), (
+        "the group shows what members are assigned"
+    )
 
 
 def permissions(streams: bytes) -> bytes:
@@ -76,7 +78,7 @@ def permissions(streams: bytes) -> bytes:
     return b"\1" + U32.pack(len(body)) + body
 
 
-def test_permissions_on_what_is_not_there_are_left_out() -> None:
+def test_permissions_on_missing_streams_and_topics_are_dropped() -> None:
     peer = registered()
     assert peer.headered(128, name("s"), number=1)[0] == 0
     missing_topic = U32.pack(0) + b"\1\1\0\0\0\0" + b"\1" + U32.pack(7) + b"\1\0\0\0" + b"\0"
@@ -91,7 +93,7 @@ def test_permissions_on_what_is_not_there_are_left_out() -> None:
     assert peer.headered(2, user, code=Code.GET_USER)[1].endswith(permissions(b"\0"))
 
 
-def test_an_update_of_today_leaves_alone_what_it_does_not_name() -> None:
+def test_an_update_of_the_current_dialect_preserves_unnamed_settings() -> None:
     peer = registered()
     broker = peer.world.memory.broker
     broker.create_topic(TopicName("s", "t"), 1, TopicSettings(replication_factor=3, retention_age_us=5_000_000))

@@ -1,4 +1,4 @@
-"""Requests of the documented dialect in the forms its page has, where another dialect or the bytes themselves come between."""
+"""Ambiguous encodings of the documented dialect, which other dialects or the bytes themselves could also mean."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TOPIC = U32.pack(7) + U32.pack(2) + U32.pack(60) + name("seventh")
 
 
 def later(world: World) -> Dialogue:
-    """A peer of a dialect that keeps names as they are written."""
+    """Return a client of a dialect that does not normalize names."""
     peer = world.connect()
     assert peer.classic(Code.LOGIN, LOGIN + str32_bytes("0.8.0") + str32_bytes(""))[0] == 0
     return peer
 
 
 @pytest.mark.parametrize("spare", documented.SPARE)
-def test_the_go_client_logs_in_and_has_two_zeros_behind_a_topic(spare: bytes) -> None:
+def test_the_go_client_logs_in_and_sends_two_zeros_after_a_topic(spare: bytes) -> None:
     peer = World().connect()
     assert peer.classic(Code.LOGIN, LOGIN)[0] == 0
     assert peer.classic(Code.CREATE_STREAM, U32.pack(1) + name("s")) == (0, b"")
@@ -32,7 +32,7 @@ def test_the_go_client_logs_in_and_has_two_zeros_behind_a_topic(spare: bytes) ->
     assert [(seen.id, seen.partition_count, seen.expiry_s, seen.name) for seen in found] == [(7, 2, 60, "seventh")]
 
 
-def test_a_name_is_found_as_written_before_it_is_found_as_kept() -> None:
+def test_an_exact_name_is_found_before_a_normalized_one() -> None:
     world = World()
     new, old = later(world), world.connect()
     assert new.classic(Code.CREATE_STREAM, name("Orders"))[0] == 0
@@ -42,14 +42,14 @@ def test_a_name_is_found_as_written_before_it_is_found_as_kept() -> None:
         read_stream(old.classic(Code.GET_STREAM, ident(said))[1])[0].id for said in ("Orders", "ORDERS", "orders")
     ]
     assert numbers == [1, 9, 9]
-    assert new.classic(Code.GET_STREAM, ident("ORDERS")) == (0, b""), "there names are what they are"
+    assert new.classic(Code.GET_STREAM, ident("ORDERS")) == (0, b""), "in this dialect names are not normalized"
     topic = U32.pack(1) + bytes((1,)) + bytes(8) + bytes(8) + bytes((1,))
     assert new.classic(Code.CREATE_TOPIC, ident("Orders") + topic + name("Paid"))[0] == 0
     assert old.classic(Code.CREATE_TOPIC, ident("Orders") + U32.pack(5) + bytes(8) + name("Paid"))[0] == 2013
     assert old.classic(Code.CREATE_TOPIC, ident("Orders") + U32.pack(5) + bytes(8) + name("PAID"))[0] == 0
 
 
-def test_what_is_nowhere_is_missing_by_what_it_was_asked() -> None:
+def test_a_missing_topic_is_reported_by_the_kind_of_identifier() -> None:
     peer = World().connect()
     assert peer.classic(Code.CREATE_STREAM, U32.pack(1) + name("S"))[0] == 0
     asked = [(ident(3), 1009), (ident("X"), 1010), (ident("S"), 2011)]
@@ -59,19 +59,19 @@ def test_what_is_nowhere_is_missing_by_what_it_was_asked() -> None:
     assert peer.classic(Code.GET_TOPIC, ident("S") + ident(4))[0] == 2010
 
 
-def test_a_stream_that_may_be_either_is_refused() -> None:
-    """The ident's letters would be an id, and the third of them the length of a name that ends where the request does."""
+def test_an_ambiguous_stream_identifier_is_refused() -> None:
+    """The identifier's letters could be an id, and the third one the length of a name that ends with the request."""
     called = "abd" + "-" * 48
     whole = ident(called) + name(called)
     assert len(whole) == 4 + 1 + ord("d")
     peer = World().connect()
     assert peer.classic(Code.CREATE_STREAM, whole)[0] == 3
     assert peer.classic(Code.CREATE_STREAM, ident("aa") + name("large"))[0] == 3
-    assert peer.classic(Code.CREATE_STREAM, U32.pack(0x61610302) + name("large"))[0] == 0, "it can be nothing else"
+    assert peer.classic(Code.CREATE_STREAM, U32.pack(0x61610302) + name("large"))[0] == 0, "it is not ambiguous"
 
 
-def test_a_topic_that_may_be_either_is_refused() -> None:
-    """An ident of two letters has as many bytes as an id."""
+def test_an_ambiguous_topic_identifier_is_refused() -> None:
+    """An identifier of two letters has as many bytes as an id."""
     peer = World().connect()
     assert peer.classic(Code.CREATE_STREAM, U32.pack(1) + name("s"))[0] == 0
     assert peer.classic(Code.CREATE_TOPIC, ident(1) + ident("q1") + TOPIC[4:])[0] == 3
@@ -79,7 +79,7 @@ def test_a_topic_that_may_be_either_is_refused() -> None:
     assert peer.classic(Code.CREATE_TOPIC, ident(1) + U32.pack(1025) + TOPIC[4:-7] + b"seventy")[0] == 0
 
 
-def test_requests_cut_anywhere_are_refused() -> None:
+def test_truncated_requests_are_refused() -> None:
     for code, payload in (
         (Code.CREATE_STREAM, ident(5) + name("abc")),
         (Code.CREATE_TOPIC, ident(1) + ident(5) + TOPIC[4:]),
@@ -91,7 +91,7 @@ def test_requests_cut_anywhere_are_refused() -> None:
             assert refused.value.number == 3
 
 
-def test_a_batch_has_one_form() -> None:
+def test_a_batch_has_one_encoding() -> None:
     listed = bytes(16) + U32.pack(5) + b"hello"
     whole = messages([Record(value=b"hello")])
     assert isinstance(decoder.from_flat(listed * 2, 0, 50, None, decoder.LISTED), bytearray)
@@ -100,7 +100,7 @@ def test_a_batch_has_one_form() -> None:
     assert decoder.from_flat(listed, 0, 25, None, 21) == 3
 
 
-def test_the_byte_list_of_a_message_is_the_documented_dialects_only() -> None:
+def test_messages_as_byte_lists_exist_in_the_documented_dialect_only() -> None:
     peer = World().connect()
     assert peer.classic(Code.LOGIN, LOGIN)[0] == 0
     assert peer.classic(Code.CREATE_STREAM, U32.pack(1) + name("s"))[0] == 0
@@ -109,7 +109,7 @@ def test_the_byte_list_of_a_message_is_the_documented_dialects_only() -> None:
     assert peer.classic(Code.SEND, ident(1) + ident(7) + BALANCED + listed)[0] == 3
 
 
-def test_a_first_request_is_recognised_by_its_code_up_to_the_longest_one() -> None:
+def test_a_first_request_is_detected_by_its_code_up_to_the_longest() -> None:
     factory = World().factory
     first = [U32.pack(length) + U32.pack(Code.SEND) for length in (4, FRAME_BYTES_MAX, FRAME_BYTES_MAX + 1)]
     assert [factory.recognise(opening) for opening in first] == [True, True, False]

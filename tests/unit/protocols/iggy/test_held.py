@@ -1,4 +1,4 @@
-"""Held requests of protocol 0.12: polls that wait, out of the order of answers, within their limits (spec: iggy#d4-held-polls)."""
+"""Held requests of protocol 0.12: polls that wait without blocking later responses (spec: iggy#d4-held-polls)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def held(
     who: bytes = SINGLE,
     commits: int = 0,
 ) -> bytes:
-    """A held poll."""
+    """Return a held poll."""
     poll = who + PAID + pack("<BI", 1, partition) + starts + pack("<IB", most, commits)
     return poll + pack("<QIIQ", int(wait_s * S_US), least, size, int((wait_s + 1) * S_US))
 
 
 def awaited(*targets: tuple[int, int, int], wait_s: float = 5, who: bytes = SINGLE) -> bytes:
-    """A wait for partitions, each with a strategy."""
+    """Return a wait for partitions, each with a strategy."""
     times = pack("<QQI", int(wait_s * S_US), int((wait_s + 1) * S_US), len(targets))
     return who + PAID + times + b"".join(pack("<IBQ", *target) for target in targets)
 
@@ -64,7 +64,7 @@ def fetched(
     commits: int = 0,
     who: bytes = SINGLE,
 ) -> bytes:
-    """A fetch of several partitions."""
+    """Return a fetch of several partitions."""
     times = pack("<QQ", int(wait_s * S_US), int((wait_s + 1) * S_US))
     limits = pack("<IIIBI", least, most, size, commits, len(targets))
     return who + PAID + times + limits + b"".join(pack("<IBQIQQ", *target) for target in targets)
@@ -85,14 +85,14 @@ class Section(NamedTuple):
 
 
 def sections(body: bytes) -> list[Section]:
-    """The sections of a reply, whose records must fill it."""
+    """Return the sections of a reply; their records must fill it."""
     found = [Section(*unpack_from("<IIQIQQQQI", body, 4 + 56 * at)) for at in range(unpack_from("<I", body)[0])]
     assert len(body) == 4 + 56 * len(found) + sum(section.size for section in found)
     return found
 
 
 def beside(peer: Dialogue) -> Dialogue:
-    """Another connection to the same broker, of a client before 0.12."""
+    """Open another connection to the same broker, of a client before 0.12."""
     other = Dialogue(peer.world)
     assert other.headered(1, d3.REGISTER)[0] == 0
     return other
@@ -111,7 +111,7 @@ def ask(peer: Dialogue, code: int, body: bytes, *, number: int = 50) -> None:
 
 
 def replies(peer: Dialogue) -> dict[int, tuple[int, bytes]]:
-    """Return the replies that have come: status and body by request number."""
+    """Return the replies that have arrived: status and body by request number."""
     peer.pass_by()
     data, found = peer.take(), {}
     while data:
@@ -130,12 +130,12 @@ def peer() -> Dialogue:
 
 
 def joined(peer: Dialogue) -> None:
-    """Make the peer the only member of a group."""
+    """Make the client the only member of a group."""
     assert peer.headered(139, PAID + b"\x02g1", number=10)[0] == 0
     assert peer.headered(148, PAID + name_ident("g1"), number=11)[0] == 0
 
 
-def test_a_message_ends_the_wait_of_a_poll_and_what_is_behind_it_goes_on(peer: Dialogue) -> None:
+def test_a_message_ends_a_held_poll_and_later_requests_do_not_wait(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held())
     assert replies(peer) == {}
     assert peer.ask(PING)[200] == 99
@@ -145,10 +145,10 @@ def test_a_message_ends_the_wait_of_a_poll_and_what_is_behind_it_goes_on(peer: D
     assert unpack_from("<IQI", body) == (0, 0, 1)
     assert len(body) == 40 + MESSAGE_BYTES
     peer.world.memory.advance(10)
-    assert replies(peer) == {}, "it is answered once"
+    assert replies(peer) == {}, "one reply only"
 
 
-def test_a_wait_that_is_over_is_answered_with_what_there_is(peer: Dialogue) -> None:
+def test_a_poll_that_times_out_returns_the_available_messages(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held(least=3, wait_s=2))
     send(peer)
     assert replies(peer) == {}
@@ -158,7 +158,7 @@ def test_a_wait_that_is_over_is_answered_with_what_there_is(peer: Dialogue) -> N
     assert unpack_from("<IQI", replies(peer)[50][1]) == (0, 0, 1)
 
 
-def test_enough_messages_end_the_wait(peer: Dialogue) -> None:
+def test_enough_messages_end_a_held_poll(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held(least=2, most=5))
     send(peer)
     assert replies(peer) == {}
@@ -174,14 +174,14 @@ def test_a_poll_without_a_wait(peer: Dialogue) -> None:
 @pytest.mark.parametrize(
     "strategy", [pack("<BQ", 1, 0), pack("<BQ", 2, 0), pack("<BQ", 3, 0), pack("<BQ", 4, 0), pack("<BQ", 5, 0)]
 )
-def test_every_strategy(peer: Dialogue, strategy: bytes) -> None:
+def test_every_polling_strategy(peer: Dialogue, strategy: bytes) -> None:
     send(peer)
     send(peer)
     ask(peer, Code.POLL_HELD, held(starts=strategy))
     assert unpack_from("<IQI", replies(peer)[50][1]) == (0, 1, 2)
 
 
-def test_what_was_polled_is_committed(peer: Dialogue) -> None:
+def test_polled_messages_are_committed(peer: Dialogue) -> None:
     send(peer)
     for number, count in ((50, 1), (51, 0)):
         ask(peer, Code.POLL_HELD, held(starts=pack("<BQ", 5, 0), commits=1, wait_s=1), number=number)
@@ -189,7 +189,7 @@ def test_what_was_polled_is_committed(peer: Dialogue) -> None:
         assert unpack_from("<I", replies(peer)[number][1], 12)[0] == count
 
 
-def test_no_reply_is_larger_than_its_client_takes(peer: Dialogue) -> None:
+def test_replies_stay_below_the_clients_limit(peer: Dialogue) -> None:
     for _ in range(5):
         send(peer)
     ask(peer, Code.POLL_HELD, held(size=40 + 2 * MESSAGE_BYTES))
@@ -211,7 +211,7 @@ def test_a_cancelled_request_is_not_answered(peer: Dialogue) -> None:
     assert unpack_from("<I", replies(peer)[50][1], 12) == (1,), "the number is free again"
 
 
-def test_a_connection_holds_so_many_requests(peer: Dialogue) -> None:
+def test_held_requests_per_connection_are_limited(peer: Dialogue) -> None:
     for number in range(HELD_MAX):
         ask(peer, Code.POLL_HELD, held(), number=100 + number)
     ask(peer, Code.POLL_HELD, held(), number=400)
@@ -221,7 +221,7 @@ def test_a_connection_holds_so_many_requests(peer: Dialogue) -> None:
     assert len(replies(peer)) == HELD_MAX
 
 
-def test_a_connection_waits_for_so_many_partitions() -> None:
+def test_held_partitions_per_connection_are_limited() -> None:
     peer = furnished()
     assert peer.headered(136, PAID + pack("<I", 997), number=9)[0] == 0
     every = fetched(*map(Target, range(1000)))
@@ -237,18 +237,18 @@ def test_a_connection_waits_for_so_many_partitions() -> None:
     assert sorted(replies(peer)) == [51, 52, 53, 55]
 
 
-def test_a_peer_that_does_not_read_gets_no_more_replies(peer: Dialogue) -> None:
+def test_a_client_that_does_not_read_gets_no_more_replies(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held())
     peer.backlog = peer.backlog_max + 1
     send(peer)
     peer.world.memory.advance(10)
-    assert replies(peer) == {}, "not even when the wait is over"
+    assert replies(peer) == {}, "not even after the timeout"
     peer.backlog = 0
     peer.world.memory.advance(1)
     assert unpack_from("<IQI", replies(peer)[50][1]) == (0, 0, 1)
 
 
-def test_a_number_is_held_once(peer: Dialogue) -> None:
+def test_a_request_number_can_be_held_once(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held())
     ask(peer, Code.POLL_HELD, held())
     assert replies(peer)[50] == (90, b"")
@@ -256,7 +256,7 @@ def test_a_number_is_held_once(peer: Dialogue) -> None:
     assert replies(peer)[50][0] == 0
 
 
-def test_a_connection_that_ends_waits_for_nothing(peer: Dialogue) -> None:
+def test_a_closed_connection_ends_its_held_requests(peer: Dialogue) -> None:
     for code, body in ((Code.POLL_HELD, held()), (Code.AWAIT, awaited((0, 1, 0))), (Code.FETCH, fetched(Target(0)))):
         ask(peer, code, body, number=code)
     peer.session.close()
@@ -265,7 +265,7 @@ def test_a_connection_that_ends_waits_for_nothing(peer: Dialogue) -> None:
     assert peer.take() == b""
 
 
-def test_the_end_of_the_peers_requests_ends_its_waits(peer: Dialogue) -> None:
+def test_the_end_of_the_stream_ends_held_requests(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held())
     peer.session.finish(memoryview(b""))
     peer.pass_by()
@@ -273,7 +273,7 @@ def test_the_end_of_the_peers_requests_ends_its_waits(peer: Dialogue) -> None:
     assert peer.take() == b""
 
 
-def test_a_partition_that_ends_is_reported(peer: Dialogue) -> None:
+def test_a_deleted_partition_is_reported(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held(2), number=50)
     ask(peer, Code.AWAIT, awaited((2, 1, 0)), number=51)
     ask(peer, Code.FETCH, fetched(Target(2), Target(0)), number=52)
@@ -320,7 +320,7 @@ def test_a_fetch_waits_for_enough_messages_of_all_its_partitions(peer: Dialogue)
     assert [section.messages for section in sections(replies(peer)[50][1])] == [0, 1]
 
 
-def test_a_fetch_has_limits_for_its_whole_reply(peer: Dialogue) -> None:
+def test_limits_of_a_fetch_apply_to_its_whole_reply(peer: Dialogue) -> None:
     for number in range(3, 9):
         send(peer, number % 3)
     ask(peer, Code.FETCH, fetched(Target(0), Target(1), Target(2), most=3))
@@ -341,7 +341,7 @@ def test_a_fetch_has_a_status_for_each_partition(peer: Dialogue) -> None:
     assert statuses == [(0, 87, 0, 0), (9, 3007, 0, 0), (1, 0, 0, 0)]
 
 
-def test_a_fetch_commits_what_it_read(peer: Dialogue) -> None:
+def test_fetched_messages_are_committed(peer: Dialogue) -> None:
     send(peer)
     for number, count in ((50, 1), (51, 0)):
         ask(peer, Code.FETCH, fetched(Target(0, kind=5), commits=1, wait_s=0), number=number)
@@ -375,7 +375,7 @@ def test_a_client_outside_a_group_holds_nothing_for_it(peer: Dialogue) -> None:
         assert replies(peer)[50] == (5006, b"")
 
 
-def test_a_member_that_lost_its_partition_is_refused_when_it_is_woken(peer: Dialogue) -> None:
+def test_a_member_that_lost_its_partition_gets_an_error_when_woken(peer: Dialogue) -> None:
     joined(peer)
     ask(peer, Code.POLL_HELD, held(1, who=GROUP))
     other = beside(peer)
@@ -392,12 +392,12 @@ WHOLE: Final = [
 
 
 @pytest.mark.parametrize(("code", "body"), WHOLE)
-def test_requests_cut_anywhere_are_refused(peer: Dialogue, code: int, body: bytes) -> None:
+def test_truncated_requests_are_refused(peer: Dialogue, code: int, body: bytes) -> None:
     ask(peer, code, body)
     assert replies(peer)[50][0] == 0
     for cut in range(len(body)):
         ask(peer, code, body[:cut], number=100 + cut)
-        assert replies(peer) == {100 + cut: (3, b"")}, f"cut at {cut}"
+        assert replies(peer) == {100 + cut: (3, b"")}, f"truncated at {cut}"
     ask(peer, code, body + b"\0", number=51)
     assert replies(peer) == {51: (3, b"")}
 
@@ -432,7 +432,7 @@ def test_requests_outside_the_limits_are_refused(peer: Dialogue, code: int, body
     assert replies(peer)[50] == (3, b"")
 
 
-def test_a_fetch_of_as_many_partitions_as_there_may_be(peer: Dialogue) -> None:
+def test_a_fetch_of_the_maximum_number_of_partitions(peer: Dialogue) -> None:
     ask(peer, Code.FETCH, fetched(*map(Target, range(1000)), wait_s=0))
     for _ in range(100):
         peer.pass_by()

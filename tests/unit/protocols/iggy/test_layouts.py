@@ -1,4 +1,4 @@
-"""Records of every kind in every layout of a polled message, taken apart again by what takes sent messages."""
+"""Records of every kind in every layout of polled messages, decoded by the decoder of sent messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stored(records: list[Record], *, base: int = 10) -> bytearray:
 def put(
     batch: bytes | bytearray, form: int, *, start: int = 0, count: int = 100, cap: int = 100_000
 ) -> tuple[bytes, int, list[int]]:
-    """Bytes written, how it ended, and the state."""
+    """Return the written bytes, the result, and the state."""
     state = encoder.new_state()
     state[encoder.NEXT], state[encoder.LEFT], state[encoder.CAP], state[encoder.LAST] = start, count, cap, -1
     state[encoder.SEED_LOW], state[encoder.SEED_HIGH] = 7, 8
@@ -37,7 +37,7 @@ def put(
 
 
 def taken(written: bytes, form: int) -> list[Record]:
-    """What was written, as if a client had sent it."""
+    """Decode written bytes as if a client had sent them."""
     if form == encoder.D3:
         records: list[Record] = []
         while written:
@@ -66,7 +66,7 @@ def taken(written: bytes, form: int) -> list[Record]:
 
 
 def _sent_flat(written: bytes) -> list[bytes]:
-    """Polled messages of the first layout as they are sent: without offset, state, time and checksum, which are checked."""
+    """Return polled messages of the first layout as sent ones, without the fields that polls add."""
     found, at = [], 0
     while at < len(written):
         headers = int.from_bytes(written[at + 37 : at + 41], "little")
@@ -80,7 +80,7 @@ def _sent_flat(written: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_messages_come_out_as_they_went_in(form: int) -> None:
+def test_messages_round_trip(form: int) -> None:
     records = [
         Record(value=b"%d" % number * (number + 1), id=(number + 1).to_bytes(16, "little"), headers=ALL_KINDS[:number])
         for number in range(16)
@@ -94,20 +94,20 @@ def test_messages_come_out_as_they_went_in(form: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_records_without_an_id_get_one_that_stays(form: int) -> None:
+def test_records_without_an_id_get_a_stable_one(form: int) -> None:
     records = [Record(value=b"a"), Record(value=b"b")]
     first, _, _ = put(stored(records), form)
     later, _, _ = put(stored(records), form, start=11)
     ids = [record.id for record in taken(first, form)]
     assert None not in ids
     assert len(set(ids)) == 2
-    assert taken(later, form)[0].id == ids[1], "the same at every reading"
+    assert taken(later, form)[0].id == ids[1], "the same at every read"
     uuid = (ids[0] or b"")[::-1]
-    assert (uuid[6] >> 4, uuid[8] >> 6) == (4, 2), "a random one, as UUIDs go"
+    assert (uuid[6] >> 4, uuid[8] >> 6) == (4, 2), "a random one, like UUIDs"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_headers_that_a_layout_has_no_words_for(form: int) -> None:
+def test_header_kinds_that_a_layout_lacks(form: int) -> None:
     headers = (
         Header(b"text", b"v"),
         Header(b"number", b"v", key_kind=HeaderKind.UINT32),
@@ -123,7 +123,7 @@ def test_headers_that_a_layout_has_no_words_for(form: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_events_show_their_fields_as_headers(form: int) -> None:
+def test_fields_of_events_are_shown_as_headers(form: int) -> None:
     event = Event("created", 3, 41, b"{}")
     (record,) = taken(put(stored([Record(value=b"x", event=event)]), form)[0], form)
     assert [(header.key, header.value) for header in record.headers] == [
@@ -135,7 +135,7 @@ def test_events_show_their_fields_as_headers(form: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_does_not_fit_is_left_for_the_next_time(form: int) -> None:
+def test_messages_that_do_not_fit_are_left_for_the_next_reply(form: int) -> None:
     batch = stored([Record(value=bytes(100)) for _ in range(10)])
     whole, _, _ = put(batch, form)
     head = 256 if form == encoder.D3 else 0
@@ -164,7 +164,7 @@ def test_offsets_times_and_checksums(form: int) -> None:
     assert int.from_bytes(first[:8], "little") == checksum
 
 
-def test_times_too_far_apart_for_one_record_of_today() -> None:
+def test_times_too_far_apart_for_one_record_of_the_current_layout() -> None:
     hour = 3_600_000_000
     times = [APPENDED_US, APPENDED_US + hour, APPENDED_US + 3 * hour, APPENDED_US + 3 * hour + 5]
     batch = stored([Record(value=b"%d" % number, origin_time_us=time) for number, time in enumerate(times)])
@@ -173,7 +173,7 @@ def test_times_too_far_apart_for_one_record_of_today() -> None:
     assert int.from_bytes(written[32:40], "little") < len(written), "more than one record"
 
 
-def test_a_time_in_milliseconds_is_known_by_its_size() -> None:
+def test_a_time_in_milliseconds_is_detected_by_its_size() -> None:
     """The Node SDK sends milliseconds."""
     message = bytes(8) + (1).to_bytes(16, "little") + bytes(16) + (1_700_000_000_000).to_bytes(8, "little")
     message += bytes(4) + (1).to_bytes(4, "little") + b"x"

@@ -1,4 +1,4 @@
-"""What lists and look-ups cost, and how numbers are given, where there are many topics."""
+"""Cost of lists and lookups, and assignment of ids, with many topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.protocols.iggy.test_documented import create_topic, peer
 __all__ = ["peer"]
 
 
-def test_a_missing_topic_costs_no_look_at_all_of_them(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_of_a_missing_topic_does_not_scan_all_topics(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = peer.world.memory.broker
     looks: list[int] = []
     topics = broker.topics
@@ -51,7 +51,7 @@ def test_a_missing_topic_costs_no_look_at_all_of_them(peer: Dialogue, monkeypatc
     assert len(looks) == 1
 
 
-def test_lists_that_were_asked_for_together_come_in_order(peer: Dialogue) -> None:
+def test_concurrent_lists_are_answered_in_order(peer: Dialogue) -> None:
     for number in range(2, 40):
         create_topic(peer, number, f"t{number}")
     peer.feed(request(Code.GET_STREAMS) + request(Code.GET_TOPICS, ident(1)) + request(Code.PING))
@@ -68,7 +68,7 @@ def test_lists_that_were_asked_for_together_come_in_order(peer: Dialogue) -> Non
     assert sizes[2] == 0
 
 
-def test_numbers_of_topics_that_ended_are_given_again(peer: Dialogue) -> None:
+def test_ids_of_deleted_topics_are_reused(peer: Dialogue) -> None:
     for number in range(3):
         peer.world.memory.broker.create_topic(TopicName("s", f"other{number}"))
     peer.pass_by()
@@ -80,7 +80,7 @@ def test_numbers_of_topics_that_ended_are_given_again(peer: Dialogue) -> None:
     assert (status, U32.unpack_from(payload)[0]) == (0, 2)
 
 
-def test_many_topics_of_another_wire_are_numbered_in_slices(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_topics_of_another_protocol_get_ids_in_slices(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = peer.world.memory
     for number in range(300):
         memory.broker.create_topic(TopicName("s", f"other{number}"))
@@ -106,14 +106,14 @@ def test_many_topics_of_another_wire_are_numbered_in_slices(peer: Dialogue, monk
         one.feed(request(Code.GET_STREAM, ident(1)) + request(Code.PING))
     peer.pass_by()
     assert sum(held) == 300
-    assert max(held) <= 3, "others had their turn"
+    assert max(held) <= 3, "other clients had their turn"
     for one in asked:
         answer = one.take()
         stream, topics = client_codec.read_stream(answer[8:-8])
         assert (stream.topic_count, len(topics), answer[-8:]) == (301, 301, bytes(8))
 
 
-def test_one_new_topic_among_many_is_seen_in_slices(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_among_many_is_found_in_slices(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
     broker, in_slices, catch_up = peer.world.memory.broker, [0], Directory.catch_up
 
     def counted(directory: Directory, then: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ def test_one_new_topic_among_many_is_seen_in_slices(peer: Dialogue, monkeypatch:
     assert in_slices == [0, 1, 0, 0]
 
 
-def test_topics_that_end_while_they_are_numbered(peer: Dialogue) -> None:
+def test_topics_deleted_while_ids_are_assigned(peer: Dialogue) -> None:
     assert isinstance(peer.session, IggySession)
     broker, directory = peer.world.memory.broker, peer.session.shared.directory
     made = [broker.create_topic(TopicName(f"x{number % 3}", f"other{number}")) for number in range(90)]
@@ -142,7 +142,7 @@ def test_topics_that_end_while_they_are_numbered(peer: Dialogue) -> None:
         if turn % 3 == 0 and made:
             broker.delete_topic(made.pop(0))
         if turn == 40:
-            peer.classic(Code.GET_TOPIC, ident("x1") + ident("none"))  # another look comes between
+            peer.classic(Code.GET_TOPIC, ident("x1") + ident("none"))  # another lookup runs meanwhile
     peer.pass_by()
     status, payload = peer.classic(Code.GET_STREAMS)
     assert status == 0
@@ -150,7 +150,7 @@ def test_topics_that_end_while_they_are_numbered(peer: Dialogue) -> None:
     assert sum(living.values()) == 1 + len(made) == len(broker.topics())
 
 
-def test_topics_that_cannot_be_numbered_are_an_error_and_no_loop(
+def test_topics_that_cannot_get_ids_are_an_error_and_not_a_loop(
     peer: Dialogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(100):
@@ -172,7 +172,7 @@ MANY = AT_ONCE_MAX
 
 
 def passes(peer: Dialogue) -> list[int]:
-    """How many topics there were after each pass of the loop until the peer was answered."""
+    """Return the number of topics after each pass of the loop until the client gets its response."""
     memory, left = peer.world.memory, []
     assert isinstance(memory.loop, ManualLoop)
     while not peer.sent:
@@ -183,7 +183,7 @@ def passes(peer: Dialogue) -> list[int]:
 
 @pytest.fixture
 def slow(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> Dialogue:
-    """A peer whose stream has many topics; each that is ended or purged takes a tenth of a slice."""
+    """Return a client whose stream has many topics; deleting or purging each takes a tenth of a slice."""
     memory = peer.world.memory
     for number in range(MANY):
         memory.broker.create_topic(TopicName("s", f"other{number}"))
@@ -201,7 +201,7 @@ def slow(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> Dialogue:
     return peer
 
 
-def test_a_stream_of_many_topics_ends_in_slices(slow: Dialogue) -> None:
+def test_a_stream_of_many_topics_is_deleted_in_slices(slow: Dialogue) -> None:
     count = len(slow.world.memory.broker.topics())
     slow.feed(request(Code.DELETE_STREAM, ident(1)) + request(Code.GET_STREAM, ident(1)))
     left = passes(slow)
@@ -213,10 +213,10 @@ def test_a_stream_of_many_topics_ends_in_slices(slow: Dialogue) -> None:
     assert isinstance(slow.session, IggySession)
     directory = slow.session.shared.directory
     assert not directory._kept
-    assert directory._seen_version == slow.world.memory.broker.topics_version, "nobody has to look at all topics again"
+    assert directory._seen_version == slow.world.memory.broker.topics_version, "no other request scans all topics again"
 
 
-def test_what_is_made_in_a_stream_while_it_ends_ends_with_it(slow: Dialogue) -> None:
+def test_topics_created_during_the_deletion_of_their_stream_are_deleted(slow: Dialogue) -> None:
     slow.feed(request(Code.DELETE_STREAM, ident(1)))
     slow.world.memory.loop.run_pass()  # type: ignore[attr-defined]
     other = slow.beside()
@@ -227,7 +227,7 @@ def test_what_is_made_in_a_stream_while_it_ends_ends_with_it(slow: Dialogue) -> 
     assert other.classic(Code.GET_STREAM, ident(1))[0] == 1009
 
 
-def test_a_stop_leaves_the_stream_with_the_topics_that_are_left(slow: Dialogue) -> None:
+def test_a_stop_keeps_the_stream_with_its_remaining_topics(slow: Dialogue) -> None:
     world, count = slow.world, len(slow.world.memory.broker.topics())
     slow.feed(request(Code.DELETE_STREAM, ident(1)))
     for _ in range(5):

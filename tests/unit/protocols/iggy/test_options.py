@@ -1,4 +1,4 @@
-"""Options of topics as texts: numbers with units, in a time that their length bounds."""
+"""Topic options as texts: numbers with units, parsed in linear time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_durations(text: bytes, expiry_us: int | None) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b" ", b"day", b"1 fortnight", b"1,5 s", b"-1", b"9" * 60, b"9" * 5000, b"1 " * (BYTES_MAX // 2 - 50)]
 )
-def test_what_is_no_duration(text: bytes) -> None:
+def test_invalid_durations_are_refused(text: bytes) -> None:
     with pytest.raises(Refused) as refused:
         topic_options(option(b"message_expiry", text))
     assert refused.value.number == errors.BAD_OPTION
@@ -64,10 +64,10 @@ def u64(number: int) -> bytes:
         (option(b"segment_size", b"1 MiB"), typed(b"segment_size", U64, u64(1 << 20))),
         (option(b"durability", b"Persisted"), typed(b"durability", TEXT, b"persisted")),
         (option(b"compression_algorithm", b"GZIP"), typed(b"compression_algorithm", TEXT, b"gzip")),
-        (typed(b"message_expiry", U64, u64(0)), b""),  # 0 asks for the default
+        (typed(b"message_expiry", U64, u64(0)), b""),  # 0 requests the default
     ],
 )
-def test_values_are_told_in_the_kind_of_the_catalogue(given: bytes, reported: bytes) -> None:
+def test_values_are_returned_in_the_type_of_the_catalogue(given: bytes, reported: bytes) -> None:
     assert topic_options(given).given == reported
 
 
@@ -97,16 +97,16 @@ def test_bad_values_are_refused(block: bytes) -> None:
     assert refused.value.number == errors.BAD_OPTION
 
 
-def test_what_was_given_is_patched() -> None:
+def test_an_update_changes_only_given_options() -> None:
     before = topic_options(option(b"durability", b"persisted") + option(b"message_expiry", b"1 s")).given
     same = option(b"durability", b"persisted") + option(b"message_expiry", b"2 s")
     assert topic_options(same, before).given == topic_options(same).given
     with pytest.raises(Refused) as refused:
-        topic_options(option(b"durability", b"replicated"), before)  # is chosen when a topic is made
+        topic_options(option(b"durability", b"replicated"), before)  # can only be chosen at creation
     assert refused.value.number == errors.BAD_OPTION
 
 
-def test_the_record_of_a_topic_tells_what_is_so_unasked() -> None:
+def test_the_record_of_a_topic_lists_given_and_default_options() -> None:
     given = topic_options(option(b"message_expiry", b"1 day")).given
     reported = encode_options(given, 2, DAY_US, 5000, today=False)
     size = int.from_bytes(reported[:4], "little")
@@ -115,7 +115,7 @@ def test_the_record_of_a_topic_tells_what_is_so_unasked() -> None:
     assert unasked[b"compression_algorithm"] == (
         TEXT,
         b"gzip",
-    )  # set over another dialect, and so not given as an option
+    )  # set over another dialect, and therefore not given as an option
     assert unasked[b"max_topic_size"] == (U64, u64(5000))
     assert unasked[b"segment_size"] == (U64, u64(1 << 30))
     assert len(unasked) == 9

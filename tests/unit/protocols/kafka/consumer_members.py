@@ -1,4 +1,4 @@
-"""A member of a consumer group where several processes have the topics, and what it reads as it was told."""
+"""A member of a consumer group over several processes, which reads what it is assigned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWNED = schema.request(HEARTBEAT).TopicPartitions
 
 @dataclass
 class Consumer:
-    """A member of a group, connected to the group's home."""
+    """A member of a group, connected to the group's coordinator."""
 
     processes: Processes
     group: str
@@ -30,7 +30,7 @@ class Consumer:
         self.client = Client(self.processes, self.processes.shards.home(self.group))
 
     def fields(self, **fields: Any) -> dict[str, Any]:
-        """What the next sign of life says: everything when it joins, else what has changed."""
+        """Return the fields of the next heartbeat: everything when it joins, otherwise changes only."""
         asked: dict[str, Any] = {"group_id": self.group, "member_id": self.id, "member_epoch": self.epoch}
         if not self.epoch:
             asked |= {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": self.topics, "topic_partitions": []}
@@ -40,13 +40,13 @@ class Consumer:
         return asked | fields
 
     def beat(self, **fields: Any) -> Any:
-        """Give a sign of life, and do as is told."""
+        """Send a heartbeat and apply the response."""
         reported = self.client.ask(HEARTBEAT, 1, **self.fields(**fields))
         self.reported(reported)
         return reported
 
     def reported(self, reported: Any) -> None:
-        """Do as is told."""
+        """Apply a response."""
         if reported.error:
             self.epoch, self.reading, self.owned = 0, {}, None
             return
@@ -56,13 +56,13 @@ class Consumer:
             self.reading = {one.topic_id: list(one.partitions) for one in reported.assignment.topic_partitions}
 
     def reads(self) -> dict[str, list[int]]:
-        """Partitions that it reads, by topic's name."""
+        """Return the partitions that it reads, by topic name."""
         names = {topic.id: topic.name.full for broker in self.processes.shards.brokers for topic in broker.topics()}
         return {names[id_]: held for id_, held in sorted(self.reading.items(), key=lambda one: names[one[0]])}
 
 
 def settle(*members: Consumer, rounds: int = 8) -> None:
-    """Have all give signs of life until they have what they should."""
+    """Send heartbeats of all members until their assignments are complete."""
     for _ in range(rounds):
         for member in members:
             assert not member.beat().error

@@ -1,4 +1,4 @@
-"""A Kafka connection without a socket: requests in, answers out, spelled by the client's side of the table."""
+"""A Kafka connection without a socket: requests encoded and responses decoded as a client does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.protocols import dialogue
 
 
 class World(dialogue.World[KafkaFactory]):
-    """The Kafka wire over a broker in memory."""
+    """The Kafka protocol over a broker in memory."""
 
     def __init__(
         self, *, broker: BrokerSettings | None = None, kafka: KafkaSettings | None = None, now_us: int | None = None
@@ -23,7 +23,7 @@ class World(dialogue.World[KafkaFactory]):
         super().__init__(lambda opened: KafkaFactory(opened, kafka), broker, now_us=now_us)
 
     def connect(self) -> Dialogue:
-        """A new connection."""
+        """Open a new connection."""
         return Dialogue(self)
 
 
@@ -34,13 +34,13 @@ class Dialogue(dialogue.Dialogue):
     number = 0
 
     def tell(self, api: Api, version: int, body: Any) -> int:
-        """Send a request without waiting; returns its correlation id."""
+        """Send a request without waiting; return its correlation id."""
         self.number += 1
         self.feed(encode_request(api, version, self.number, body, client_id="test"))
         return self.number
 
     def ask(self, api: Api, version: int | None = None, /, **fields: Any) -> Any:
-        """Body of the answer to a request, in the highest version that is served unless another is said."""
+        """Return the body of the response, by default in the highest version that is served."""
         version = SERVED[api].last if version is None else version
         number = self.tell(api, version, schema.request(api)(**fields))
         self.pass_by()
@@ -49,7 +49,7 @@ class Dialogue(dialogue.Dialogue):
         return body
 
     def frames(self) -> Iterator[bytes]:
-        """Answers sent since the last call, without their lengths."""
+        """Return the responses sent since the last call, without their lengths."""
         sent = self.take()
         while sent:
             size = int.from_bytes(sent[:4], "big")

@@ -1,4 +1,4 @@
-"""A conversation about groups without a connection: requests encoded, decoded, carried out, and their answers encoded and decoded."""
+"""Group requests without a connection: encoded, decoded and executed, and their responses decoded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HANDLERS: dict[Api, Callable[..., Any]] = {
 
 
 class Reported:
-    """An answer, once it is known; ``body`` is what its bytes say."""
+    """A response that may still be pending; ``body`` is its decoded form."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -46,13 +46,13 @@ class Reported:
 
     @property
     def body(self) -> Any:
-        """The only answer."""
+        """Return the only response."""
         [body] = self.bodies
         return body
 
 
 class Asker:
-    """A peer of one broker."""
+    """A client of one broker."""
 
     def __init__(
         self, memory: MemoryBroker, *, principal: Principal | None = None, client_id: str | None = "me"
@@ -75,13 +75,13 @@ class Asker:
         self.broker.access.authorize(self.principal, action, where)
 
     def check_here(self, topic: str) -> None:
-        """There is one process."""
+        """Do nothing: there is one process."""
 
     def permits(self, action: Action, where: Where = None) -> bool:
         return self.broker.access.permits(self.principal, action, where)
 
     def begin(self, api: Api, version: int, **fields: Any) -> Reported:
-        """Ask, and leave the answer for later."""
+        """Send a request without waiting for the response."""
         self.broker = self.memory.broker
         sent = encode_request(api, version, 7, schema.request(api)(**fields), client_id=self.client_id)
         reported = Reported(decode_request(sent[4:]))
@@ -91,7 +91,7 @@ class Asker:
         return reported
 
     def ask(self, api: Api, version: int, **fields: Any) -> Any:
-        """Ask, and return the answer."""
+        """Send a request and return the response."""
         reported = self.begin(api, version, **fields)
         self.memory.run()
         return reported.body

@@ -1,4 +1,4 @@
-"""Requests of every api that are right, with what each asks for: what permissions are played with, and what hostile peers damage."""
+"""Valid requests of every API with the permissions they need, for tests of permissions and of damaged requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from polywire.records.columns import Header, Record
 
 TOPIC, BROKER = 2, 4  # resources
 GROUP = "kafka.g"
-NEWER_GROUP = "told"
+NEWER_GROUP = "next"
 
 
 class Asked(NamedTuple):
-    """One request of an api, and what it takes."""
+    """A request of an API, and the permissions it needs."""
 
     api: Api
     action: Action
@@ -27,24 +27,24 @@ class Asked(NamedTuple):
 
 
 def frame_of(api: Api, version: int | None = None, /, **fields: Any) -> bytes:
-    """A request in its highest version unless another is said."""
+    """Return a request, by default in its highest version."""
     return encode_request(api, SERVED[api].last if version is None else version, 1, schema.request(api)(**fields))
 
 
 def partition_frame(api: Api, topic: str, version: int | None = None, *, word: str = "name", **fields: Any) -> bytes:
-    """A request for the first partition of a topic."""
+    """Return a request for the first partition of a topic."""
     topics = schema.request(api).Topics
     one = topics(**{word: topic}, partitions=[topics.Partitions(**fields)])
     return frame_of(api, version, topics=[one])
 
 
 def authenticate_frame(name: str, secret: str) -> bytes:
-    """A login with PLAIN, once that is agreed on."""
+    """Return a login with PLAIN, to send after the handshake."""
     return frame_of(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0{secret}".encode())
 
 
 def produce_frame(topic: str, *, codec: Codec = Codec.NONE, acks: int = 1, version: int = 9, count: int = 2) -> bytes:
-    """Records of all kinds for the first partition of a topic."""
+    """Return records of all kinds for the first partition of a topic."""
     records = [
         Record(b"v" * number or None, key=b"k", headers=(Header(b"h", b"1"), Header(b"h", None)), origin_time_us=1_000)
         for number in range(count)
@@ -55,7 +55,7 @@ def produce_frame(topic: str, *, codec: Codec = Codec.NONE, acks: int = 1, versi
 
 
 def requests(topic: str, missing: str) -> Iterator[Asked]:
-    """All of them. topic: one that is there, missing: one that is made by who may."""
+    """Return all requests. topic: exists; missing: is created if the user may."""
     a = Action
     metadata = schema.request(Api.METADATA).Topics
     yield Asked(Api.API_VERSIONS, a.CONNECT, frame_of(Api.API_VERSIONS, 0))
@@ -88,7 +88,7 @@ def requests(topic: str, missing: str) -> Iterator[Asked]:
 
 
 def _tools(topic: str) -> Iterator[Asked]:
-    """What consoles and tools ask of a cluster."""
+    """Return requests of consoles and tools."""
     a = Action
     every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
     yield Asked(Api.DESCRIBE_ACLS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_ACLS, **every))
@@ -124,20 +124,20 @@ def _configs(topic: str) -> Iterator[Asked]:
 
 
 def subscription(topic: str) -> bytes:
-    """What a member says that reads one topic (spec: kafka#subscription-bytes)."""
+    """Return the subscription of a member that reads one topic (spec: kafka#subscription-bytes)."""
     name = topic.encode()
     return pack(">hih", 0, 1, len(name)) + name + pack(">i", -1)
 
 
 def join_frame(topic: str) -> bytes:
-    """A new member of a group that reads a topic, in a version that gives it its place at once."""
+    """Return the join of a new member that reads a topic, in a version that needs no second request."""
     protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=subscription(topic))
     timeouts = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 10_000}
     return frame_of(Api.JOIN_GROUP, 3, group_id=GROUP, protocol_type="consumer", protocols=[protocol], **timeouts)
 
 
 def beat_frame(topic: str) -> bytes:
-    """A new member of a group of the newer protocol that reads a topic."""
+    """Return the heartbeat of a new member of a newer-protocol group that reads a topic."""
     word = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": [topic], "topic_partitions": []}
     return frame_of(Api.CONSUMER_GROUP_HEARTBEAT, group_id=NEWER_GROUP, member_id="m", **word)
 
@@ -166,7 +166,7 @@ def _groups(topic: str) -> Iterator[Asked]:
 
 
 def _transactions(topic: str) -> Iterator[Asked]:
-    """Of a transactional id that nobody holds: who may not is told so, whether or not somebody does."""
+    """Return requests for an unused transactional id: a denial must not depend on whether it is used."""
     a = Action
     added = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name=topic, partitions=[0])
     frame = frame_of(Api.ADD_PARTITIONS_TO_TXN, transactional_id="T", topics=[added])

@@ -1,4 +1,4 @@
-"""Logins over the Kafka wire: PLAIN and SCRAM, what is refused, and what ends the connection (spec: kafka#sasl)."""
+"""Logins over the Kafka protocol: PLAIN and SCRAM, refusals, and closed connections (spec: kafka#sasl)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def world() -> World:
 
 
 def settle(peer: Dialogue) -> None:
-    """Until what is verified in the thread is known."""
+    """Run until the thread has verified the login."""
     end = time.monotonic() + WAIT_S_MAX
     while not peer.sent and not peer.closed:
-        assert time.monotonic() < end, "nobody answered"
+        assert time.monotonic() < end, "no response arrived"
         peer.pass_by()
         time.sleep(0.001)
 
@@ -69,7 +69,7 @@ def scram(
     spoil: Callable[[str], str] = lambda text: text,
     header: str = "n,,",
 ) -> tuple[Any, bytes]:
-    """As a client of RFC 5802: the last answer, and the signature that the server must have sent."""
+    """Log in as a client of RFC 5802; return the last response and the expected server signature."""
     digest = mechanism.digest
     assert peer.ask(Api.SASL_HANDSHAKE, mechanism=mechanism.value).error == WireError.NONE
     bare = f"n={name.replace('=', '=3D').replace(',', '=2C')},r=abc,tokenauth=false"
@@ -92,55 +92,55 @@ def scram(
 
 
 def is_ended(peer: Dialogue) -> bool:
-    """Whether the connection ends once its last answer could be read, with nothing else taken before."""
+    """Return whether the connection closes after its last response, and handles no further request."""
     peer.take()
-    assert not peer.closed, "the answer may not have been read yet"
+    assert not peer.closed, "the client may not have read the response yet"
     peer.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
     peer.world.memory.advance(LINGER_S)
     peer.pass_by()
     return peer.closed and not peer.sent
 
 
-def is_somebody(peer: Dialogue) -> bool:
+def is_logged_in(peer: Dialogue) -> bool:
     return not peer.closed and peer.ask(Api.DESCRIBE_CLUSTER).error == WireError.NONE
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_a_name_and_a_password(world: World, version: int) -> None:
+def test_login_with_a_name_and_a_password(world: World, version: int) -> None:
     peer = world.connect()
     answer = plain(peer, ALICE.name, PASSWORD, version)
     assert (answer.error, answer.auth_bytes, answer.session_lifetime_ms) == (WireError.NONE, b"", 0)
     assert peer.principal is not None
     assert peer.principal.name == ALICE.name
-    assert is_somebody(peer)
+    assert is_logged_in(peer)
 
 
-def test_a_token_stands_for_a_password(world: World) -> None:
+def test_login_with_a_token_as_password(world: World) -> None:
     access = world.memory.broker.access
     token = access.create_token(access.user("bob"), "t", None)
     peer = world.connect()
     assert plain(peer, "bob", token).error == WireError.NONE
-    assert is_somebody(peer)
+    assert is_logged_in(peer)
     other = world.connect()
     assert plain(other, ALICE.name, token).error == WireError.SASL_AUTHENTICATION_FAILED
 
 
 @pytest.mark.parametrize("mechanism", Mechanism)
-def test_a_proof(world: World, mechanism: Mechanism) -> None:
+def test_login_with_scram(world: World, mechanism: Mechanism) -> None:
     peer = world.connect()
     answer, signature = scram(peer, mechanism, ALICE.name, PASSWORD)
     assert (answer.error, answer.auth_bytes) == (WireError.NONE, signature)
-    assert is_somebody(peer)
+    assert is_logged_in(peer)
     y = world.connect()
     assert scram(y, mechanism, ALICE.name, PASSWORD, header="y,,")[0].error == WireError.NONE
 
 
 @pytest.mark.parametrize(
     ("name", "password"),
-    [(ALICE.name, "pen"), ("nobody", PASSWORD), ("bob", PASSWORD), ("x" * 1000, "y" * 1000)],
+    [(ALICE.name, "pen"), ("unknown", PASSWORD), ("bob", PASSWORD), ("x" * 1000, "y" * 1000)],
     ids=["wrong password", "no such user", "no verifier", "long"],
 )
-def test_what_is_wrong_is_answered_alike_and_ends_the_connection(world: World, name: str, password: str) -> None:
+def test_all_wrong_logins_get_the_same_error_and_close_the_connection(world: World, name: str, password: str) -> None:
     reported: list[AuditEvent] = []
     world.memory.broker.access.audit = reported.append
     answers = set()
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_answered_alike_and_ends_the_connection(world: World, n
     assert {event.peer for event in reported} >= {peer.peer}
 
 
-def test_nobody_learns_which_users_there_are_from_their_salts(world: World) -> None:
+def test_scram_salts_do_not_reveal_which_users_exist(world: World) -> None:
     def challenge(name: str) -> list[str]:
         peer = world.connect()
         peer.ask(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
@@ -175,9 +175,9 @@ def test_nobody_learns_which_users_there_are_from_their_salts(world: World) -> N
     assert [challenge("missing"), challenge("bob"), challenge("alice=2C =3D1")] == [missing, bare, there]
 
 
-def test_who_guesses_proofs_waits_as_who_guesses_passwords(world: World) -> None:
+def test_guessed_proofs_are_delayed_like_guessed_passwords(world: World) -> None:
     for _ in range(ADDRESS_FREE):
-        scram(world.connect(), Mechanism.SHA_256, "nobody", "x")
+        scram(world.connect(), Mechanism.SHA_256, "unknown", "x")
     peer = world.connect()
     peer.ask(Api.SASL_HANDSHAKE, mechanism="PLAIN")
     peer.tell(Api.SASL_AUTHENTICATE, 2, schema.request(Api.SASL_AUTHENTICATE)(auth_bytes=b"\0bob\0x"))
@@ -185,7 +185,7 @@ def test_who_guesses_proofs_waits_as_who_guesses_passwords(world: World) -> None
         peer.pass_by()
         time.sleep(0.001)
     assert not peer.sent
-    assert peer.session.paused(), "the answer is owed"
+    assert peer.session.paused(), "the response is pending"
     world.memory.advance(DELAY_MIN_S)
     settle(peer)
     assert is_ended(peer)
@@ -203,7 +203,7 @@ def test_who_guesses_proofs_waits_as_who_guesses_passwords(world: World) -> None
         lambda text: "",
     ],
 )
-def test_a_proof_of_other_messages(world: World, spoil: Callable[[str], str]) -> None:
+def test_a_proof_of_other_messages_is_refused(world: World, spoil: Callable[[str], str]) -> None:
     peer = world.connect()
     assert scram(peer, Mechanism.SHA_256, ALICE.name, PASSWORD, spoil=spoil)[0].error == 58
     assert is_ended(peer)
@@ -231,14 +231,14 @@ def test_a_proof_of_other_messages(world: World, spoil: Callable[[str], str]) ->
         ("SCRAM-SHA-512", b"\0bob\0pencil"),
     ],
 )
-def test_tokens_that_cannot_be_read(world: World, mechanism: str, token: bytes) -> None:
+def test_malformed_tokens_are_refused(world: World, mechanism: str, token: bytes) -> None:
     peer = world.connect()
     peer.ask(Api.SASL_HANDSHAKE, mechanism=mechanism)
     assert authenticate(peer, token).error == WireError.SASL_AUTHENTICATION_FAILED
     assert is_ended(peer)
 
 
-def test_a_mechanism_that_nobody_knows_ends_the_connection(world: World) -> None:
+def test_an_unknown_mechanism_closes_the_connection(world: World) -> None:
     peer = world.connect()
     answer = peer.ask(Api.SASL_HANDSHAKE, mechanism="GSSAPI")
     assert answer.error == WireError.UNSUPPORTED_SASL_MECHANISM
@@ -246,7 +246,7 @@ def test_a_mechanism_that_nobody_knows_ends_the_connection(world: World) -> None
     assert is_ended(peer)
 
 
-def test_steps_out_of_order_end_the_connection(world: World) -> None:
+def test_steps_out_of_order_close_the_connection(world: World) -> None:
     peer = world.connect()
     assert authenticate(peer, b"\0bob\0pencil").error == WireError.ILLEGAL_SASL_STATE
     assert is_ended(peer)
@@ -257,7 +257,7 @@ def test_steps_out_of_order_end_the_connection(world: World) -> None:
 
 
 @pytest.mark.parametrize("api", [Api.METADATA, Api.FIND_COORDINATOR, Api.DESCRIBE_CLUSTER, Api.PRODUCE, Api.FETCH])
-def test_before_the_login_nothing_else_is_asked(world: World, api: Api) -> None:
+def test_before_the_login_other_requests_are_refused(world: World, api: Api) -> None:
     peer = world.connect()
     assert peer.ask(Api.API_VERSIONS, 0).error == WireError.NONE
     peer.tell(api, 9, schema.request(api)())
@@ -266,7 +266,7 @@ def test_before_the_login_nothing_else_is_asked(world: World, api: Api) -> None:
     assert peer.gave_up is not None
 
 
-def test_who_is_nobody_sends_short_requests(world: World) -> None:
+def test_unauthenticated_requests_have_a_size_limit(world: World) -> None:
     peer = world.connect()
     peer.feed(pack(">i", LOGIN_FRAME_BYTES_MAX + 1))
     assert peer.gave_up is not None
@@ -276,14 +276,14 @@ def test_who_is_nobody_sends_short_requests(world: World) -> None:
     assert known.gave_up is None
 
 
-def test_tokens_without_a_header(world: World) -> None:
+def test_logins_without_the_authenticate_request(world: World) -> None:
     peer = world.connect()
     assert peer.ask(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN").error == WireError.NONE
     token = f"\0{ALICE.name}\0{PASSWORD}".encode()
     peer.feed(pack(">i", len(token)) + token)
     settle(peer)
     assert peer.take() == pack(">i", 0)
-    assert is_somebody(peer)
+    assert is_logged_in(peer)
     wrong = world.connect()
     wrong.ask(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN")
     wrong.feed(pack(">i", 7) + b"\0bob\0pe")
@@ -292,23 +292,23 @@ def test_tokens_without_a_header(world: World) -> None:
     assert not wrong.sent
 
 
-def test_who_closes_the_connection_behind_a_refusal_is_not_waited_for(world: World) -> None:
+def test_a_client_that_closes_after_a_refusal_is_not_waited_for(world: World) -> None:
     peer = world.connect()
-    assert plain(peer, "nobody", PASSWORD).error == WireError.SASL_AUTHENTICATION_FAILED
+    assert plain(peer, "unknown", PASSWORD).error == WireError.SASL_AUTHENTICATION_FAILED
     peer.session.finish(memoryview(b""))
     assert peer.closed
 
 
-def test_a_login_is_repeated_on_the_same_connection(world: World) -> None:
+def test_a_login_can_be_repeated_on_the_same_connection(world: World) -> None:
     peer = world.connect()
     assert plain(peer, ALICE.name, PASSWORD).error == WireError.NONE
     assert plain(peer, ALICE.name, PASSWORD).error == WireError.NONE
-    assert is_somebody(peer)
+    assert is_logged_in(peer)
     assert scram(peer, Mechanism.SHA_256, ALICE.name, "wrong")[0].error == 58
     assert is_ended(peer)
 
 
-def test_a_login_is_not_repeated_as_another_user(world: World) -> None:
+def test_a_repeated_login_cannot_change_the_user(world: World) -> None:
     peer = world.connect()
     assert plain(peer, ALICE.name, PASSWORD).error == WireError.NONE
     answer = plain(peer, "bob", PASSWORD)
@@ -318,14 +318,14 @@ def test_a_login_is_not_repeated_as_another_user(world: World) -> None:
     assert is_ended(peer)
 
 
-def test_who_is_deleted_may_do_nothing_more(world: World) -> None:
+def test_a_deleted_user_loses_all_permissions(world: World) -> None:
     peer = world.connect()
     assert plain(peer, "bob", PASSWORD).error == WireError.NONE
     world.memory.broker.access.configure([ALICE])
     assert peer.ask(Api.DESCRIBE_CLUSTER).error == WireError.CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count(world: World) -> None:
+def test_verifiers_of_a_user_changed_during_the_login_are_refused(world: World) -> None:
     peer = world.connect()
     peer.ask(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
     verifier = ALICE.verifiers[0]
@@ -347,9 +347,9 @@ def test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count(world: Worl
     assert "wrong user" in reported[0].message
 
 
-def test_an_open_broker_lets_its_default_user_log_in() -> None:
+def test_an_open_broker_accepts_logins_of_its_default_user() -> None:
     peer = World().connect()
     assert plain(peer, "iggy", "iggy").error == WireError.NONE
-    assert is_somebody(peer)
+    assert is_logged_in(peer)
     other = peer.beside()
     assert plain(other, "alice", "x").error == WireError.SASL_AUTHENTICATION_FAILED

@@ -1,4 +1,4 @@
-"""Requests of Kafka's clients to one of several processes: what it sends them elsewhere for, and what it answers for all."""
+"""Requests to one of several processes: redirects to the owner, and responses that cover all processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.protocols.shards_in_memory import MemoryLink, MemoryShards
 
 COUNT = 3
 WAIT_S = 20.0
-TOPICS = ("a", "bb", "ccc", "dddd")  # of shards 1, 2, 0 and 1, and so are groups of these names
+TOPICS = ("a", "bb", "ccc", "dddd")  # owned by shards 1, 2, 0 and 1, as are groups of these names
 HASH = hash_password("wonderland")
 
 
@@ -75,13 +75,13 @@ class Processes:
         self.shards.factories = [KafkaLinkFactory(outside, self.shards.key) for outside in self.outside]
 
     def broker(self, topic: str) -> Broker:
-        """Who has a topic."""
+        """Return the broker that owns a topic."""
         shard = self.shards.shard_of(topic)
         assert shard is not None
         return self.shards.brokers[shard]
 
     def make(self, *topics: str) -> None:
-        """Topics where their names say."""
+        """Create topics in the shards that own their names."""
         for name in topics:
             self.shards.brokers[self.shards.home(name)].create_topic(TopicName("default", name), 2)
         self.loop.run_due()
@@ -107,7 +107,7 @@ class Client:
         return version
 
     def hear(self, api: Api, version: int) -> Any:
-        """The answer to what was told last, None while there is none."""
+        """Return the response to the latest request, or None while it is pending."""
         for _ in range(200):
             self.processes.loop.run_due()
             for broker in self.processes.shards.brokers:
@@ -120,7 +120,7 @@ class Client:
         return decode_response(api, version, sent[4:])[1]
 
     def ask(self, api: Api, version: int | None = None, /, **fields: Any) -> Any:
-        """The answer to a request."""
+        """Send a request and return the response."""
         return self.hear(api, self.tell(api, version, **fields))
 
 
@@ -135,12 +135,12 @@ def named(api: Api, field: str, *names: str) -> list[Any]:
     return [getattr(schema.request(api), field)(name=name) for name in names]
 
 
-# Who the brokers are, and what they lead
+# Brokers and leaders
 
 
 @pytest.mark.parametrize("own", range(COUNT))
 @pytest.mark.parametrize("version", [0, 1, 4, 9, 11])
-def test_every_process_tells_of_all_brokers_and_topics(processes: Processes, own: int, version: int) -> None:
+def test_every_process_reports_all_brokers_and_topics(processes: Processes, own: int, version: int) -> None:
     reported = Client(processes, own).ask(Api.METADATA, version, topics=None if version else [])
     assert [(one.node_id, one.host, one.port) for one in reported.brokers] == [
         (node_of(shard), "10.0.0.7", 9100 + shard) for shard in range(COUNT)
@@ -150,21 +150,21 @@ def test_every_process_tells_of_all_brokers_and_topics(processes: Processes, own
     assert reported.controller_id == (node_of(own) if version else -1)
 
 
-def test_all_have_one_cluster_id(processes: Processes) -> None:
+def test_all_processes_have_the_same_cluster_id(processes: Processes) -> None:
     reported = [Client(processes, own).ask(Api.METADATA, topics=None).cluster_id for own in (2, 0, 1)]
     assert reported[0]
     assert len(set(reported)) == 1
     assert {Client(processes, own).ask(Api.DESCRIBE_CLUSTER).cluster_id for own in range(COUNT)} == set(reported)
 
 
-def test_who_comes_under_tls_is_sent_to_addresses_with_tls(processes: Processes) -> None:
+def test_clients_under_tls_get_addresses_with_tls(processes: Processes) -> None:
     reported = Client(processes, 1, 9095).ask(Api.DESCRIBE_CLUSTER)
     assert [(one.broker_id, one.port) for one in reported.brokers] == [(1, 9200), (2, 9201), (3, 9202)]
     assert reported.controller_id == 2
 
 
 @pytest.mark.parametrize("own", range(COUNT))
-def test_topics_that_are_named_come_in_the_order_asked_for(processes: Processes, own: int) -> None:
+def test_named_topics_are_returned_in_request_order(processes: Processes, own: int) -> None:
     names = ["dddd", "nothing", "a", "ccc"]
     reported = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", *names), may_create=False)
     assert [(one.name, one.error) for one in reported.topics] == [
@@ -173,22 +173,22 @@ def test_topics_that_are_named_come_in_the_order_asked_for(processes: Processes,
 
 
 @pytest.mark.parametrize("own", range(COUNT))
-def test_a_topic_that_is_asked_for_begins_where_its_name_says(processes: Processes, own: int) -> None:
+def test_a_missing_topic_is_created_in_the_shard_that_owns_its_name(processes: Processes, own: int) -> None:
     reported = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "eeeee"))
     assert [one.leader_id for one in reported.topics[0].partitions] == [3, 3, 3]
     assert processes.shards.shard_of("eeeee") == processes.shards.home("eeeee") == 2
 
 
-def test_a_shard_that_is_away_holds_up_nobody_elses_topics(processes: Processes) -> None:
+def test_an_unreachable_shard_does_not_delay_metadata_of_other_topics(processes: Processes) -> None:
     Client(processes).ask(Api.METADATA, topics=None)
     processes.shards.links.clear()
     reported = Client(processes).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "ccc"))
-    assert len(processes.shards.links) == 1, "the other shards' brokers are known"
+    assert len(processes.shards.links) == 1, "the brokers of other shards are cached"
     assert [one.name for one in reported.topics] == ["ccc"]
     assert len(reported.brokers) == COUNT
 
 
-def test_metadata_waits_for_a_process_that_is_started_again_and_not_for_ever(processes: Processes) -> None:
+def test_metadata_waits_a_limited_time_for_a_restarting_process(processes: Processes) -> None:
     client = Client(processes)
     version = client.tell(Api.METADATA, topics=named(Api.METADATA, "Topics", "a"))
     broken = processes.shards.links[-1]
@@ -199,7 +199,7 @@ def test_metadata_waits_for_a_process_that_is_started_again_and_not_for_ever(pro
     assert [(one.name, one.error) for one in reported.topics] == [("a", 0)]
 
 
-def test_who_does_not_answer_has_no_leader(processes: Processes) -> None:
+def test_topics_of_an_unresponsive_shard_have_no_leader(processes: Processes) -> None:
     client = Client(processes)
     client.ask(Api.METADATA, topics=None)
     version = client.tell(Api.METADATA, topics=named(Api.METADATA, "Topics", "a", "ccc"))
@@ -215,11 +215,11 @@ def test_who_does_not_answer_has_no_leader(processes: Processes) -> None:
         processes.loop.advance(LIMIT_S)
 
 
-# Records go to who leads
+# Records go to the leader
 
 
 @pytest.mark.parametrize("own", range(COUNT))
-def test_records_are_taken_and_read_by_who_leads_alone(processes: Processes, own: int) -> None:
+def test_only_the_leader_accepts_and_returns_records(processes: Processes, own: int) -> None:
     client = Client(processes, own)
     made = schema.request(Api.PRODUCE).Topics
     topics = [
@@ -237,13 +237,13 @@ def test_records_are_taken_and_read_by_who_leads_alone(processes: Processes, own
     assert {one.name: one.partitions[0].error for one in reported.topics} == expected
 
 
-def test_numbers_of_producers_differ_between_processes(processes: Processes) -> None:
+def test_producer_ids_differ_between_processes(processes: Processes) -> None:
     found = [Client(processes, own).ask(Api.INIT_PRODUCER_ID).producer_id for own in (0, 1, 2, 0, 1, 2)]
     assert len(set(found)) == 6
     assert min(found) > 0
 
 
-def test_what_several_processes_do_not_serve_is_not_advertised(processes: Processes) -> None:
+def test_apis_unavailable_with_several_processes_are_not_advertised(processes: Processes) -> None:
     reported = Client(processes).ask(Api.API_VERSIONS, client_software_name="test", client_software_version="1")
     served = {one.api_key for one in reported.api_keys}
     assert served & {Api.ALTER_USER_SCRAM_CREDENTIALS, Api.BETWEEN_SHARDS} == set()
@@ -254,7 +254,7 @@ def test_what_several_processes_do_not_serve_is_not_advertised(processes: Proces
 
 
 @pytest.mark.parametrize("own", range(COUNT))
-def test_topics_are_made_changed_and_deleted_wherever_they_are(processes: Processes, own: int) -> None:
+def test_topics_are_created_changed_and_deleted_in_any_shard(processes: Processes, own: int) -> None:
     client = Client(processes, own)
     made = schema.request(Api.CREATE_TOPICS).Topics
     names = [f"new-{number}" for number in range(COUNT)]
@@ -276,7 +276,9 @@ def test_topics_are_made_changed_and_deleted_wherever_they_are(processes: Proces
 
 
 @pytest.mark.parametrize("own", range(COUNT))
-def test_settings_are_those_of_topics_and_of_who_was_asked(processes: Processes, own: int) -> None:
+def test_topic_settings_come_from_the_owner_and_broker_settings_from_the_process(
+    processes: Processes, own: int
+) -> None:
     client = Client(processes, own)
     change = schema.request(Api.INCREMENTAL_ALTER_CONFIGS).Resources
     resources = [
@@ -298,7 +300,7 @@ def test_settings_are_those_of_topics_and_of_who_was_asked(processes: Processes,
     }
 
 
-def test_what_was_begun_and_not_answered_is_not_begun_again(processes: Processes) -> None:
+def test_a_forwarded_change_without_a_response_is_not_repeated(processes: Processes) -> None:
     client = Client(processes)
     version = client.tell(Api.DELETE_TOPICS, 5, topic_names=["a"])
     processes.shards.links[-1].break_off()
@@ -311,7 +313,7 @@ def test_what_was_begun_and_not_answered_is_not_begun_again(processes: Processes
 
 @pytest.mark.parametrize("own", range(COUNT))
 @pytest.mark.parametrize("version", [0, 3, 6])
-def test_a_group_is_coordinated_where_its_name_says(processes: Processes, own: int, version: int) -> None:
+def test_a_group_is_coordinated_by_the_shard_that_owns_its_name(processes: Processes, own: int, version: int) -> None:
     client = Client(processes, own)
     keys = {"coordinator_keys": ["a"]} if version >= 4 else {"key": "a"}
     reported = client.ask(Api.FIND_COORDINATOR, version, **keys)
@@ -319,7 +321,7 @@ def test_a_group_is_coordinated_where_its_name_says(processes: Processes, own: i
     assert (reported.error, reported.node_id, reported.host, reported.port) == (0, 2, "10.0.0.7", 9101)
 
 
-def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> None:
+def test_other_processes_answer_group_requests_with_not_coordinator(processes: Processes) -> None:
     client = Client(processes)
     assert client.ask(Api.JOIN_GROUP, group_id="a").error == WireError.NOT_COORDINATOR
     assert client.ask(Api.HEARTBEAT, group_id="a").error == WireError.NOT_COORDINATOR
@@ -338,7 +340,7 @@ def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> N
 
 
 def commit(client: Client, group: str, offsets: dict[str, int], *, member: str = "", generation: int = -1) -> Any:
-    """Errors by topic of a commit for the first partitions."""
+    """Return errors by topic of a commit for the first partitions."""
     made = schema.request(Api.OFFSET_COMMIT).Topics
     topics = [made(name=name, partitions=[made.Partitions(index=0, offset=at)]) for name, at in offsets.items()]
     reported = client.ask(Api.OFFSET_COMMIT, 9, group_id=group, member_id=member, generation=generation, topics=topics)
@@ -346,7 +348,7 @@ def commit(client: Client, group: str, offsets: dict[str, int], *, member: str =
 
 
 def join(client: Client, group: str) -> tuple[str, int]:
-    """Become the only member of a group; its id and generation."""
+    """Join as the only member of a group; return its id and generation."""
     protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=b"")
     reported = client.ask(
         Api.JOIN_GROUP, 3, group_id=group, session_timeout_ms=10_000, rebalance_timeout_ms=10_000,
@@ -362,7 +364,7 @@ def join(client: Client, group: str) -> tuple[str, int]:
     return reported.member_id, reported.generation_id
 
 
-def test_positions_lie_with_their_topics_and_home_tells_of_all(processes: Processes) -> None:
+def test_offsets_are_stored_with_their_topics_and_the_coordinator_returns_all(processes: Processes) -> None:
     client = Client(processes, 1)
     member, generation = join(client, "a")
     offsets = {name: number for number, name in enumerate(TOPICS, 1)}
@@ -380,7 +382,7 @@ def test_positions_lie_with_their_topics_and_home_tells_of_all(processes: Proces
         assert {one.name: one.partitions[0].offset for one in reported.topics} == offsets
 
 
-def test_who_is_no_member_stores_nothing_anywhere(processes: Processes) -> None:
+def test_commits_of_unknown_members_are_refused_for_every_topic(processes: Processes) -> None:
     client = Client(processes, 1)
     member, generation = join(client, "a")
     assert commit(client, "a", {"a": 1, "bb": 1}, member="other", generation=generation) == {
@@ -393,8 +395,8 @@ def test_who_is_no_member_stores_nothing_anywhere(processes: Processes) -> None:
     assert not processes.broker("bb").classic.positions("a", "bb")
 
 
-def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> None:
-    """It lies in a link until a later generation has stored something."""
+def test_a_delayed_commit_does_not_overwrite_a_later_one(processes: Processes) -> None:
+    """The commit is delayed in a link until a later generation has committed."""
     first = Client(processes, 1)
     member, generation = join(first, "a")
     assert commit(first, "a", {"bb": 1}, member=member, generation=generation) == {"bb": 0}
@@ -417,9 +419,9 @@ def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> Non
     assert processes.broker("bb").classic.positions("a", "bb")[0].offset == 9
 
 
-def test_tools_are_told_of_each_group_by_its_home_alone(processes: Processes) -> None:
+def test_each_group_is_listed_and_described_by_its_coordinator_only(processes: Processes) -> None:
     join(Client(processes, 1), "a")
-    for name in TOPICS:  # of a group that nobody is a member of, and of one whose home is elsewhere
+    for name in TOPICS:  # of a group without members, and of one with another coordinator
         processes.broker(name).commit_position(name, 0, PositionKind.GROUP, "bb", 1)
     found = [
         {(one.group_id, one.group_state) for one in Client(processes, own).ask(Api.LIST_GROUPS).groups}
@@ -436,7 +438,7 @@ def test_tools_are_told_of_each_group_by_its_home_alone(processes: Processes) ->
     assert [(one.group_state, len(one.members)) for one in reported.groups] == [("Stable", 1)]
 
 
-def test_a_group_is_deleted_in_all_shards_or_where_it_has_members_in_none(processes: Processes) -> None:
+def test_a_group_is_deleted_in_all_shards_or_refused_while_it_has_members(processes: Processes) -> None:
     client = Client(processes, 1)
     member, generation = join(client, "a")
     commit(client, "a", dict.fromkeys(TOPICS, 1), member=member, generation=generation)
@@ -458,7 +460,7 @@ def test_a_group_is_deleted_in_all_shards_or_where_it_has_members_in_none(proces
     assert not any(processes.broker(name).classic.positions("a", name) for name in TOPICS)
 
 
-# Who may
+# Permissions
 
 
 def with_users(processes: Processes) -> None:
@@ -467,7 +469,7 @@ def with_users(processes: Processes) -> None:
         broker.access.configure([ConfiguredUser("alice", HASH, EVERYTHING), ConfiguredUser("bob", HASH, topics)])
 
 
-def test_a_link_opens_for_who_has_the_key_alone(processes: Processes) -> None:
+def test_a_link_needs_the_key(processes: Processes) -> None:
     output = CapturedOutput()
     session = processes.shards.factories[0].open(output, lambda: None)
     context = Context(None, "peer", "host", "kafka", 1, 1).encode()
@@ -477,7 +479,7 @@ def test_a_link_opens_for_who_has_the_key_alone(processes: Processes) -> None:
 
 @pytest.mark.parametrize(("name", "topics"), [("alice", {*TOPICS}), ("bob", {"a"})])
 @pytest.mark.parametrize("own", [0, 1])
-def test_who_has_logged_in_is_the_same_at_other_processes(
+def test_a_logged_in_user_has_the_same_permissions_at_other_processes(
     processes: Processes, own: int, name: str, topics: set[str]
 ) -> None:
     with_users(processes)
@@ -486,7 +488,7 @@ def test_who_has_logged_in_is_the_same_at_other_processes(
     version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
     end = time.monotonic() + WAIT_S
     while (reported := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
-        assert time.monotonic() < end, "passwords are looked at in a thread"
+        assert time.monotonic() < end, "passwords are verified in a thread"
     assert not reported.error
     found = client.ask(Api.METADATA, topics=None)
     assert {one.name for one in found.topics} == topics
@@ -495,7 +497,7 @@ def test_who_has_logged_in_is_the_same_at_other_processes(
     assert [processes.shards.shard_of(one) is None for one in TOPICS] == [one in topics for one in TOPICS]
 
 
-def test_nobody_who_has_not_logged_in_asks_others(processes: Processes) -> None:
+def test_unauthenticated_requests_are_not_forwarded(processes: Processes) -> None:
     with_users(processes)
     client = Client(processes)
     with pytest.raises(Exception, match="log in first"):

@@ -1,4 +1,4 @@
-"""What a lone broker says where others would have more to say, topics page by page, and wide answers in slices (spec: kafka#other-calls)."""
+"""Responses of a broker without replicas, paged topics, and wide responses in slices (spec: kafka#other-calls)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world() -> World:
     return world
 
 
-def test_there_is_nothing_to_elect_or_to_move(world: World) -> None:
+def test_elections_and_reassignments_have_nothing_to_do(world: World) -> None:
     peer = world.connect()
     made = schema.request(Api.ELECT_LEADERS).TopicPartitions
     asked = [made(topic="a", partitions=[0, 1, 2]), made(topic="none", partitions=[0])]
@@ -57,7 +57,7 @@ def pages(peer: Dialogue, limit: int, *names: str) -> list[list[tuple[str, list[
     return found
 
 
-def test_topics_come_in_pages(world: World) -> None:
+def test_topics_are_paged(world: World) -> None:
     peer = world.connect()
     a, b, c = ("a", [0, 1]), ("b", [0, 1, 2]), ("c", [0])
     assert pages(peer, 2000) == [[a, b, c]]
@@ -66,7 +66,7 @@ def test_topics_come_in_pages(world: World) -> None:
     assert pages(peer, 0, "b") == [[("b", [0])], [("b", [1])], [("b", [2])]]
 
 
-def test_a_page_says_what_metadata_says(world: World) -> None:
+def test_a_page_matches_the_metadata(world: World) -> None:
     peer = world.connect()
     request = schema.request(Api.DESCRIBE_TOPIC_PARTITIONS)
     cursor = request.Cursor(topic_name="aa", index=7)
@@ -83,7 +83,7 @@ def test_a_page_says_what_metadata_says(world: World) -> None:
     assert missing.error == WireError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_more_copies_than_one_are_asked_for_where_that_is_allowed() -> None:
+def test_a_replication_factor_above_one_is_accepted_if_configured() -> None:
     def made(world: World, factor: int) -> tuple[int, int]:
         one = schema.request(Api.CREATE_TOPICS).Topics(name="t", num_partitions=1, replication_factor=factor)
         reported = world.connect().ask(Api.CREATE_TOPICS, topics=[one], validate_only=True).topics[0]
@@ -95,7 +95,7 @@ def test_more_copies_than_one_are_asked_for_where_that_is_allowed() -> None:
         assert made(world, factor)[0] == WireError.INVALID_REPLICATION_FACTOR
 
 
-# Wide answers
+# Wide responses
 
 
 ASKED = schema.request(Api.OFFSET_FOR_LEADER_EPOCH).Topics
@@ -128,12 +128,12 @@ def wide() -> World:
     ],
     ids=["all topics", "a topic", "log dirs", "configs", "ends"],
 )
-def test_others_are_served_while_a_wide_answer_is_made(
+def test_other_requests_are_served_while_a_wide_response_is_built(
     wide: World, api: Api, version: int, fields: dict[str, Any]
 ) -> None:
     peer, other = wide.connect(), wide.connect()
     peer.tell(api, version, schema.request(api)(**fields))
-    assert not peer.sent, "it is made in slices"
+    assert not peer.sent, "it is built in slices"
     other.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
     assert other.sent
     assert not peer.sent
@@ -141,7 +141,7 @@ def test_others_are_served_while_a_wide_answer_is_made(
     assert len(list(peer.frames())) == 1
 
 
-def test_a_wide_answer_has_everything(wide: World) -> None:
+def test_a_wide_response_is_complete(wide: World) -> None:
     peer = wide.connect()
     reported = peer.ask(Api.METADATA, 9, topics=None).topics
     assert [[one.index for one in topic.partitions] for topic in reported] == [list(range(PARTITIONS))]

@@ -1,4 +1,4 @@
-"""Settings by the names that Kafka's tools know (spec: kafka#describeconfigs, kafka#alterconfigs, kafka#describelogdirs)."""
+"""Settings by Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs, kafka#describelogdirs)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_settings_of_the_broker(peer: Dialogue) -> None:
     assert described(peer, "none") == (WireError.UNKNOWN_TOPIC_OR_PARTITION, {})
 
 
-def test_what_means_something_here_changes_the_topic(peer: Dialogue) -> None:
+def test_supported_settings_change_the_topic(peer: Dialogue) -> None:
     assert not changed(
         peer,
         ("retention.ms", SET, "60000"),
@@ -118,7 +118,7 @@ def test_what_means_something_here_changes_the_topic(peer: Dialogue) -> None:
     assert topic_of(peer).settings == TopicSettings()
 
 
-def test_what_other_wires_set_is_told(peer: Dialogue) -> None:
+def test_settings_made_over_other_protocols_are_reported(peer: Dialogue) -> None:
     broker = peer.world.memory.broker
     settings = replace(topic_of(peer).settings, compaction=True, retention_age_us=5_000, retention_bytes=9)
     broker.configure_topic(topic_of(peer), settings)
@@ -143,7 +143,7 @@ def test_what_other_wires_set_is_told(peer: Dialogue) -> None:
         ("message.timestamp.type", "AppendTime"),
     ],
 )
-def test_settings_that_are_none(peer: Dialogue, name: str, value: str) -> None:
+def test_invalid_settings_are_refused(peer: Dialogue, name: str, value: str) -> None:
     assert changed(peer, (name, SET, value)) == WireError.INVALID_CONFIG
     assert topic_of(peer).settings == TopicSettings()
 
@@ -199,7 +199,7 @@ def test_a_ratio_lies_between_0_and_1(peer: Dialogue, value: str) -> None:
     assert not changed(peer, (name, SET, "0.0"))
 
 
-def test_a_setting_has_a_value(peer: Dialogue) -> None:
+def test_a_setting_needs_a_value(peer: Dialogue) -> None:
     assert created(peer, "retention.ms", None) == WireError.INVALID_CONFIG
     assert replaced(peer, "retention.ms", None) == WireError.INVALID_CONFIG
 
@@ -220,12 +220,12 @@ def test_stored_values_out_of_range_have_no_effect() -> None:
     assert produced_to(TopicSettings(wire_options={"kafka": json.dumps({BEFORE: "7"}).encode()})).before_ms == 7
 
 
-def test_defaults_may_be_set(peer: Dialogue) -> None:
+def test_defaults_can_be_set(peer: Dialogue) -> None:
     for name, config in TOPIC_CONFIGS.items():
         assert not changed(peer, (name, SET, config.default)), name
 
 
-def test_lists_are_added_to_and_taken_from(peer: Dialogue) -> None:
+def test_lists_can_be_appended_to_and_subtracted_from(peer: Dialogue) -> None:
     assert not changed(peer, ("cleanup.policy", APPEND, "compact"))
     assert described(peer)[1]["cleanup.policy"].value == "delete,compact"
     assert not changed(peer, ("cleanup.policy", SUBTRACT, "compact"))
@@ -250,7 +250,7 @@ def test_all_settings_at_once(peer: Dialogue) -> None:
     assert peer.ask(Api.ALTER_CONFIGS, resources=[broker]).responses[0].error == WireError.INVALID_REQUEST
 
 
-def test_options_of_other_wires_stay(peer: Dialogue) -> None:
+def test_options_of_other_protocols_are_preserved(peer: Dialogue) -> None:
     broker = peer.world.memory.broker
     broker.configure_topic(topic_of(peer), TopicSettings(wire_options={"iggy": b"x"}))
     assert not changed(peer, ("segment.ms", SET, "7"))

@@ -1,4 +1,4 @@
-"""Members of consumer groups on the wire: both versions, each error, and positions by epoch (spec: kafka#consumer-groups)."""
+"""Members of consumer groups: both versions, each error, and offsets by epoch (spec: kafka#consumer-groups)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def peer() -> Asker:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_one_member_in_every_version(peer: Asker, version: int) -> None:
+def test_a_single_member_in_every_version(peer: Asker, version: int) -> None:
     first = beat(peer, version=version)
     assert (first.error, first.message, first.member_id) == (WireError.NONE, None, "m1")
     assert (first.member_epoch > 0, first.heartbeat_interval_ms) == (True, HEARTBEAT_MS)
@@ -68,7 +68,7 @@ def test_two_members_hand_over(peer: Asker) -> None:
     assert assigned(beat(peer, "m2", two.member_epoch)) == [1]
 
 
-def test_a_member_without_a_name_is_given_one(peer: Asker) -> None:
+def test_a_member_without_an_id_gets_one(peer: Asker) -> None:
     first = beat(peer, "", version=0)
     assert first.error == WireError.NONE
     assert len(first.member_id) == 36
@@ -99,18 +99,18 @@ def test_a_member_without_a_name_is_given_one(peer: Asker) -> None:
         ({"rack_id": ""}, WireError.INVALID_REQUEST),
     ],
 )
-def test_what_is_refused(peer: Asker, fields: dict[str, Any], code: WireError) -> None:
+def test_refused_heartbeats(peer: Asker, fields: dict[str, Any], code: WireError) -> None:
     answer = beat(peer, **fields)
     assert (answer.error, answer.assignment) == (code, None)
     assert answer.message
 
 
-def test_epochs_that_are_not_the_members(peer: Asker) -> None:
+def test_wrong_member_epochs_are_refused(peer: Asker) -> None:
     epoch = beat(peer).member_epoch
     assert beat(peer, epoch=epoch + 1).error == WireError.FENCED_MEMBER_EPOCH
     for away in (-2, -7):
         assert beat(peer, epoch=away).error == WireError.INVALID_REQUEST, (
-            "it has no instance id, or there is no such epoch"
+            "it has no instance id, or the epoch does not exist"
         )
 
 
@@ -149,7 +149,7 @@ def fetch(peer: Asker, epoch: int, *, member: str | None = "m1", version: int = 
 
 
 @pytest.mark.parametrize("version", [9, 10])
-def test_positions_are_stored_and_asked_for_by_epoch(peer: Asker, version: int) -> None:
+def test_offsets_are_committed_and_fetched_by_epoch(peer: Asker, version: int) -> None:
     epoch = beat(peer).member_epoch
     assert commit(peer, epoch, version=version) == WireError.NONE
     assert commit(peer, epoch - 1, version=version) == WireError.STALE_MEMBER_EPOCH
@@ -160,7 +160,7 @@ def test_positions_are_stored_and_asked_for_by_epoch(peer: Asker, version: int) 
     assert fetch(peer, -1, member=None, version=version) == (WireError.NONE, [5])
 
 
-def test_a_position_of_a_partition_that_another_reads(peer: Asker) -> None:
+def test_a_commit_for_a_partition_of_another_member_is_refused(peer: Asker) -> None:
     epoch = beat(peer).member_epoch
     peer.broker.groups.join("g", "t", "z", wire="flux")
     beat(peer, epoch=epoch)
@@ -170,7 +170,7 @@ def test_a_position_of_a_partition_that_another_reads(peer: Asker) -> None:
     assert commit(peer, epoch, 1) == WireError.ILLEGAL_GENERATION
 
 
-def test_a_name_whose_members_share_the_work_out_themselves(peer: Asker) -> None:
+def test_a_name_of_a_classic_group_is_refused(peer: Asker) -> None:
     metadata = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
     protocol = schema.request(Api.JOIN_GROUP).Protocols(name="mine", metadata=metadata)
     asked = {"group_id": "g", "session_timeout_ms": 10_000, "protocol_type": "consumer", "protocols": [protocol]}
@@ -180,7 +180,7 @@ def test_a_name_whose_members_share_the_work_out_themselves(peer: Asker) -> None
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_groups_are_described_with_members_of_all_wires(peer: Asker, version: int) -> None:
+def test_groups_are_described_with_members_of_all_protocols(peer: Asker, version: int) -> None:
     epoch = beat(peer, instance_id="i", rack_id="r").member_epoch
     peer.broker.groups.join("g", "t", "z", wire="flux")
     beat(peer, epoch=epoch, instance_id="i")
@@ -211,7 +211,7 @@ def test_groups_are_described_with_members_of_all_wires(peer: Asker, version: in
     assert [list(topic.partitions) for topic in found.members[1].assignment.topic_partitions] == [[1]]
 
 
-def test_lists_tell_which_groups_have_consumers(peer: Asker) -> None:
+def test_lists_distinguish_consumer_groups(peer: Asker) -> None:
     beat(peer)
     peer.broker.groups.join("other", "t", "z", wire="flux")
     listed = {group.group_id: group for group in peer.ask(Api.LIST_GROUPS, 5).groups}
@@ -222,12 +222,12 @@ def test_lists_tell_which_groups_have_consumers(peer: Asker) -> None:
 
 
 def kinds(peer: Asker) -> dict[str, tuple[str, str]]:
-    """Type and state of each group."""
+    """Return the type and state of each group."""
     return {one.group_id: (one.group_type, one.group_state) for one in peer.ask(Api.LIST_GROUPS, 5).groups}
 
 
 @pytest.mark.parametrize("version", [5, 6])
-def test_a_group_keeps_its_protocol_when_its_members_have_left(peer: Asker, version: int) -> None:
+def test_a_group_keeps_its_protocol_after_its_members_left(peer: Asker, version: int) -> None:
     missing = WireError.GROUP_ID_NOT_FOUND if version >= 6 else WireError.NONE
 
     def described() -> Any:
@@ -262,20 +262,20 @@ def test_an_empty_group_has_the_protocol_of_its_next_member(peer: Asker) -> None
 
 
 def by_pattern(peer: Asker, pattern: str | None, member: str = "m1", epoch: int = 0, **fields: Any) -> Any:
-    """A sign of life of who names topics by a pattern."""
+    """Return a heartbeat that subscribes by a pattern."""
     names = {"subscribed_topic_names": None} if epoch == 0 else {}
     return beat(peer, member, epoch, **{"subscribed_topic_regex": pattern, **names, **fields})
 
 
 def topics_of(peer: Asker, answer: Any) -> dict[str, list[int]]:
-    """What may be read, by topic's name."""
+    """Return the assigned partitions, by topic name."""
     assert answer.error == WireError.NONE, answer.message
     names = {topic.id: topic.name.full for topic in peer.broker.topics()}
     return {names[one.topic_id]: list(one.partitions) for one in answer.assignment.topic_partitions}
 
 
 def wanted(peer: Asker) -> set[str]:
-    """The topics of which the only member should have partitions."""
+    """Return the topics of which the only member should get partitions."""
     (found,) = peer.ask(Api.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
     (member,) = found.members
     return {one.topic_name for one in member.target_assignment.topic_partitions}
@@ -287,7 +287,7 @@ def make(peer: Asker, *names: str) -> None:
     peer.memory.run()
 
 
-def test_a_pattern_names_topics_also_those_that_come_later(peer: Asker) -> None:
+def test_a_pattern_matches_topics_even_those_created_later(peer: Asker) -> None:
     make(peer, "orders.eu", "orders.us", "my.orders")
     first = by_pattern(peer, r"orders\..*|t")
     assert topics_of(peer, first) == {"orders.eu": [0], "orders.us": [0], "t": [0, 1, 2]}
@@ -303,7 +303,7 @@ def test_a_pattern_names_topics_also_those_that_come_later(peer: Asker) -> None:
     assert wanted(peer) == {"other"}
 
 
-def test_names_and_a_pattern_together_and_the_pattern_taken_back(peer: Asker) -> None:
+def test_names_and_a_pattern_can_be_combined_and_the_pattern_removed(peer: Asker) -> None:
     make(peer, "a1", "a2")
     first = by_pattern(peer, "a.", subscribed_topic_names=["t"])
     assert set(topics_of(peer, first)) == {"a1", "a2", "t"}
@@ -316,7 +316,7 @@ def test_names_and_a_pattern_together_and_the_pattern_taken_back(peer: Asker) ->
     assert wanted(peer) == {"t"}
 
 
-def test_a_pattern_names_only_what_may_be_read() -> None:
+def test_a_pattern_matches_only_readable_topics() -> None:
     memory = MemoryBroker()
     memory.broker.access.configure(
         [ConfiguredUser("reader", "", parse_grants(("consume@default/mine", "group@default/mine")))]
@@ -327,7 +327,7 @@ def test_a_pattern_names_only_what_may_be_read() -> None:
     assert set(topics_of(peer, by_pattern(peer, ".*"))) == {"mine"}
 
 
-def test_a_pattern_of_too_many_topics_or_one_that_takes_too_long(peer: Asker) -> None:
+def test_a_pattern_with_too_many_topics_or_too_slow_is_refused(peer: Asker) -> None:
     make(peer, *(f"n{number}" for number in range(TOPICS_MAX + 1)))
     assert by_pattern(peer, "n.*").error == WireError.INVALID_REQUEST
     assert peer.broker.consumers.names() == []
@@ -336,7 +336,7 @@ def test_a_pattern_of_too_many_topics_or_one_that_takes_too_long(peer: Asker) ->
     assert answer.error in (WireError.INVALID_REGULAR_EXPRESSION, WireError.NONE)
 
 
-def test_others_are_served_while_topics_are_looked_for(peer: Asker) -> None:
+def test_other_requests_are_served_while_topics_are_matched(peer: Asker) -> None:
     make(peer, *(f"n{number}" for number in range(300)))
     reported = peer.begin(
         HEARTBEAT,
@@ -348,7 +348,7 @@ def test_others_are_served_while_topics_are_looked_for(peer: Asker) -> None:
         subscribed_topic_regex="n1.",
         topic_partitions=[],
     )
-    assert not reported.bodies, "nothing was looked for inside of the call"
+    assert not reported.bodies, "nothing was matched inside the call"
     assert reported.cancel is not None
     reported.cancel()
     peer.memory.run()

@@ -1,4 +1,4 @@
-"""Groups of the newer protocol, and topics by id, where several processes have the topics (decision 0128)."""
+"""Consumer groups of the newer protocol, and topics by id, over several processes (decision 0128)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.protocols.kafka.consumer_members import Consumer, settle
 from tests.unit.protocols.kafka.test_carrying import COUNT, TOPICS, WAIT_S, Client, Processes, Seen, with_users
 from tests.unit.protocols.kafka.test_groups import subscription
 
-GROUP = "a"  # at home in shard 1, as topics a and dddd are; bb is in shard 2, ccc in shard 0
+GROUP = "a"  # coordinated by shard 1, which owns topics a and dddd; bb is in shard 2, ccc in shard 0
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def id_of(processes: Processes, topic: str) -> bytes:
 
 
 @pytest.mark.parametrize("own", range(COUNT))
-def test_topics_are_named_by_id_wherever_they_are(processes: Processes, own: int) -> None:
+def test_topics_in_any_shard_are_found_by_id(processes: Processes, own: int) -> None:
     client = Client(processes, own)
     made = schema.request(Api.METADATA).Topics
     ids = {name: id_of(processes, name) for name in TOPICS}
@@ -55,7 +55,7 @@ def test_topics_are_named_by_id_wherever_they_are(processes: Processes, own: int
 
 
 @pytest.mark.parametrize("own", range(COUNT))
-def test_topics_are_deleted_by_id_wherever_they_are(processes: Processes, own: int) -> None:
+def test_topics_in_any_shard_are_deleted_by_id(processes: Processes, own: int) -> None:
     client = Client(processes, own)
     made = schema.request(Api.DELETE_TOPICS).Topics
     ids = [id_of(processes, name) for name in ("a", "bb")]
@@ -71,7 +71,7 @@ def test_topics_are_deleted_by_id_wherever_they_are(processes: Processes, own: i
     assert [processes.shards.shard_of(name) for name in TOPICS] == [None, None, None, 1]
 
 
-def test_an_id_is_asked_for_once(processes: Processes) -> None:
+def test_an_unknown_id_is_looked_up_once(processes: Processes) -> None:
     client, made = Client(processes), schema.request(Api.METADATA).Topics
     asked = [made(topic_id=id_of(processes, "a"), name=None)]
     client.ask(Api.METADATA, 12, topics=asked)
@@ -82,10 +82,10 @@ def test_an_id_is_asked_for_once(processes: Processes) -> None:
     assert (len(processes.shards.links), callable(looked)) == (before, True)
 
 
-def test_who_is_away_does_not_hold_up_ids_of_others(processes: Processes) -> None:
+def test_an_unresponsive_shard_does_not_delay_ids_of_others(processes: Processes) -> None:
     client, made = Client(processes), schema.request(Api.METADATA).Topics
     client.ask(Api.METADATA, topics=None)
-    client.ask(Api.METADATA, 12, topics=[made(topic_id=b"y" * 16, name=None)])  # links of the broker's own are made
+    client.ask(Api.METADATA, 12, topics=[made(topic_id=b"y" * 16, name=None)])  # opens the links that serve lookups
     hang(processes, 1)
     asked = [made(topic_id=id_of(processes, name), name=None) for name in ("bb", "a")]
     version = client.tell(Api.METADATA, 12, topics=asked)
@@ -95,7 +95,7 @@ def test_who_is_away_does_not_hold_up_ids_of_others(processes: Processes) -> Non
     assert [(one.name, one.error) for one in reported.topics] == [("bb", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
 
 
-def test_many_ids_are_asked_for_in_parts(processes: Processes) -> None:
+def test_many_ids_are_looked_up_in_parts(processes: Processes) -> None:
     client, made = Client(processes), schema.request(Api.METADATA).Topics
     ids = [b"%016d" % number for number in range(2 * NAMES_AT_ONCE)] + [id_of(processes, "a")]
     reported = client.ask(Api.METADATA, 12, topics=[made(topic_id=id_, name=None) for id_ in ids])
@@ -104,7 +104,7 @@ def test_many_ids_are_asked_for_in_parts(processes: Processes) -> None:
 
 
 def hang(processes: Processes, shard: int) -> None:
-    """A process answers nothing any more."""
+    """Make a process stop responding."""
     for link in processes.shards.links:
         if link._peer is not None and link._session.shared is processes.outside[shard].shared:  # type: ignore[attr-defined]
             link.pause()
@@ -113,7 +113,7 @@ def hang(processes: Processes, shard: int) -> None:
 @pytest.mark.parametrize("own", range(COUNT))
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("named", [False, True])
-def test_pages_of_all_shards_are_one(processes: Processes, own: int, limit: int, named: bool) -> None:
+def test_pages_of_all_shards_are_merged(processes: Processes, own: int, limit: int, named: bool) -> None:
     topic = processes.broker("bb").create_topic(TopicName("default", "b"), 1)
     processes.broker("bb").shrink_topic(topic, 0)
     processes.loop.run_due()
@@ -142,7 +142,7 @@ def test_pages_of_all_shards_are_one(processes: Processes, own: int, limit: int,
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_member_reads_topics_of_all_shards_at_once(processes: Processes, version: int) -> None:
+def test_a_member_reads_topics_of_all_shards(processes: Processes, version: int) -> None:
     member = Consumer(processes, GROUP, "m1", [*TOPICS, "no"])
     reported = member.client.ask(Api.CONSUMER_GROUP_HEARTBEAT, version, **member.fields())
     assert not reported.error
@@ -153,7 +153,7 @@ def test_a_member_reads_topics_of_all_shards_at_once(processes: Processes, versi
     assert member.beat(member_epoch=-1).member_epoch == -1
 
 
-def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> None:
+def test_other_processes_answer_with_not_coordinator(processes: Processes) -> None:
     client = Client(processes)
     fields = Consumer(processes, GROUP, "m1", ["a"]).fields()
     assert client.ask(Api.CONSUMER_GROUP_HEARTBEAT, 1, **fields).error == WireError.NOT_COORDINATOR
@@ -164,12 +164,12 @@ def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> N
     }
 
 
-def test_members_share_and_hand_over_what_others_have(processes: Processes) -> None:
+def test_members_share_and_hand_over_topics_of_other_shards(processes: Processes) -> None:
     one, two = (Consumer(processes, GROUP, name, ["bb", "ccc", "a"]) for name in ("m1", "m2"))
     one.beat()
     assert one.reads() == {"a": [0, 1], "bb": [0, 1], "ccc": [0, 1]}
     two.beat()
-    assert two.reads() == {}, "the other has not let go"
+    assert two.reads() == {}, "the first member has not released them"
     settle(one, two)
     assert one.reads() == {name: [0] for name in ("a", "bb", "ccc")}
     assert two.reads() == {name: [1] for name in ("a", "bb", "ccc")}
@@ -185,7 +185,7 @@ def test_members_share_and_hand_over_what_others_have(processes: Processes) -> N
     ]
 
 
-def test_topics_that_begin_grow_and_end_elsewhere_are_noticed(processes: Processes) -> None:
+def test_topics_created_grown_or_deleted_in_other_shards_are_noticed(processes: Processes) -> None:
     member = Consumer(processes, GROUP, "m1", ["bb", "later"])
     settle(member, rounds=2)
     assert member.reads() == {"bb": [0, 1]}
@@ -202,10 +202,10 @@ def test_topics_that_begin_grow_and_end_elsewhere_are_noticed(processes: Process
     assert member.reads() == {"bb": [0, 1]}
     processes.make("later")
     settle(member, rounds=3)
-    assert member.reads() == {"bb": [0, 1], "later": [0, 1]}, "another one of this name"
+    assert member.reads() == {"bb": [0, 1], "later": [0, 1]}, "a different topic of the same name"
 
 
-def test_a_pattern_names_topics_of_all_shards(processes: Processes) -> None:
+def test_a_pattern_matches_topics_of_all_shards(processes: Processes) -> None:
     member = Consumer(processes, GROUP, "m1", pattern="[abx].*")
     member.beat()
     assert member.reads() == {"a": [0, 1], "bb": [0, 1]}
@@ -219,7 +219,7 @@ def test_a_pattern_names_topics_of_all_shards(processes: Processes) -> None:
     assert member.beat(subscribed_topic_regex="b(").error == WireError.INVALID_REGULAR_EXPRESSION
 
 
-def test_a_shard_that_is_away_keeps_what_it_has_and_holds_up_nobody(processes: Processes) -> None:
+def test_topics_of_an_unresponsive_shard_stay_assigned_and_delay_no_member(processes: Processes) -> None:
     member = Consumer(processes, GROUP, "m1", ["bb", "ccc"])
     by_pattern = Consumer(processes, "dddd", "m2", pattern="bb|ccc")
     settle(member, by_pattern, rounds=2)
@@ -230,12 +230,12 @@ def test_a_shard_that_is_away_keeps_what_it_has_and_holds_up_nobody(processes: P
         assert not member.beat().error
     late = Consumer(processes, "a", "m3", ["xx", "ccc"])
     processes.make("xx")
-    processes.make("extra")  # has patterns looked for again
+    processes.make("extra")  # triggers another match of patterns
     version = late.client.tell(Api.CONSUMER_GROUP_HEARTBEAT, 1, **late.fields())
     assert late.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version) is None
     processes.loop.advance(1.0)
     reported = late.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
-    assert not reported.error, "what can be told now is told now"
+    assert not reported.error, "known topics are assigned at once"
     processes.loop.advance(1.5)
     version = by_pattern.client.tell(Api.CONSUMER_GROUP_HEARTBEAT, 1, **by_pattern.fields())
     reported = by_pattern.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
@@ -247,7 +247,7 @@ def test_a_shard_that_is_away_keeps_what_it_has_and_holds_up_nobody(processes: P
     assert member.reads() == everything
 
 
-def test_what_nobody_reads_is_not_looked_at(processes: Processes) -> None:
+def test_topics_without_members_are_not_polled(processes: Processes) -> None:
     member = Consumer(processes, GROUP, "m1", ["bb"])
     member.beat()
     elsewhere: Any = member.client.session.elsewhere  # type: ignore[attr-defined]
@@ -258,17 +258,17 @@ def test_what_nobody_reads_is_not_looked_at(processes: Processes) -> None:
     assert (elsewhere._timer, elsewhere._wanted, elsewhere._ids) == (None, {}, {})
 
 
-def test_too_many_topics_are_refused_and_not_looked_for(processes: Processes) -> None:
+def test_too_many_topics_are_refused_without_a_lookup(processes: Processes) -> None:
     member = Consumer(processes, GROUP, "m1", [f"t{number}" for number in range(TOPICS_MAX + 1)])
     assert member.beat().error == WireError.INVALID_REQUEST
     assert not member.client.session.elsewhere._wanted  # type: ignore[attr-defined]
 
 
-# Positions
+# Offsets
 
 
 def commit(member: Consumer, topic: str, offsets: dict[int, int], version: int = 9) -> dict[int, int]:
-    """Errors by partition."""
+    """Return errors by partition."""
     made = schema.request(Api.OFFSET_COMMIT).Topics
     partitions = [made.Partitions(index=index, offset=offset) for index, offset in offsets.items()]
     name = {"name": topic} if version < 10 else {"topic_id": id_of(member.processes, topic)}
@@ -294,7 +294,7 @@ def fetched(member: Consumer, topic: str, version: int = 9, epoch: int | None = 
 
 @pytest.mark.parametrize("version", [9, 10])
 @pytest.mark.parametrize("topic", ["a", "bb", "ccc"])
-def test_positions_lie_with_their_topics(processes: Processes, topic: str, version: int) -> None:
+def test_offsets_are_stored_with_their_topics(processes: Processes, topic: str, version: int) -> None:
     member = Consumer(processes, GROUP, "m1", ["bb", "a", "ccc"])
     member.beat()
     assert commit(member, topic, {0: 7, 1: 8}, version) == {0: 0, 1: 0}
@@ -308,7 +308,7 @@ def test_positions_lie_with_their_topics(processes: Processes, topic: str, versi
     assert processes.broker(topic).classic.positions(GROUP, topic)[0].offset == 7
 
 
-def test_positions_of_what_others_read_are_refused_at_home(processes: Processes) -> None:
+def test_commits_for_partitions_of_other_members_are_refused_by_the_coordinator(processes: Processes) -> None:
     one, two = (Consumer(processes, GROUP, name, ["bb"]) for name in ("m1", "m2"))
     one.beat()
     settle(one, two)
@@ -317,7 +317,7 @@ def test_positions_of_what_others_read_are_refused_at_home(processes: Processes)
     assert commit(one, "bb", {0: 5}) == {0: 0}
 
 
-def test_positions_of_topics_that_a_member_does_not_read_are_stored(processes: Processes) -> None:
+def test_a_member_can_commit_topics_that_it_does_not_read(processes: Processes) -> None:
     one, two = Consumer(processes, GROUP, "m1", ["bb"]), Consumer(processes, GROUP, "m2", ["ccc"])
     settle(one, two)
     for topic in ("a", "dddd"):
@@ -327,8 +327,8 @@ def test_positions_of_topics_that_a_member_does_not_read_are_stored(processes: P
 
 
 @pytest.mark.parametrize("topic", ["a", "bb", "ccc"])
-def test_a_group_of_the_newer_protocol_is_none_for_describe_groups(processes: Processes, topic: str) -> None:
-    """Whichever process has its positions, and after its last member left."""
+def test_describe_groups_does_not_know_groups_of_the_newer_protocol(processes: Processes, topic: str) -> None:
+    """Whichever process has its offsets, and also after its last member left."""
     one = Consumer(processes, GROUP, "m1", [topic])
     one.beat()
     assert commit(one, topic, {0: 5}) == {0: 0}
@@ -344,8 +344,8 @@ def test_a_group_of_the_newer_protocol_is_none_for_describe_groups(processes: Pr
         one.beat(member_epoch=-1)
 
 
-def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> None:
-    """It lies in a link until another member reads the partition, and has stored something."""
+def test_a_delayed_commit_does_not_overwrite_a_later_one(processes: Processes) -> None:
+    """The commit is delayed in a link until another member reads the partition and has committed."""
     one, two = (Consumer(processes, GROUP, name, ["bb"]) for name in ("m1", "m2"))
     one.beat()
     assert commit(one, "bb", {0: 1, 1: 1}) == {0: 0, 1: 0}
@@ -362,11 +362,11 @@ def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> Non
     held._pump()
     reported = client.hear(Api.OFFSET_COMMIT, version)
     errors = {part.error for part in reported.topics[0].partitions}
-    assert errors == {WireError.COORDINATOR_LOAD_IN_PROGRESS}, "it is a member still, and asks again"
+    assert errors == {WireError.COORDINATOR_LOAD_IN_PROGRESS}, "it is still a member, and retries"
     assert processes.broker("bb").classic.positions(GROUP, "bb")[1].offset == 9
 
 
-def test_positions_and_groups_in_use_are_not_deleted(processes: Processes) -> None:
+def test_offsets_and_groups_in_use_are_not_deleted(processes: Processes) -> None:
     member = Consumer(processes, GROUP, "m1", ["bb"])
     member.beat()
     commit(member, "bb", {0: 1})
@@ -381,8 +381,8 @@ def test_positions_and_groups_in_use_are_not_deleted(processes: Processes) -> No
     assert not processes.broker("bb").classic.positions(GROUP, "bb")
 
 
-def test_seats_of_before_the_home_moved_refuse_nobody(processes: Processes) -> None:
-    """The directory had one process, and the group its home there."""
+def test_memberships_from_before_the_coordinator_moved_block_no_member(processes: Processes) -> None:
+    """The directory had one process, which coordinated the group."""
     broker = processes.broker("bb")
     for group in (GROUP, "bb"):
         broker.groups.join(group, "bb", "m0", wire="kafka", watched=True)
@@ -392,11 +392,11 @@ def test_seats_of_before_the_home_moved_refuse_nobody(processes: Processes) -> N
     assert left == {GROUP: ["flux"], "bb": ["m0", "flux"]}
 
 
-# Who may
+# Permissions
 
 
-def test_who_may_not_read_a_topic_elsewhere_is_no_member(processes: Processes) -> None:
-    """By rights, and by the topic's own list."""
+def test_a_member_needs_permission_for_topics_of_other_shards(processes: Processes) -> None:
+    """By the user's permissions, and by the topic's access list."""
     for name, access in (("bb", AccessList(readers=())), ("ccc", AccessList(readers=("*",)))):
         broker = processes.broker(name)
         broker.configure_topic(broker.topic(name), TopicSettings(access=access))
@@ -412,7 +412,7 @@ def test_who_may_not_read_a_topic_elsewhere_is_no_member(processes: Processes) -
     broker.configure_topic(broker.topic("ccc"), TopicSettings(access=AccessList(readers=())))
     processes.loop.advance(1.0)
     member.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, 1)
-    assert member.beat().error == WireError.GROUP_AUTHORIZATION_FAILED, "since then"
+    assert member.beat().error == WireError.GROUP_AUTHORIZATION_FAILED, "the list has changed"
 
 
 def login(client: Client, name: str) -> None:
@@ -420,12 +420,12 @@ def login(client: Client, name: str) -> None:
     version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
     end = time.monotonic() + WAIT_S
     while (reported := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
-        assert time.monotonic() < end, "passwords are looked at in a thread"
+        assert time.monotonic() < end, "passwords are verified in a thread"
     assert not reported.error
 
 
-def test_users_may_with_topics_elsewhere_what_they_may(processes: Processes) -> None:
-    """Bob has rights on one topic, which is another shard's."""
+def test_permissions_apply_to_topics_of_other_shards(processes: Processes) -> None:
+    """Bob has permissions on one topic, which another shard owns."""
     with_users(processes)
     group = "ccc"
     of_bob = Consumer(processes, group, "m1", ["a", "bb"])
@@ -446,10 +446,10 @@ def test_users_may_with_topics_elsewhere_what_they_may(processes: Processes) -> 
     assert [(one.name, one.error) for one in reported.topics] == [("a", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
 
 
-# Beside classic members
+# With classic members
 
 
-def test_a_classic_member_shares_topics_elsewhere_with_one_of_the_newer_protocol(processes: Processes) -> None:
+def test_a_classic_and_a_newer_member_share_topics_of_other_shards(processes: Processes) -> None:
     member = Consumer(processes, GROUP, "m1", ["bb"])
     member.beat()
     client, protocol = Client(processes, 1), schema.request(Api.JOIN_GROUP).Protocols
@@ -459,7 +459,7 @@ def test_a_classic_member_shares_topics_elsewhere_with_one_of_the_newer_protocol
     }  # fmt: skip
 
     def joined() -> dict[str, list[int]]:
-        """Join again, and what is assigned then."""
+        """Join again and return the assignment."""
         version = client.tell(Api.JOIN_GROUP, 3, **asked)
         while (reported := client.hear(Api.JOIN_GROUP, version)) is None:
             processes.loop.advance(1.0)
@@ -492,4 +492,4 @@ def test_a_classic_member_shares_topics_elsewhere_with_one_of_the_newer_protocol
         Api.OFFSET_COMMIT, 7, group_id=GROUP, member_id=asked["member_id"], generation=generation, topics=topics
     )
     errors = {one.name: {part.error for part in one.partitions} for one in reported.topics}
-    assert errors == {"bb": {WireError.ILLEGAL_GENERATION}, "ccc": {0}}, "of bb another reads one"
+    assert errors == {"bb": {WireError.ILLEGAL_GENERATION}, "ccc": {0}}, "another member reads one partition of bb"

@@ -1,4 +1,4 @@
-"""Which batches a producer may send, what becomes of them, and the limits of what they expand to."""
+"""Decoding of producers' batches: refused batches, and limits of decompression."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def refused(batch: bytes | None, *, bytes_max: int = BATCH_BYTES_MAX) -> WireErr
 
 
 def changed(at: int, data: bytes, batch: bytes = BATCH) -> bytes:
-    """The batch with other bytes at a position, and the checksum that it should have then."""
+    """Return the batch with other bytes at a position, and the matching checksum."""
     rest = batch[:at] + data + batch[at + len(data) :]
     return rest[:17] + struct.pack(">I", crc32c(rest[21:])) + rest[21:]
 
 
 def with_records(body: bytes, *, count: int = 1, codec: int = 0) -> bytes:
-    """A batch with this for its records."""
+    """Return a batch with this content for its records."""
     rest = struct.pack(">hiqqqhii", codec, count - 1, 0, 0, -1, -1, -1, count) + body
     return struct.pack(">qiibI", 0, 9 + len(rest), -1, 2, crc32c(rest)) + rest
 
@@ -56,7 +56,7 @@ def test_the_checksum() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, BATCH_HEAD_BYTES))
-def test_what_is_shorter_than_a_head_is_corrupt(size: int) -> None:
+def test_bytes_shorter_than_a_batch_header_are_corrupt(size: int) -> None:
     assert refused(BATCH[:size]) is WireError.CORRUPT_MESSAGE
 
 
@@ -87,13 +87,13 @@ def test_what_is_shorter_than_a_head_is_corrupt(size: int) -> None:
         (changed(27, struct.pack(">q", -(2**63))), WireError.INVALID_TIMESTAMP),
         (with_records(b""), WireError.INVALID_RECORD),
         (with_records(b"", count=2**31 - 1), WireError.INVALID_RECORD),
-        (with_records(b"\x0e\0\0\0\1\1\0"), WireError.INVALID_RECORD),  # its length leads beyond the end
-        (with_records(b"\x0a\0\0\0\1\1\0"), WireError.INVALID_RECORD),  # or not to its end
-        (with_records(b"\x0c\0\0\0\1\1\0\0"), WireError.INVALID_RECORD),  # something behind the last
+        (with_records(b"\x0e\0\0\0\1\1\0"), WireError.INVALID_RECORD),  # its length exceeds the batch
+        (with_records(b"\x0a\0\0\0\1\1\0"), WireError.INVALID_RECORD),  # or ends before it
+        (with_records(b"\x0c\0\0\0\1\1\0\0"), WireError.INVALID_RECORD),  # bytes after the last record
         (with_records(b"\x0b\0\0\0\1\1\0"), WireError.INVALID_RECORD),  # a negative length
         (with_records(b"\x0c\0\0\0\1\1\1"), WireError.INVALID_RECORD),  # -1 headers
         (with_records(b"\x0c\0\0\0\3\1\0"), WireError.INVALID_RECORD),  # a key of -2 bytes
-        (with_records(b"\x10\0\0\0\1\1\2\1\1"), WireError.INVALID_RECORD),  # a header's name is null
+        (with_records(b"\x10\0\0\0\1\1\2\1\1"), WireError.INVALID_RECORD),  # a null header name
         (with_records(b"\x18\0\0\0\1\1\xfe\xff\xff\xff\x0f\0"), WireError.INVALID_RECORD),
         (with_records(b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), WireError.INVALID_RECORD),
         (with_records(b"\x1e\0" + b"\xfe" + b"\xff" * 8 + b"\1" + b"\0\1\1\0"), WireError.INVALID_TIMESTAMP),
@@ -107,12 +107,12 @@ def test_each_refusal(batch: bytes | None, error: WireError) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\0" * 40, b"garbage garbage garbage", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"]
 )
-def test_what_cannot_be_expanded_is_an_invalid_record(codec: Codec, body: bytes) -> None:
+def test_records_that_cannot_be_decompressed_are_invalid(codec: Codec, body: bytes) -> None:
     assert refused(with_records(body, codec=codec)) is WireError.INVALID_RECORD
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_a_compressed_batch_is_cut_at_every_byte(codec: Codec) -> None:
+def test_a_compressed_batch_truncated_at_every_byte(codec: Codec) -> None:
     packed = bytes(compress(b"some records, some records, some records" * 20, codec))
     heads = {16} if codec is Codec.SNAPPY else set()  # no blocks at all are no bytes
     for size in set(range(len(packed))) - heads:
@@ -143,7 +143,7 @@ def _lz4(plain: bytes, level: int) -> bytes:
     ],
     ids=["gzip", "lz4", "zstd as a stream", "zstd"],
 )
-def test_what_clients_compress_is_expanded_at_every_level(
+def test_every_compression_level_of_clients_is_decompressed(
     codec: Codec, pack: Callable[[bytes, int], Buffer], levels: range
 ) -> None:
     for plain in (bytes(70_000), b"some records %d " * 5_000, random.Random(1).randbytes(70_000)):
@@ -152,7 +152,7 @@ def test_what_clients_compress_is_expanded_at_every_level(
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_no_more_is_expanded_than_a_stored_batch_may_have(codec: Codec) -> None:
+def test_decompression_stops_at_the_size_of_a_stored_batch(codec: Codec) -> None:
     assert EXPANDED_BYTES_MAX == STORED_BYTES_MAX
     plain = bytes(3_000_000)
     packed = compress(plain, codec)
@@ -169,10 +169,10 @@ def test_many_small_parts_are_too_many() -> None:
         assert caught.value.error is WireError.MESSAGE_TOO_LARGE
 
 
-def test_a_batch_has_a_limit_as_it_was_sent_and_as_it_is_stored() -> None:
+def test_a_batch_is_limited_as_sent_and_as_stored() -> None:
     assert refused(BATCH, bytes_max=len(BATCH) - 1) is WireError.MESSAGE_TOO_LARGE
     assert decode_batch(BATCH, bytes_max=len(BATCH))[0].end == len(BATCH)
-    count = 1_000_000  # seven bytes each on the wire, and twelve in a batch with times
+    count = 1_000_000  # seven bytes each as sent, and twelve in a batch with times
     tiny = with_records(b"\x0c\0\0\0\1\1\0" * count, count=count)
     assert read_header(decode_batch(tiny, bytes_max=len(tiny))[1].batch).record_count == count
     many = with_records(b"\x0c\0\0\0\1\1\0" * (2 * count), count=2 * count)
@@ -191,14 +191,14 @@ def test_surplus_bytes_too_short_for_a_batch_are_ignored() -> None:
 @pytest.mark.parametrize(
     "batch",
     [
-        changed(35, struct.pack(">q", 5)),  # a greatest time that is none
-        changed(21, struct.pack(">h", 0x7F00)),  # attributes that are reserved
+        changed(35, struct.pack(">q", 5)),  # a wrong maximum timestamp
+        changed(21, struct.pack(">h", 0x7F00)),  # reserved attributes
         changed(12, struct.pack(">i", 99)),
         changed(51, struct.pack(">h", 5)),
         BATCH.replace(b"\x12\0\0\0", b"\x12\x7f\0\0"),
     ],
 )
-def test_what_says_nothing_is_taken(batch: bytes) -> None:
+def test_unused_header_fields_are_ignored(batch: bytes) -> None:
     _, built = decode_batch(changed(0, b"", batch), bytes_max=BATCH_BYTES_MAX)
     assert [(record.value, record.origin_time_us) for record in to_records(built.batch)] == [
         (b"one", TIME_US),
@@ -206,14 +206,14 @@ def test_what_says_nothing_is_taken(batch: bytes) -> None:
     ]
 
 
-def test_offset_deltas_are_not_trusted() -> None:
+def test_offset_deltas_are_ignored() -> None:
     body = b"\x0c\0\0\x0a\1\1\0" + b"\x0c\0\0\x02\1\1\0"
     _, built = decode_batch(with_records(body, count=2), bytes_max=BATCH_BYTES_MAX)
     header = read_header(built.batch)
     assert (header.record_count, header.offset_span) == (2, 2)
 
 
-def test_null_and_empty_stay_apart() -> None:
+def test_null_and_empty_values_are_distinguished() -> None:
     records = [Record(value=value, key=key) for value in (None, b"", b"v") for key in (None, b"", b"k")]
     _, built = decode_batch(encode_batch(records), bytes_max=BATCH_BYTES_MAX)
     validate(built.batch)
@@ -221,7 +221,7 @@ def test_null_and_empty_stay_apart() -> None:
     assert built.null_keys == 3
 
 
-def test_times_are_those_of_the_producer_unless_they_are_not_kept() -> None:
+def test_times_of_the_producer_are_stored_unless_append_times_are_used() -> None:
     times = [TIME_US, None, TIME_US - 5_000_000, 0, -7_000_000]
     batch = encode_batch([Record(value=b"", origin_time_us=time) for time in times])
     _, built = decode_batch(batch, bytes_max=BATCH_BYTES_MAX)
@@ -237,7 +237,7 @@ def test_times_are_those_of_the_producer_unless_they_are_not_kept() -> None:
     assert {record.origin_time_us for record in to_records(built.batch)} == {77_000}
 
 
-def test_the_head_says_who_produced() -> None:
+def test_the_header_names_the_producer() -> None:
     batch = encode_batch(RECORDS, producer_id=2**40, producer_epoch=3, base_sequence=9, attributes=TRANSACTIONAL)
     head, built = decode_batch(batch, bytes_max=BATCH_BYTES_MAX)
     assert head.is_transactional
@@ -259,7 +259,7 @@ def test_a_producer_without_an_epoch_is_refused(epoch: int, attributes: int) -> 
 
 
 @pytest.mark.parametrize(("epoch", "sequence"), [(0, 0), (0, -1), (7, 9)])
-def test_a_batch_without_a_producer_is_not_numbered_whatever_else_it_says(epoch: int, sequence: int) -> None:
+def test_fields_of_a_producer_are_ignored_without_a_producer(epoch: int, sequence: int) -> None:
     """KafkaJS sends epoch 0 and sequence 0 without a producer."""
     batch = encode_batch(RECORDS, producer_id=-1, producer_epoch=epoch, base_sequence=sequence)
     head, built = decode_batch(batch, bytes_max=BATCH_BYTES_MAX)
@@ -268,7 +268,7 @@ def test_a_batch_without_a_producer_is_not_numbered_whatever_else_it_says(epoch:
     assert not read_header(built.batch).columns & 1 << Column.PRODUCER_ID
 
 
-def test_headers_keep_their_order_and_repeats() -> None:
+def test_headers_keep_their_order_and_duplicates() -> None:
     headers = (Header(b"b", b"1"), Header(b"a", None), Header(b"b", b""), Header(b"", b"x" * 300))
     records = [Record(value=b"v", headers=headers), Record(value=b"w"), Record(value=b"x", headers=headers[:1])]
     _, built = decode_batch(encode_batch(records), bytes_max=BATCH_BYTES_MAX)
@@ -277,14 +277,14 @@ def test_headers_keep_their_order_and_repeats() -> None:
     assert found == [[(h.key, h.value) for h in record.headers] for record in records]
 
 
-def test_records_outside_of_their_buffer_are_our_own_mistake() -> None:
+def test_records_outside_of_their_buffer_raise_an_internal_error() -> None:
     head = check_batch(BATCH)
     for start, stop in ((-1, 10), (10, 5), (61, len(BATCH) + 1)):
         with pytest.raises(ValueError, match="outside"):
             build(BATCH, start, stop, head)
 
 
-def test_a_client_leaves_out_a_batch_that_was_cut_and_control_batches() -> None:
+def test_a_client_skips_truncated_and_control_batches() -> None:
     control = changed(21, struct.pack(">h", CONTROL + TRANSACTIONAL))
     found = decode_batches(BATCH + control + changed(0, struct.pack(">q", 2)) + BATCH[:70], offset=1)
     assert [record.offset for record in found] == [1, 2, 3]

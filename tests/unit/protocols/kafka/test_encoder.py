@@ -1,4 +1,4 @@
-"""Stored batches as Kafka's: where batches begin and end, what stands in their heads, and what other wires' records look like."""
+"""Encoding of stored batches as Kafka's: their boundaries, headers, and records of other protocols."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def values(*sizes: int) -> list[Record]:
 def written(
     chunk: Buffer, offset: int, *, limit: int = ROOM, append_times: bool = False
 ) -> tuple[int, bytes, int, int]:
-    """(reason, bytes, next offset, bytes needed)."""
+    """Return (reason, bytes, next offset, bytes needed)."""
     out = bytearray(limit + 20)
     state = encoder.begin(offset, at=11, limit=limit)
     reason = encoder.put_batches(chunk, state, out, append_times=append_times)
@@ -46,7 +46,7 @@ def written(
 
 
 def heads(data: bytes) -> list[tuple[int, int, int]]:
-    """(base offset, next offset, records) of each batch."""
+    """Return (base offset, next offset, records) of each batch."""
     found = []
     while data:
         base, length, _, _, _, _, last, *_, count = HEAD.unpack_from(data)
@@ -55,7 +55,7 @@ def heads(data: bytes) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_the_head_of_a_batch() -> None:
+def test_the_header_of_a_batch() -> None:
     records = [
         Record(value=b"a", origin_time_us=ORIGIN_US),
         Record(value=b"b", origin_time_us=ORIGIN_US + 9_000),
@@ -72,13 +72,13 @@ def test_the_head_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 99, 100, 101, 102, 103])
-def test_an_answer_begins_at_the_record_that_was_asked_for(offset: int) -> None:
+def test_a_response_starts_at_the_requested_record(offset: int) -> None:
     reason, data, following, _ = written(stored(values(5, 6, 7), 100), offset)
     assert (reason, following) == (encoder.DONE, 103)
     assert heads(data) == ([(max(offset, 100), 103, 103 - max(offset, 100))] if offset < 103 else [])
 
 
-def test_short_neighbours_are_joined_and_long_ones_are_not() -> None:
+def test_short_neighbours_are_merged_and_long_ones_are_not() -> None:
     short, long = values(*[100] * 10), values(*[100] * 700)
     chunk = stored(short, 0) + stored(short, 10) + stored(long, 20) + stored(short, 720) + stored(short, 730)
     reason, data, following, _ = written(chunk, 5)
@@ -87,7 +87,7 @@ def test_short_neighbours_are_joined_and_long_ones_are_not() -> None:
     assert [record.offset for record in decode_batches(data)] == list(range(5, 740))
 
 
-def test_batches_of_different_epochs_are_not_joined() -> None:
+def test_batches_of_different_epochs_are_not_merged() -> None:
     chunk = stored(values(1), 0, epoch=7) + stored(values(1), 1, epoch=8) + stored(values(1), 2, epoch=8)
     data = written(chunk, 0)[1]
     assert heads(data) == [(0, 1, 1), (1, 3, 2)]
@@ -112,7 +112,7 @@ def sizes(data: bytes) -> list[int]:
     return found
 
 
-def test_a_limit_is_kept_to_the_byte() -> None:
+def test_a_limit_is_exact_to_the_byte() -> None:
     chunk = stored(values(*[50] * 40), 0) + stored(values(*[50] * 40), 40)
     whole = written(chunk, 0)[1]
     for limit in range(len(whole) + 1):
@@ -126,7 +126,7 @@ def test_a_limit_is_kept_to_the_byte() -> None:
             assert written(chunk, following, limit=needed)[2] > following
 
 
-def test_an_answer_goes_on_behind_what_was_written() -> None:
+def test_encoding_resumes_after_the_last_written_record() -> None:
     chunk = stored(values(10, 10), 0) + stored(values(*[300] * 9), 2)
     out = bytearray(1000)
     state = encoder.begin(0, at=0, limit=1000)
@@ -139,7 +139,7 @@ def test_an_answer_goes_on_behind_what_was_written() -> None:
     assert [record.offset for record in found] == list(range(11))
 
 
-def test_holes_of_compaction_stay_holes() -> None:
+def test_gaps_of_compaction_stay_gaps() -> None:
     whole = stored(values(1, 2, 3, 4, 5, 6), 100)
     compacted = keep(whole, array("i", (1, 3)), base_offset=90, base_address=0)
     for offset, expected in ((0, [101, 103]), (95, [101, 103]), (102, [103]), (103, [103]), (104, [])):
@@ -162,10 +162,10 @@ def test_a_compressed_batch_is_left_to_the_caller() -> None:
     assert encoder.put_batches(chunk, state, out) == encoder.COMPRESSED
     assert (state[encoder.NEXT], bytes(chunk[state[encoder.POSITION] :][:4])) == (3, b"PWB1")
     assert heads(bytes(out[: state[encoder.AT]])) == [(1, 3, 2)]
-    assert written(chunk, 23)[2] == 24  # one that nobody asked for is passed over
+    assert written(chunk, 23)[2] == 24  # a batch before the requested offset is skipped
 
 
-def test_times_of_appending_are_marked_and_not_mixed() -> None:
+def test_append_times_are_marked_and_not_mixed() -> None:
     chunk = (
         stored(values(1, 1), 0)
         + stored(values(1), 2)
@@ -185,16 +185,16 @@ def test_times_of_appending_are_marked_and_not_mixed() -> None:
 def test_times_before_1970_are_rounded_down() -> None:
     records = [Record(value=b"", origin_time_us=time) for time in (-1, -1000, -1001, -999_999, 999)]
     found = decode_batches(written(stored(records, 0), 0)[1])
-    assert [record.origin_time_us for record in found] == [None, None, -2000, -1_000_000, 0]  # -1 ms says no time
+    assert [record.origin_time_us for record in found] == [None, None, -2000, -1_000_000, 0]  # -1 ms means no time
 
 
-def test_null_and_empty_stay_apart() -> None:
+def test_null_and_empty_values_are_distinguished() -> None:
     records = [Record(value=value, key=key) for value in (None, b"", b"v") for key in (None, b"", b"k")]
     found = decode_batches(written(stored(records, 0), 0)[1])
     assert [(record.value, record.key) for record in found] == [(record.value, record.key) for record in records]
 
 
-def test_headers_of_other_wires_are_names_and_bytes() -> None:
+def test_headers_of_other_protocols_become_names_and_bytes() -> None:
     headers = (
         Header(b"name", b"text", value_kind=HeaderKind.STRING),
         Header(b"count", b"\5\0\0\0", value_kind=HeaderKind.INT32),
@@ -211,7 +211,7 @@ def test_headers_of_other_wires_are_names_and_bytes() -> None:
     assert found[1].headers == ()
 
 
-def test_an_events_fields_are_headers_behind_its_own() -> None:
+def test_an_events_fields_become_headers_after_its_own() -> None:
     records = [
         Record(value=b"v", headers=(Header(b"h", b"1"),), event=Event("made", 10, 2**64 - 1, b"meta")),
         Record(value=b"w"),
@@ -231,6 +231,6 @@ def test_an_events_fields_are_headers_behind_its_own() -> None:
     ]
 
 
-def test_a_state_beyond_its_buffer_is_our_own_mistake() -> None:
+def test_a_state_beyond_its_buffer_raises_an_internal_error() -> None:
     with pytest.raises(ValueError, match="outside"):
         encoder.put_batches(stored(values(1), 0), encoder.begin(0, at=0, limit=101), bytearray(100))

@@ -1,4 +1,4 @@
-"""Every error of the broker has a code on this wire, and clients repeat what is worth repeating."""
+"""Every error of the broker has a Kafka code, and clients retry only errors that a retry can fix."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def test_the_table_is_total() -> None:
 
 
 @pytest.mark.parametrize("error", [WireError.GROUP_AUTHORIZATION_FAILED, WireError.CLUSTER_AUTHORIZATION_FAILED])
-def test_a_denial_says_of_what(error: WireError) -> None:
+def test_a_denial_names_the_kind_of_resource(error: WireError) -> None:
     denied = Denied(ErrorCode.DENIED, "no")
     assert wire_error(denied) is WireError.TOPIC_AUTHORIZATION_FAILED
     assert wire_error(denied, denied=error) is error
 
 
-def test_what_may_go_away_is_repeated_and_what_stays_is_not() -> None:
+def test_temporary_errors_are_retriable_and_permanent_ones_are_not() -> None:
     for passing in (
         NotOwner(ErrorCode.NOT_OWNER, ""),
         Busy(ErrorCode.BUSY, ""),

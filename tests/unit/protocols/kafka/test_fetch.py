@@ -1,4 +1,4 @@
-"""Records fetched over the Kafka wire (spec: kafka#fetch)."""
+"""Records fetched over the Kafka protocol (spec: kafka#fetch)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def put(world: World, topic: Topic, *values: bytes, partition: int = 0, packed: 
 
 
 def asked(topic: Topic, *partitions: tuple[int, int], version: int = 12, limit: int = MANY, **fields: Any) -> Any:
-    """Partitions of a topic, each with the offset wanted."""
+    """Return partitions of a topic with the requested offsets."""
     entries = [
         ASKED.Partitions(partition=number, fetch_offset=offset, partition_max_bytes=limit, **fields)
         for number, offset in partitions
@@ -59,14 +59,14 @@ def values(entry: Any, offset: int = 0) -> list[bytes | None]:
 
 
 def fetched(peer: Dialogue, topic: Topic, offset: int = 0, version: int = 12, **fields: Any) -> Any:
-    """What is told of the one partition."""
+    """Return the response for the only partition."""
     answer = peer.ask(Api.FETCH, version, topics=[asked(topic, (0, offset), version=version)], **fields)
     assert (answer.error, answer.session_id) == (0, 0)
     return answer.responses[0].partitions[0]
 
 
 @pytest.mark.parametrize("version", range(SERVED[Api.FETCH].first, SERVED[Api.FETCH].last + 1))
-def test_what_is_there_is_answered(world: World, version: int) -> None:
+def test_available_records_are_returned(world: World, version: int) -> None:
     topic = make(world)
     put(world, topic, b"a", b"b")
     put(world, topic, b"c")
@@ -76,7 +76,7 @@ def test_what_is_there_is_answered(world: World, version: int) -> None:
     assert values(entry) == [b"a", b"b", b"c"]
 
 
-def test_reading_begins_inside_of_a_batch(world: World) -> None:
+def test_reading_can_start_inside_a_batch(world: World) -> None:
     topic = make(world)
     put(world, topic, b"a", b"b", b"c")
     entry = fetched(world.connect(), topic, 1)
@@ -84,7 +84,7 @@ def test_reading_begins_inside_of_a_batch(world: World) -> None:
 
 
 @pytest.mark.parametrize("packed", Compression)
-def test_compressed_batches_are_opened(world: World, packed: Compression) -> None:
+def test_compressed_batches_are_decompressed(world: World, packed: Compression) -> None:
     topic = make(world)
     put(world, topic, b"a" * 5_000, b"b")
     put(world, topic, *[b"c" * 5_000] * 3, packed=packed)
@@ -109,7 +109,7 @@ def test_offsets_out_of_range(world: World, offset: int) -> None:
     assert reported == (WireError.OFFSET_OUT_OF_RANGE, -1, -1, -1, b"")
 
 
-def test_below_what_was_deleted_is_out_of_range(world: World) -> None:
+def test_offsets_below_deleted_records_are_out_of_range(world: World) -> None:
     topic = make(world)
     put(world, topic, b"a", b"b")
     world.memory.broker.trim_partition(topic.partitions[0], 1)
@@ -143,7 +143,7 @@ def test_leader_epochs_are_checked(world: World) -> None:
 # Limits
 
 
-def test_limits_hold_but_for_the_first_record(world: World) -> None:
+def test_limits_hold_except_for_the_first_record(world: World) -> None:
     topic = make(world, 3)
     for number in range(3):
         for _ in range(10):
@@ -163,7 +163,7 @@ def test_limits_hold_but_for_the_first_record(world: World) -> None:
     assert counts(5_000, max_bytes=12_000) == [4, 4, 3]
 
 
-def test_an_answer_has_a_limit_of_ours() -> None:
+def test_the_broker_limits_the_size_of_a_response() -> None:
     world = World(kafka=KafkaSettings(answer_bytes_max=3_000))
     topic = make(world)
     for _ in range(10):
@@ -171,7 +171,7 @@ def test_an_answer_has_a_limit_of_ours() -> None:
     assert len(values(fetched(world.connect(), topic))) == 2
 
 
-def test_a_record_beyond_all_limits_comes_alone(world: World) -> None:
+def test_a_record_beyond_all_limits_is_returned_alone(world: World) -> None:
     topic = make(world)
     put(world, topic, b"x" * 3_000_000, b"y")
     entry = peer_entry = world.connect().ask(Api.FETCH, 12, topics=[asked(topic, (0, 0), limit=1_000)])
@@ -182,7 +182,7 @@ def test_a_record_beyond_all_limits_comes_alone(world: World) -> None:
 # Waiting
 
 
-def test_nothing_is_answered_when_the_time_is_over(world: World) -> None:
+def test_an_empty_response_is_sent_when_the_wait_ends(world: World) -> None:
     topic = make(world)
     peer = world.connect()
     number = peer.tell(
@@ -197,7 +197,7 @@ def test_nothing_is_answered_when_the_time_is_over(world: World) -> None:
     assert (correlation, bytes(body.responses[0].partitions[0].records)) == (number, b"")
 
 
-def test_a_record_wakes_who_waits(world: World) -> None:
+def test_a_new_record_completes_a_waiting_fetch(world: World) -> None:
     topic = make(world, 2)
     peer = world.connect()
     topics = [asked(topic, (0, 0), (1, 0))]
@@ -210,7 +210,7 @@ def test_a_record_wakes_who_waits(world: World) -> None:
     assert [values(entry) for entry in entries] == [[], [b"a"]]
 
 
-def test_few_bytes_wake_nobody_who_wants_more(world: World) -> None:
+def test_a_fetch_waits_for_min_bytes(world: World) -> None:
     topic = make(world)
     put(world, topic, b"a")
     peer = world.connect()
@@ -226,7 +226,7 @@ def test_few_bytes_wake_nobody_who_wants_more(world: World) -> None:
     assert len(values(decode_response(Api.FETCH, 12, frame)[1].responses[0].partitions[0])) == 3
 
 
-def test_what_is_behind_a_waiting_fetch_waits_too(world: World) -> None:
+def test_requests_after_a_waiting_fetch_wait_too(world: World) -> None:
     topic = make(world)
     peer = world.connect()
     body = schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=500, min_bytes=1)
@@ -239,7 +239,7 @@ def test_what_is_behind_a_waiting_fetch_waits_too(world: World) -> None:
     assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == [first, second]
 
 
-def test_the_end_of_a_topic_wakes_who_waits(world: World) -> None:
+def test_deleting_a_topic_completes_a_waiting_fetch(world: World) -> None:
     topic = make(world)
     peer = world.connect()
     peer.tell(Api.FETCH, 12, schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=60_000, min_bytes=1))
@@ -251,7 +251,7 @@ def test_the_end_of_a_topic_wakes_who_waits(world: World) -> None:
     assert error == WireError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_connection_that_goes_waits_no_longer(world: World) -> None:
+def test_a_closed_connection_stops_waiting(world: World) -> None:
     topic = make(world)
     peer = world.connect()
     peer.tell(Api.FETCH, 12, schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=60_000, min_bytes=1))
@@ -273,7 +273,7 @@ def wide(world: World, count: int = WIDE) -> tuple[Topic, Any]:
     return topic, schema.request(Api.FETCH)(topics=topics, max_wait_ms=60_000, min_bytes=1, max_bytes=MANY)
 
 
-def test_many_partitions_are_looked_up_and_told_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_partitions_are_fetched_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, body = wide(world)
     large, small = b"l" * 5_000, b"s"
     put(world, topic, large, partition=3)
@@ -291,11 +291,11 @@ def test_many_partitions_are_looked_up_and_told_in_slices(world: World, monkeypa
     assert [entry.index for entry in entries] == list(range(WIDE))
     found = {entry.index: values(entry) for entry in entries if entry.records}
     assert found == {3: [large], WIDE - 1: [small]}
-    assert len(looks) > 2 * (WIDE // AT_ONCE_MAX), "each part of the work has its pauses"
+    assert len(looks) > 2 * (WIDE // AT_ONCE_MAX), "each part of the work pauses"
 
 
 class CountedSlices:
-    """Slices that end at their first pause: all time is up whenever somebody looks at the end of a slice."""
+    """Slices that end at their first check of the time."""
 
     def __init__(self, sliced: SlicedWork, looks: list[int]) -> None:
         self._sliced = sliced
@@ -310,7 +310,7 @@ class CountedSlices:
 
 
 @pytest.mark.parametrize("partition", [0, WIDE - 1])
-def test_a_record_wakes_who_waits_for_many(world: World, partition: int) -> None:
+def test_a_new_record_completes_a_waiting_fetch_of_many_partitions(world: World, partition: int) -> None:
     topic, body = wide(world)
     peer = world.connect()
     peer.tell(Api.FETCH, 12, body)
@@ -324,10 +324,10 @@ def test_a_record_wakes_who_waits_for_many(world: World, partition: int) -> None
 
 
 @pytest.mark.parametrize("passes", range(1, 60, 3))
-def test_what_comes_or_ends_while_many_are_looked_at_is_seen(
+def test_records_and_deletions_during_a_sliced_fetch_are_seen(
     world: World, monkeypatch: pytest.MonkeyPatch, passes: int
 ) -> None:
-    """A record of the first partition, whenever it comes: before it was read, behind that, or while others are waited for already."""
+    """A record of the first partition arrives before it is read, after it, or while the fetch already waits."""
     count = 4 * AT_ONCE_MAX
     topic, body = wide(world, count)
     peer = world.connect()
@@ -351,7 +351,7 @@ def test_what_comes_or_ends_while_many_are_looked_at_is_seen(
         assert WireError.UNKNOWN_TOPIC_OR_PARTITION in {entry.error for entry in entries}
 
 
-def test_many_partitions_are_looked_at_no_further_when_the_connection_is_gone(world: World) -> None:
+def test_a_fetch_of_many_partitions_stops_when_the_connection_closes(world: World) -> None:
     topic, body = wide(world)
     peer = world.connect()
     peer.tell(Api.FETCH, 12, body)

@@ -41,7 +41,7 @@ def put(world: World, topic: Topic, *values: bytes, partition: int = 0) -> None:
 
 
 class Consumer:
-    """One side of a session, as clients keep it: where each partition is read from, and what the broker was told."""
+    """A client's side of a session: the offset of each partition, and what the broker has been sent."""
 
     def __init__(self, world: World, version: int = 12) -> None:
         self.world = world
@@ -72,12 +72,12 @@ class Consumer:
     def tell(
         self, wanted: dict[Topic, dict[int, int]], forgotten: dict[Topic, list[int]] | None = None, **fields: Any
     ) -> None:
-        """Ask without waiting."""
+        """Send a fetch without waiting."""
         self.peer.tell(Api.FETCH, self.version, self.body(wanted, forgotten or {}, **fields))
         self.peer.pass_by()
 
     def hear(self) -> Any:
-        """The answer; the session goes on."""
+        """Return the response and advance the session."""
         (frame,) = self.peer.frames()
         answer = decode_response(Api.FETCH, self.version, frame)[1]
         if not answer.error:
@@ -96,7 +96,7 @@ class Consumer:
 
 
 def reported(answer: Any) -> dict[tuple[str, int], list[bytes | None] | int]:
-    """Values of each partition that is in an answer, or its error."""
+    """Return the values or the error of each partition in a response."""
     return {
         (one.topic or "", entry.index): entry.error or [record.value for record in decode_batches(entry.records)]
         for one in answer.responses
@@ -111,16 +111,16 @@ def session_of(consumer: Consumer) -> KafkaSession:
 
 
 def waits(world: World, topic: Topic) -> int:
-    """How many wait for records of a topic."""
+    """Return how many requests wait for records of a topic."""
     logs = [partition.log for partition in topic.partitions]
     return sum([len(log.wakes) for log in logs if isinstance(log, MemoryPartition)])
 
 
-# What is told
+# Responses
 
 
 @pytest.mark.parametrize("version", range(FIRST_VERSION, SERVED[Api.FETCH].last + 1))
-def test_an_answer_has_what_is_new(world: World, version: int) -> None:
+def test_a_response_has_only_changes(world: World, version: int) -> None:
     topic = make(world, 3)
     put(world, topic, b"a", partition=1)
     consumer = Consumer(world, version)
@@ -134,7 +134,7 @@ def test_an_answer_has_what_is_new(world: World, version: int) -> None:
     assert consumer.number == first.session_id
 
 
-def test_a_request_that_names_nothing_is_woken_by_a_partition_that_was_named_long_ago(world: World) -> None:
+def test_a_partition_of_an_earlier_request_completes_an_empty_request(world: World) -> None:
     topic = make(world, 3)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0, 1: 0, 2: 0}})
@@ -147,7 +147,7 @@ def test_a_request_that_names_nothing_is_woken_by_a_partition_that_was_named_lon
         consumer.ask({topic: {number % 3: number // 3 + 1}})
 
 
-def test_a_request_that_hears_of_nothing_is_answered_in_time(world: World) -> None:
+def test_a_waiting_request_without_changes_ends_in_time(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -160,7 +160,7 @@ def test_a_request_that_hears_of_nothing_is_answered_in_time(world: World) -> No
     assert reported(consumer.hear()) == {}
 
 
-def test_what_the_client_does_not_move_behind_is_sent_again(world: World) -> None:
+def test_records_are_sent_again_until_the_client_advances(world: World) -> None:
     topic = make(world)
     put(world, topic, b"a")
     consumer = Consumer(world)
@@ -184,7 +184,7 @@ def test_partitions_are_added_and_forgotten(world: World) -> None:
     assert waits(world, other) == 0
 
 
-def test_a_session_that_wants_nothing_more_ends(world: World) -> None:
+def test_a_session_without_partitions_ends(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -192,7 +192,7 @@ def test_a_session_that_wants_nothing_more_ends(world: World) -> None:
     assert world.factory.shared.fetch_sessions.count == 0
 
 
-def test_too_few_bytes_are_waited_for(world: World) -> None:
+def test_a_session_waits_for_min_bytes(world: World) -> None:
     topic = make(world, 2)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0, 1: 0}})
@@ -205,7 +205,7 @@ def test_too_few_bytes_are_waited_for(world: World) -> None:
     assert found == {("orders", 0): [b"0" * 1_100, b"2" * 1_100], ("orders", 1): [b"1" * 1_100]}
 
 
-def test_partitions_take_turns_where_an_answer_is_too_small_for_all(world: World) -> None:
+def test_partitions_take_turns_if_a_response_is_too_small_for_all(world: World) -> None:
     topic = make(world, 4)
     consumer = Consumer(world)
     offsets = dict.fromkeys(range(4), 0)
@@ -222,10 +222,10 @@ def test_partitions_take_turns_where_an_answer_is_too_small_for_all(world: World
     assert sorted(served[:4]) == sorted(served[4:8]) == [0, 1, 2, 3]
 
 
-# What is wrong
+# Errors
 
 
-def test_errors_are_told_until_they_are_gone(world: World) -> None:
+def test_errors_are_repeated_until_they_are_resolved(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0, 5: 0}})
@@ -236,7 +236,7 @@ def test_errors_are_told_until_they_are_gone(world: World) -> None:
     assert reported(consumer.ask({topic: {0: 9}})) == {("orders", 0): WireError.OFFSET_OUT_OF_RANGE}
 
 
-def test_a_topic_that_is_deleted_is_told_and_one_of_its_name_is_read(world: World) -> None:
+def test_a_deleted_topic_is_reported_and_its_replacement_is_read(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -249,7 +249,7 @@ def test_a_topic_that_is_deleted_is_told_and_one_of_its_name_is_read(world: Worl
     assert reported(consumer.ask()) == {("orders", 0): [b"new"]}
 
 
-def test_whoever_may_not_read_any_more_reads_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_lost_permission_gets_no_records(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -264,7 +264,7 @@ def test_whoever_may_not_read_any_more_reads_nothing(world: World, monkeypatch: 
     assert reported(consumer.hear()) == {("orders", 0): WireError.TOPIC_AUTHORIZATION_FAILED}
 
 
-def test_sessions_that_are_not_the_connections_are_refused(world: World) -> None:
+def test_sessions_of_other_connections_are_refused(world: World) -> None:
     topic = make(world)
     consumer, other = Consumer(world), Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -282,10 +282,10 @@ def test_sessions_that_are_not_the_connections_are_refused(world: World) -> None
         answer = consumer.peer.ask(Api.FETCH, 12, session_id=number, session_epoch=epoch)
         assert (answer.error, answer.session_id, list(answer.responses)) == (error, 0, [])
     assert thief.ask().error == WireError.FETCH_SESSION_ID_NOT_FOUND
-    assert reported(consumer.ask()) == {}, "none of that did anything to it"
+    assert reported(consumer.ask()) == {}, "none of that affected it"
 
 
-def test_a_session_has_names_or_ids(world: World) -> None:
+def test_a_session_uses_names_or_ids(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -293,7 +293,7 @@ def test_a_session_has_names_or_ids(world: World) -> None:
     assert consumer.ask({topic: {0: 0}}).error == WireError.FETCH_SESSION_TOPIC_ID_ERROR
 
 
-def test_a_broker_that_started_anew_knows_no_sessions(world: World) -> None:
+def test_a_restarted_broker_has_no_sessions(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -302,19 +302,19 @@ def test_a_broker_that_started_anew_knows_no_sessions(world: World) -> None:
     assert consumer.ask().error == WireError.FETCH_SESSION_ID_NOT_FOUND
 
 
-# Beginning and end
+# Start and end
 
 
-def test_who_wants_none_gets_none(world: World) -> None:
+def test_a_client_that_requests_no_session_gets_none(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     assert consumer.ask({topic: {0: 0}}, session_epoch=-1).session_id == 0
-    assert consumer.peer.ask(Api.FETCH, 12, session_epoch=0).session_id == 0, "nothing is wanted"
+    assert consumer.peer.ask(Api.FETCH, 12, session_epoch=0).session_id == 0, "no partition is requested"
     assert world.factory.shared.fetch_sessions.count == 0
 
 
 @pytest.mark.parametrize("epoch", [fetch.SESSIONLESS, fetch.BEGINNING])
-def test_a_session_ends_when_its_client_says_so(world: World, epoch: int) -> None:
+def test_a_client_can_end_its_session(world: World, epoch: int) -> None:
     topic = make(world)
     put(world, topic, b"a")
     consumer = Consumer(world)
@@ -327,7 +327,7 @@ def test_a_session_ends_when_its_client_says_so(world: World, epoch: int) -> Non
     assert world.factory.shared.fetch_sessions.count == (epoch == fetch.BEGINNING)
 
 
-def test_epochs_begin_again_behind_the_highest(world: World) -> None:
+def test_session_epochs_wrap_around(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -339,7 +339,7 @@ def test_epochs_begin_again_behind_the_highest(world: World) -> None:
     assert reported(consumer.ask()) == {}
 
 
-def test_nothing_is_left_of_a_connection_that_is_gone(world: World) -> None:
+def test_a_closed_connection_leaves_no_session_behind(world: World) -> None:
     topic = make(world, 300)
     consumer = Consumer(world)
     consumer.ask({topic: dict.fromkeys(range(300), 0)})
@@ -358,7 +358,7 @@ def test_nothing_is_left_of_a_connection_that_is_gone(world: World) -> None:
 # Limits
 
 
-def test_there_are_not_more_than_may_be_unless_one_is_idle(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_bounded_and_idle_ones_are_evicted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", 2)
     topic = make(world)
     first, second, third = Consumer(world), Consumer(world), Consumer(world)
@@ -371,18 +371,18 @@ def test_there_are_not_more_than_may_be_unless_one_is_idle(world: World, monkeyp
     third.epoch = 0
     third.ask({topic: {0: 0}})
     assert third.number > 0
-    assert second.ask().error == WireError.FETCH_SESSION_ID_NOT_FOUND, "it was not used for longest"
+    assert second.ask().error == WireError.FETCH_SESSION_ID_NOT_FOUND, "it was least recently used"
     assert reported(first.ask()) == reported(third.ask()) == {}
 
 
-def test_they_do_not_take_more_than_may_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_have_a_memory_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_sessions, "BYTES_MAX", 20 * fetch_sessions.PARTITION_BYTES)
     topic = make(world, 30)
     put(world, topic, b"a", partition=29)
     consumer, small = Consumer(world), Consumer(world)
     small.ask({topic: {0: 0}})
     answer = consumer.ask({topic: dict.fromkeys(range(30), 0)})
-    assert (answer.session_id, reported(answer)["orders", 29]) == (0, [b"a"]), "it is answered, without a session"
+    assert (answer.session_id, reported(answer)["orders", 29]) == (0, [b"a"]), "it gets a response, but no session"
     consumer.peer.pass_by()
     consumer.epoch = 0
     consumer.ask({topic: dict.fromkeys(range(10), 0)})
@@ -395,7 +395,7 @@ def test_they_do_not_take_more_than_may_be(world: World, monkeypatch: pytest.Mon
     assert reported(small.ask()) == {}
 
 
-def test_an_idle_session_makes_room_for_one_that_is_larger(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_session_is_evicted_for_a_larger_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_sessions, "BYTES_MAX", 12 * fetch_sessions.PARTITION_BYTES)
     topic = make(world, 10)
     idle, consumer = Consumer(world), Consumer(world)
@@ -408,7 +408,7 @@ def test_an_idle_session_makes_room_for_one_that_is_larger(world: World, monkeyp
     assert idle.ask().error == WireError.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_session_that_made_way_while_its_request_waits_says_so(world: World) -> None:
+def test_a_session_evicted_while_its_request_waits_is_reported(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
@@ -421,10 +421,10 @@ def test_a_session_that_made_way_while_its_request_waits_says_so(world: World) -
     assert consumer.hear().error == WireError.FETCH_SESSION_ID_NOT_FOUND
 
 
-# What it costs
+# Cost
 
 
-def test_a_request_costs_what_has_changed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_request_depends_on_changes_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = make(world, 2_000)
     consumer = Consumer(world)
     consumer.ask({topic: dict.fromkeys(range(2_000), 0)})
@@ -447,12 +447,12 @@ def test_a_request_costs_what_has_changed(world: World, monkeypatch: pytest.Monk
     assert calls == ["fetch", "wait"]
 
 
-# Everything is read
+# Completeness
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_session_reads_what_is_written(world: World, seed: int) -> None:
-    """A client as Java's: what it was given it asks for no more, partitions come and go, answers are small, the connection breaks."""
+def test_a_session_returns_every_record(world: World, seed: int) -> None:
+    """A client like Java's with partitions added and removed, small responses and broken connections."""
     chance = Random(seed)
     version = chance.choice((12, 13))
     topics = [make(world, 5, "a"), make(world, 3, "b")]

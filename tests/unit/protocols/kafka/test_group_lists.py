@@ -59,12 +59,12 @@ def test_descriptions_in_every_version(peer: Asker, version: int) -> None:
     assert (bytes(reported.member_metadata), bytes(reported.member_assignment)) == (subscription("t"), b"mine")
 
 
-def test_operations_are_told_when_asked_for(peer: Asker) -> None:
+def test_operations_are_returned_on_request(peer: Asker) -> None:
     assert describe(peer, "g")[0].operations == NO_OPERATIONS
     assert describe(peer, "g", want_operations=True)[0].operations == 1 << 3 | 1 << 6 | 1 << 8
 
 
-def test_groups_of_other_wires_are_described(peer: Asker) -> None:
+def test_groups_of_other_protocols_are_described(peer: Asker) -> None:
     peer.broker.groups.join("g", "t", "m", wire="flux")
     [reported] = describe(peer, "g")
     assert (reported.group_state, [member.member_id for member in reported.members]) == ("Stable", ["m"])

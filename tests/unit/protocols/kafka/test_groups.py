@@ -1,4 +1,4 @@
-"""Members of groups on the wire: every version of every request, and each error (spec: kafka#joingroup, kafka#syncgroup)."""
+"""Members of classic groups: every version of every request, and each error (spec: kafka#joingroup)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def versions(api: Api) -> range:
 
 
 def read(protocols: list[tuple[str, bytes]]) -> Subscription:
-    """All at once."""
+    """Read metadata without slices."""
     found: list[Subscription] = []
 
     def reading() -> Iterator[None]:
@@ -42,7 +42,7 @@ def read(protocols: list[tuple[str, bytes]]) -> Subscription:
 
 
 def subscription(*topics: str, version: int = 3) -> bytes:
-    """What a consumer writes."""
+    """Return the subscription of a consumer."""
     names = b"".join(struct.pack(">h", len(topic.encode())) + topic.encode() for topic in topics)
     return struct.pack(">hi", version, len(topics)) + names + struct.pack(">i", -1)
 
@@ -67,7 +67,7 @@ def join(peer: Asker, member: str = "", *, version: int = LAST, **fields: Any) -
 
 
 def member_of(peer: Asker, **fields: Any) -> str:
-    """A member of a generation that has begun."""
+    """Return a member of a new generation."""
     given = join(peer, **fields)
     assert given.error == WireError.MEMBER_ID_REQUIRED
     joined = join(peer, given.member_id, **fields)
@@ -104,7 +104,7 @@ def peer() -> Asker:
 
 
 @pytest.mark.parametrize("version", versions(JOIN))
-def test_one_member_in_every_version(peer: Asker, version: int) -> None:
+def test_a_single_member_in_every_version(peer: Asker, version: int) -> None:
     first = join(peer, version=version)
     if version >= 4:
         assert (first.error, first.generation_id) == (WireError.MEMBER_ID_REQUIRED, -1)
@@ -185,13 +185,13 @@ def test_two_members_share_a_generation(peer: Asker) -> None:
         ({"protocol_type": ""}, WireError.INCONSISTENT_GROUP_PROTOCOL),
     ],
 )
-def test_joins_that_are_refused(peer: Asker, fields: dict[str, Any], code: WireError) -> None:
+def test_refused_joins(peer: Asker, fields: dict[str, Any], code: WireError) -> None:
     for version in versions(JOIN):
         answer = join(peer, version=version, **fields)
         assert (answer.error, answer.generation_id, answer.members) == (code, -1, [])
 
 
-def test_a_full_group_says_so() -> None:
+def test_a_full_group_is_reported() -> None:
     peer = Asker(MemoryBroker(BrokerSettings(members_max=1)))
     member_of(peer)
     assert join(peer).error == WireError.GROUP_MAX_SIZE_REACHED
@@ -207,8 +207,8 @@ def test_a_full_group_says_so() -> None:
         (Missing(ErrorCode.MEMBER_MISSING, "no such member"), WireError.UNKNOWN_MEMBER_ID),
     ],
 )
-def test_what_passes_is_told_in_words_that_clients_ask_again_for(error: BrokerError, code: WireError) -> None:
-    """A client gives up at the error of a full group, and at any that speaks of a leader."""
+def test_temporary_errors_of_groups_use_codes_that_clients_retry(error: BrokerError, code: WireError) -> None:
+    """A client does not retry the error of a full group, nor any that mentions a leader."""
     assert group_error(error) is code
 
 
@@ -219,7 +219,7 @@ def test_assignments_of_another_protocol_or_generation(peer: Asker) -> None:
     assert sync(peer, "x", 1).error == WireError.UNKNOWN_MEMBER_ID
 
 
-def test_a_static_member_is_back_under_another_id(peer: Asker) -> None:
+def test_a_static_member_returns_under_another_id(peer: Asker) -> None:
     first = join(peer, instance_id="i")
     assert (first.error, first.generation_id) == (WireError.NONE, 1)
     sync(peer, first.member_id, 1, instance_id="i")
@@ -231,12 +231,12 @@ def test_a_static_member_is_back_under_another_id(peer: Asker) -> None:
     assert peer.ask(Api.HEARTBEAT, 4, member_id=again.member_id, **beat).error == WireError.NONE
 
 
-def test_a_name_with_members_of_another_wire_is_refused(peer: Asker) -> None:
+def test_a_name_with_members_of_another_protocol_is_refused(peer: Asker) -> None:
     peer.broker.groups.join("g", "t", "m", wire="flux")
     assert join(peer).error == WireError.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_silent_peers_are_forgotten(peer: Asker) -> None:
+def test_silent_members_are_removed(peer: Asker) -> None:
     member = member_of(peer)
     peer.memory.advance(11)
     beat = peer.ask(Api.HEARTBEAT, 4, group_id="g", generation_id=1, member_id=member)
@@ -257,11 +257,11 @@ def test_topics_of_a_subscription() -> None:
         assert topics_of(broken) == frozenset()
 
 
-def test_metadata_that_is_no_subscription_keeps_nobody_out(peer: Asker) -> None:
+def test_invalid_subscription_metadata_does_not_prevent_joining(peer: Asker) -> None:
     member_of(peer, protocols=[schema.request(JOIN).Protocols(name="range", metadata=b"\xff\xff\xff\xff\xff\xff")])
 
 
-def test_other_types_of_groups_work_the_same(peer: Asker) -> None:
+def test_groups_of_other_types_behave_the_same(peer: Asker) -> None:
     protocols = [schema.request(JOIN).Protocols(name="default", metadata=b"worker")]
     member = member_of(peer, protocol_type="connect", protocols=protocols)
     answer = sync(peer, member, 1, protocol_type="connect", protocol_name="default")
@@ -269,7 +269,7 @@ def test_other_types_of_groups_work_the_same(peer: Asker) -> None:
 
 
 def complete(*topics: str, owned: tuple[tuple[str, tuple[int, ...]], ...] = (), version: int = 3) -> bytes:
-    """What a consumer writes that says all its version has."""
+    """Return a subscription with every field of its version."""
     reading = struct.pack(">i", len(owned))
     for topic, numbers in owned:
         name = topic.encode()
@@ -285,7 +285,9 @@ def protocol(name: str, metadata: bytes) -> Any:
 
 @pytest.mark.parametrize("version", range(4))
 @pytest.mark.parametrize("name", ["range", "roundrobin", "RoundRobinAssigner", "sticky", "cooperative-sticky"])
-def test_a_member_beside_members_of_other_wires_is_assigned_to(peer: Asker, name: str, version: int) -> None:
+def test_a_member_in_a_group_of_several_protocols_is_assigned_by_the_broker(
+    peer: Asker, name: str, version: int
+) -> None:
     count = len(peer.broker.topic("t").partitions)
     assert peer.broker.groups.join("g", "t", "z", wire="flux").partitions == tuple(range(count))
     given = join(peer, protocols=[protocol(name, complete("t", version=version))])
@@ -308,13 +310,13 @@ def test_a_member_beside_members_of_other_wires_is_assigned_to(peer: Asker, name
     ("name", "metadata"),
     [("mine", complete("t")), ("range", complete("t")[:-6]), ("range", complete("t", owned=(("t", (1, 2)),))[:-12])],
 )
-def test_a_member_that_cannot_be_assigned_to_is_refused_beside_others(peer: Asker, name: str, metadata: bytes) -> None:
+def test_a_member_that_cannot_be_assigned_is_refused_in_a_shared_group(peer: Asker, name: str, metadata: bytes) -> None:
     peer.broker.groups.join("g", "t", "z", wire="flux")
     refused = join(peer, protocols=[protocol(name, metadata)])
     assert refused.error == WireError.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_subscriptions_say_what_is_kept() -> None:
+def test_owned_partitions_are_read_from_subscriptions() -> None:
     both = complete("t", owned=(("t", (1, 2)), ("u", ())))
     kept = read([("cooperative-sticky", both)])
     assert kept.is_known
@@ -326,7 +328,7 @@ def test_subscriptions_say_what_is_kept() -> None:
         assert not read([("range", both[:cut])]).is_known
 
 
-def test_assignments_are_read_as_they_are_written() -> None:
+def test_assignments_round_trip() -> None:
     for partitions in ({}, {"t": [0, 5]}, {"t": [], "é": [2]}):
         written = WRITING.encode(partitions)
         assert {topic: list(held) for topic, held in WRITING.decode(written).items()} == partitions
@@ -341,7 +343,7 @@ def protocols_of(*topics: str) -> list[Any]:
 
 
 def wide_peer() -> tuple[Asker, list[str]]:
-    """A peer of a broker with many topics, and these."""
+    """Return a client of a broker with many topics, and the topics."""
     memory = MemoryBroker()
     topics = [f"t{number}" for number in range(AT_ONCE_MAX + 10)]
     for topic in topics:
@@ -353,10 +355,10 @@ def wide_join(peer: Asker, topics: list[str], member: str = "") -> Reported:
     return begin_join(peer, member, protocols=protocols_of(*topics))
 
 
-def test_many_topics_of_a_member_are_looked_at_in_slices() -> None:
+def test_many_topics_of_a_member_are_checked_in_slices() -> None:
     peer, topics = wide_peer()
     reported = wide_join(peer, topics)
-    assert not reported.bodies, "others have their turn first"
+    assert not reported.bodies, "other requests go first"
     peer.memory.run()
     member = reported.body.member_id
     joined = wide_join(peer, topics, member)
@@ -375,7 +377,7 @@ def test_many_topics_of_a_member_are_looked_at_in_slices() -> None:
     assert peer.broker.classic.subscribed_topics("g") == frozenset()
 
 
-def test_who_may_not_read_the_last_of_many_topics_is_no_member() -> None:
+def test_a_member_needs_permission_for_all_of_its_many_topics() -> None:
     peer, topics = wide_peer()
     refused = []
 
@@ -393,7 +395,7 @@ def test_who_may_not_read_the_last_of_many_topics_is_no_member() -> None:
     assert peer.broker.classic.view("g") is None
 
 
-def test_nobody_joins_for_a_connection_that_is_gone() -> None:
+def test_a_closed_connection_joins_no_group() -> None:
     peer, topics = wide_peer()
     reported = wide_join(peer, topics)
     assert reported.cancel is not None
@@ -403,11 +405,13 @@ def test_nobody_joins_for_a_connection_that_is_gone() -> None:
     assert peer.broker.classic.view("g") is None
 
 
-def test_members_of_a_group_name_so_many_topics(peer: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_topics_of_a_group_is_bounded(peer: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classic, "TOPICS_MAX", 3)
     member = member_of(peer, protocols=protocols_of("t", "u"))
     assert join(peer, protocols=protocols_of("t", "u")).error == WireError.GROUP_MAX_SIZE_REACHED
-    assert join(peer, member, protocols=protocols_of("t", "u", "v")).error == WireError.NONE, "instead of what it said"
+    assert join(peer, member, protocols=protocols_of("t", "u", "v")).error == WireError.NONE, (
+        "instead of its subscription"
+    )
     assert join(peer, member, protocols=protocols_of("t", "u", "v", "w")).error == WireError.GROUP_MAX_SIZE_REACHED
     assert join(peer, member, protocols=protocols_of("w")).error == WireError.NONE
     assert peer.broker.classic.subscribed_topics("g") == {"w"}

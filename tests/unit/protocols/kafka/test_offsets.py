@@ -1,5 +1,4 @@
-"""Offsets by time, where epochs end, and what is deleted below an offset (spec: kafka#listoffsets, kafka#offsetforleaderepoch,
-kafka#deleterecords)."""
+"""Offsets by time, ends of epochs, and deletion of records (spec: kafka#listoffsets, kafka#deleterecords)."""
 
 from __future__ import annotations
 
@@ -33,14 +32,14 @@ def partition_of(world: World) -> Partition:
 
 
 def put(world: World, times_ms: Sequence[int | None]) -> None:
-    """One stored batch whose records have these times."""
+    """Store one batch whose records have these times."""
     records = [Record(b"v", origin_time_us=None if time is None else time * 1000 + 999) for time in times_ms]
     world.memory.broker.produce(partition_of(world), from_records(records), level=Level.WRITTEN, done=None)
     world.memory.run()
 
 
 def listed(peer: Dialogue, time_ms: int, version: int | None = None, **fields: Any) -> tuple[int, int, int]:
-    """Error, offset and time of the answer for the one partition."""
+    """Return the error, offset and time of the response for the only partition."""
     asked = ASKED(name="orders", partitions=[ASKED.Partitions(index=0, timestamp=time_ms, **fields)])
     (topic,) = peer.ask(Api.LIST_OFFSETS, version, topics=[asked]).topics
     (entry,) = topic.partitions
@@ -61,7 +60,7 @@ def test_the_ends_of_a_partition(world: World, version: int) -> None:
     assert listed(peer, -7, version) == unknown
 
 
-def test_times_find_the_first_record_by_offset_also_out_of_order(world: World) -> None:
+def test_times_find_the_first_record_by_offset_even_out_of_order(world: World) -> None:
     peer = world.connect()
     put(world, [NOW_MS - 900, NOW_MS - 100, NOW_MS - 500])
     put(world, [NOW_MS - 700, NOW_MS + 300, NOW_MS])
@@ -74,7 +73,7 @@ def test_times_find_the_first_record_by_offset_also_out_of_order(world: World) -
     assert listed(peer, 2**63 - 1) == (0, -1, -1)
 
 
-def test_records_of_the_past_are_found_though_they_came_late(world: World) -> None:
+def test_old_timestamps_are_found_in_late_records(world: World) -> None:
     put(world, [5_000, 6_000])
     put(world, [7_000])
     peer = world.connect()
@@ -82,14 +81,14 @@ def test_records_of_the_past_are_found_though_they_came_late(world: World) -> No
     assert listed(peer, 6_500) == (0, 2, 7_000)
 
 
-def test_a_record_without_a_time_has_that_of_its_append(world: World) -> None:
+def test_a_record_without_a_time_has_its_append_time(world: World) -> None:
     put(world, [None, None])
     peer = world.connect()
     assert listed(peer, NOW_MS) == (0, 0, NOW_MS)
     assert listed(peer, NOW_MS + 1) == (0, -1, -1)
 
 
-def test_the_first_of_the_greatest_times(world: World) -> None:
+def test_the_first_record_with_the_greatest_time_is_found(world: World) -> None:
     peer = world.connect()
     assert listed(peer, -1) == (WireError.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
     partition_of(world)
@@ -100,7 +99,7 @@ def test_the_first_of_the_greatest_times(world: World) -> None:
     assert listed(peer, -3) == (0, 1, 9)
 
 
-def test_leader_epochs_are_checked_and_told(world: World) -> None:
+def test_leader_epochs_are_checked_and_returned(world: World) -> None:
     put(world, [1])
     world.restart()
     peer = world.connect()
@@ -126,9 +125,9 @@ def test_a_search_ends_with_its_connection(world: World) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-def test_where_epochs_end(world: World, version: int) -> None:
+def test_end_offsets_of_epochs(world: World, version: int) -> None:
     put(world, [1, 1])
-    world.restart()  # epoch 2 leaves nothing
+    world.restart()  # epoch 2 has no records
     partition_of(world)
     world.restart()
     put(world, [1])
@@ -147,7 +146,7 @@ def test_where_epochs_end(world: World, version: int) -> None:
     assert end_of(1, current=2) == (WireError.FENCED_LEADER_EPOCH, -1, -1)
 
 
-# The end of records
+# Deleting records
 
 
 @pytest.mark.parametrize("version", range(SERVED[Api.DELETE_RECORDS].last + 1))
@@ -170,7 +169,7 @@ def test_records_are_deleted_below_an_offset(world: World, version: int) -> None
     assert listed(peer, -2)[1] == listed(peer, -1)[1] == 5
 
 
-def test_what_was_deleted_stays_so(world: World) -> None:
+def test_deleted_records_stay_deleted_after_a_restart(world: World) -> None:
     put(world, [1] * 3)
     asked = schema.request(Api.DELETE_RECORDS).Topics
     topics = [asked(name="orders", partitions=[asked.Partitions(index=0, offset=-1)])]

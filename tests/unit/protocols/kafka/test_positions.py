@@ -1,4 +1,4 @@
-"""Positions of groups on the wire, in every version (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups)."""
+"""Offsets of groups in every version (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def peer() -> Asker:
 
 
 def named(peer: Asker, topic: str, version: int) -> dict[str, Any]:
-    """How a version names a topic."""
+    """Return a topic's name or id, as the version requires."""
     if version < 10:
         return {"name": topic}
     found = peer.memory.broker.find_topic(topic)
@@ -44,7 +44,7 @@ def commit(
     leader_epoch: int = -1,
     **fields: Any,
 ) -> WireError:
-    """Commit one position; returns what became of it."""
+    """Commit one offset; return its error."""
     made = schema.request(COMMIT).Topics
     one = made.Partitions(index=index, offset=offset, leader_epoch=leader_epoch, metadata=metadata)
     topics = [made(**named(peer, topic, version), partitions=[one])]
@@ -55,7 +55,7 @@ def commit(
 
 
 def fetch(peer: Asker, topics: dict[str, list[int]] | None, *, version: int = 8, group: str = "g") -> Any:
-    """Topics of the answer, by name or id, with (offset, epoch, metadata, error) by partition."""
+    """Return topics of the response, by name or id, with (offset, epoch, metadata, error) by partition."""
     if version < 8:
         made = schema.request(FETCH).Topics
         asked = None if topics is None else [made(name=name, indexes=numbers) for name, numbers in topics.items()]
@@ -99,17 +99,17 @@ def test_fetches_in_every_version(peer: Asker, version: int) -> None:
     epoch = 2 if version >= 5 else -1
     key = {topic: named(peer, topic, version).get("topic_id", topic) for topic in ("t", "u")}
     assert fetch(peer, {"t": [0]}, version=version) == {key["t"]: {0: (5, epoch, "m", 0)}}
-    assert fetch(peer, {"t": [7]}, version=version, group="nobody") == {key["t"]: {7: (-1, -1, "", 0)}}
+    assert fetch(peer, {"t": [7]}, version=version, group="unknown") == {key["t"]: {7: (-1, -1, "", 0)}}
     unknown = WireError.UNKNOWN_TOPIC_ID if version >= 10 else WireError.NONE
     [reported] = fetch(peer, {"missing": [0]}, version=version).values()
     assert reported == {0: (-1, -1, "", unknown)}
     if version >= 2:
         everything = {key["t"]: {0: (5, epoch, "m", 0)}, key["u"]: {1: (9, -1, "", 0)}}
         assert fetch(peer, None, version=version) == everything
-        assert fetch(peer, None, version=version, group="nobody") == {}
+        assert fetch(peer, None, version=version, group="unknown") == {}
 
 
-def test_positions_go_anywhere(peer: Asker) -> None:
+def test_any_offset_can_be_committed(peer: Asker) -> None:
     for offset in (10**12, 0, -7, 2**63 - 1):
         assert commit(peer, offset=offset) is WireError.NONE
         assert fetch(peer, {"t": [0]})["t"][0][0] == offset
@@ -128,19 +128,19 @@ def test_while_there_are_members_only_they_commit(peer: Asker) -> None:
     assert commit(peer, **mine) is WireError.NONE
 
 
-def test_a_generation_that_nobody_knows_is_refused(peer: Asker) -> None:
+def test_an_unknown_generation_is_refused(peer: Asker) -> None:
     assert commit(peer, generation=1, member_id="x") is WireError.ILLEGAL_GENERATION
     assert commit(peer, group_id="") is WireError.INVALID_GROUP_ID
 
 
-def test_positions_are_those_of_all_wires(peer: Asker) -> None:
+def test_offsets_are_shared_by_all_protocols(peer: Asker) -> None:
     peer.broker.commit_position("t", 1, PositionKind.GROUP, "g", 3)
     assert fetch(peer, None) == {"t": {1: (3, -1, "", 0)}}
     commit(peer, index=1, offset=8)
     assert peer.broker.position("t", 1, PositionKind.GROUP, "g") == 8
 
 
-def test_positions_survive_a_restart(peer: Asker) -> None:
+def test_offsets_survive_a_restart(peer: Asker) -> None:
     commit(peer, metadata="m", leader_epoch=1)
     peer.memory.restart()
     assert fetch(peer, None) == {"t": {0: (5, 1, "m", 0)}}
@@ -152,7 +152,7 @@ def delete(peer: Asker, *topics: str, group: str = "g") -> Any:
     return peer.ask(Api.OFFSET_DELETE, 0, group_id=group, topics=asked)
 
 
-def test_single_positions_are_deleted(peer: Asker) -> None:
+def test_single_offsets_are_deleted(peer: Asker) -> None:
     commit(peer)
     commit(peer, "u")
     answer = delete(peer, "t", "missing")
@@ -161,10 +161,10 @@ def test_single_positions_are_deleted(peer: Asker) -> None:
         WireError.UNKNOWN_TOPIC_OR_PARTITION,
     ]
     assert list(fetch(peer, None)) == ["u"]
-    assert delete(peer, "t", group="nobody").error == WireError.GROUP_ID_NOT_FOUND
+    assert delete(peer, "t", group="unknown").error == WireError.GROUP_ID_NOT_FOUND
 
 
-def test_positions_that_members_use_are_not_deleted(peer: Asker) -> None:
+def test_offsets_in_use_by_members_are_not_deleted(peer: Asker) -> None:
     commit(peer)
     commit(peer, "u")
     member_of(peer)
@@ -175,7 +175,7 @@ def test_positions_that_members_use_are_not_deleted(peer: Asker) -> None:
     ]
 
 
-def test_many_groups_are_asked_for_at_once(peer: Asker) -> None:
+def test_many_groups_are_fetched_at_once(peer: Asker) -> None:
     commit(peer)
     made = schema.request(FETCH).Groups
     groups = [made(group_id=name, topics=None) for name in ("g", "other")]

@@ -1,4 +1,4 @@
-"""Records produced over the Kafka wire (spec: kafka#produce, kafka#refused-batches)."""
+"""Records produced over the Kafka protocol (spec: kafka#produce, kafka#refused-batches)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def body_of(topic: Topic, batches: dict[int, bytes | None], version: int, acks: 
 def produce(
     peer: Dialogue, topic: Topic, *batches: bytes | None, version: int = 9, acks: int = 1, **fields: Any
 ) -> list[Any]:
-    """What is told of each partition."""
+    """Return the response of each partition."""
     number = peer.tell(Api.PRODUCE, version, body_of(topic, dict(enumerate(batches)), version, acks, **fields))
     peer.pass_by()
     frames = list(peer.frames())
@@ -72,7 +72,7 @@ def plain(records: Sequence[Record]) -> list[tuple[bytes | None, bytes | None, t
 
 
 @pytest.mark.parametrize("version", range(SERVED[Api.PRODUCE].answered_from, SERVED[Api.PRODUCE].last + 1))
-def test_records_are_stored_as_they_are(world: World, version: int) -> None:
+def test_records_are_stored_unchanged(world: World, version: int) -> None:
     peer, topic = world.connect(), make(world)
     (first,) = produce(peer, topic, encode_batch(RECORDS), version=version)
     (second,) = produce(peer, topic, encode_batch(RECORDS), version=version)
@@ -85,7 +85,7 @@ def test_records_are_stored_as_they_are(world: World, version: int) -> None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_every_codec_is_opened(world: World, codec: Codec) -> None:
+def test_every_codec_is_decompressed(world: World, codec: Codec) -> None:
     peer, topic = world.connect(), make(world)
     (entry,) = produce(peer, topic, encode_batch(RECORDS, codec=codec))
     assert entry.error == 0
@@ -93,7 +93,7 @@ def test_every_codec_is_opened(world: World, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD])
-def test_what_expands_to_much_is_opened_beside_the_loop(world: World, codec: Codec) -> None:
+def test_large_compressed_batches_are_decompressed_off_the_event_loop(world: World, codec: Codec) -> None:
     peer, topic = world.connect(), make(world)
     large = [Record(b"x" * 100_000) for _ in range(30)]
     peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(large, codec=codec)}, 9, 1))
@@ -109,7 +109,7 @@ WIDE = 400
 
 
 class ShortSlices:
-    """Slices that are over at the first look at the time."""
+    """Slices that end at their first check of the time."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -126,7 +126,7 @@ class ShortSlices:
 
 
 def tell_wide(peer: Dialogue, topic: Topic, *, codec: Codec = Codec.NONE, acks: int = 1) -> int:
-    """Send one batch for each partition, whose value is its number, and for one that is not there."""
+    """Send one batch for each partition, whose value is its number, and for a missing one."""
     batches = {number: encode_batch([Record(b"%d" % number)], codec=codec) for number in range(WIDE + 1)}
     return peer.tell(Api.PRODUCE, 9, body_of(topic, dict(batches), 9, acks))
 
@@ -143,7 +143,7 @@ def test_many_partitions_are_stored_in_slices(world: World, monkeypatch: pytest.
     first = tell_wide(peer, topic, codec=codec)
     second = peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch([Record(b"behind")])}, 9, 1))
     other.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
-    assert other.sent, "others have their turn"
+    assert other.sent, "other requests go first"
     assert not peer.sent
     assert peer.pins == 1
     peer.pass_by()
@@ -154,11 +154,11 @@ def test_many_partitions_are_stored_in_slices(world: World, monkeypatch: pytest.
     assert slices.count > WIDE, "each partition may be the last of its slice"
     assert peer.pins == 0
     (behind,) = decode_response(Api.PRODUCE, 9, frames[1])[1].responses[0].partitions
-    assert behind.base_offset == 1, "no request of a connection overtakes another"
+    assert behind.base_offset == 1, "requests of a connection are not reordered"
     assert values_in(world, topic)[2:] == [b"%d" % number for number in range(1, WIDE)]
 
 
-def test_many_batches_that_expand_to_much_are_stored_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_compressed_batches_are_stored_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE)
     peer, slices = world.connect(), ShortSlices(world, monkeypatch)
     large = encode_batch([Record(b"x" * 100_000)], codec=Codec.GZIP)
@@ -171,7 +171,7 @@ def test_many_batches_that_expand_to_much_are_stored_in_slices(world: World, mon
 
 
 @pytest.mark.parametrize("passes", [1, 50])
-def test_a_connection_that_goes_stores_no_more_of_many(
+def test_a_closed_connection_stops_a_request_of_many_batches(
     world: World, monkeypatch: pytest.MonkeyPatch, passes: int
 ) -> None:
     topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE)
@@ -187,7 +187,7 @@ def test_a_connection_that_goes_stores_no_more_of_many(
     assert 0 < len(values_in(world, topic)) < WIDE
 
 
-def test_many_without_acknowledgement_are_no_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_batches_without_acknowledgement_get_no_response(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE + 1)
     peer = world.connect()
     ShortSlices(world, monkeypatch)
@@ -198,7 +198,7 @@ def test_many_without_acknowledgement_are_no_answer(world: World, monkeypatch: p
     assert len(values_in(world, topic)) == WIDE
 
 
-def test_a_bomb_is_too_large(world: World) -> None:
+def test_a_decompression_bomb_is_too_large(world: World) -> None:
     peer, topic = world.connect(), make(world)
     bomb = encode_batch([Record(b"\0" * 17_000_000)], codec=Codec.ZSTD)
     (entry,) = produce(peer, topic, bomb)
@@ -206,7 +206,7 @@ def test_a_bomb_is_too_large(world: World) -> None:
     assert stored(peer, topic) == []
 
 
-def test_a_connection_that_goes_while_batches_are_opened_stores_nothing(world: World) -> None:
+def test_a_connection_closed_during_decompression_stores_nothing(world: World) -> None:
     peer, topic = world.connect(), make(world)
     large = encode_batch([Record(b"x" * 100_000) for _ in range(30)], codec=Codec.GZIP)
     peer.tell(Api.PRODUCE, 9, body_of(topic, {0: large}, 9, 1))
@@ -217,7 +217,7 @@ def test_a_connection_that_goes_while_batches_are_opened_stores_nothing(world: W
     assert stored(world.connect(), topic) == []
 
 
-def test_partitions_fail_one_by_one(world: World) -> None:
+def test_partitions_fail_separately(world: World) -> None:
     peer, topic = world.connect(), make(world)
     good, damaged = encode_batch(RECORDS), bytearray(encode_batch(RECORDS))
     damaged[-1] ^= 1
@@ -248,26 +248,26 @@ def test_partitions_fail_one_by_one(world: World) -> None:
         (encode_batch([Record(b"v", origin_time_us=NOW_US + (AHEAD_MS_MAX + 1) * 1000)]), WireError.INVALID_TIMESTAMP),
     ],
 )
-def test_what_is_refused(world: World, batch: bytes | None, error: WireError) -> None:
+def test_refused_batches(world: World, batch: bytes | None, error: WireError) -> None:
     peer, topic = world.connect(), make(world)
     (entry,) = produce(peer, topic, batch)
     assert (entry.error, entry.base_offset) == (error, -1)
     assert stored(peer, topic) == []
 
 
-def test_a_time_an_hour_ahead_is_the_last_that_is_taken(world: World) -> None:
+def test_timestamps_up_to_one_hour_ahead_are_accepted(world: World) -> None:
     peer, topic = world.connect(), make(world)
     (entry,) = produce(peer, topic, encode_batch([Record(b"v", origin_time_us=NOW_US + AHEAD_MS_MAX * 1000)]))
     assert entry.error == 0
 
 
-def test_records_of_a_compacted_topic_have_keys(world: World) -> None:
+def test_records_of_a_compacted_topic_need_keys(world: World) -> None:
     peer, topic = world.connect(), make(world, TopicSettings(compaction=True))
     assert produce(peer, topic, encode_batch(RECORDS))[0].error == WireError.INVALID_RECORD
     assert produce(peer, topic, encode_batch([Record(b"v", key=b"")]))[0].error == 0
 
 
-def test_a_topic_says_how_long_its_batches_may_be(world: World) -> None:
+def test_a_topic_limits_the_size_of_batches(world: World) -> None:
     peer, topic = world.connect(), make(world)
     config = schema.request(Api.INCREMENTAL_ALTER_CONFIGS).Resources
     changed = config.Configs(name="max.message.bytes", value="100")
@@ -278,13 +278,13 @@ def test_a_topic_says_how_long_its_batches_may_be(world: World) -> None:
 
 
 @pytest.mark.parametrize("acks", [2, -2, 32767])
-def test_other_acknowledgements_are_none(world: World, acks: int) -> None:
+def test_other_acks_are_refused(world: World, acks: int) -> None:
     peer, topic = world.connect(), make(world)
     assert produce(peer, topic, encode_batch(RECORDS), acks=acks)[0].error == WireError.INVALID_REQUIRED_ACKS
     assert stored(peer, topic) == []
 
 
-def test_topics_are_named_by_their_id(world: World) -> None:
+def test_topics_can_be_named_by_id(world: World) -> None:
     peer, topic = world.connect(), make(world)
     world.memory.broker.delete_topic(topic)
     make(world)
@@ -292,14 +292,14 @@ def test_topics_are_named_by_their_id(world: World) -> None:
     assert entry.error == WireError.UNKNOWN_TOPIC_ID
 
 
-def test_no_acknowledgement_is_no_answer(world: World) -> None:
+def test_acks_0_gets_no_response(world: World) -> None:
     peer, topic = world.connect(), make(world)
     peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, 0))
     assert len(stored(peer, topic)) == 4
     assert not peer.closed
 
 
-def test_no_acknowledgement_that_fails_closes(world: World) -> None:
+def test_a_failure_with_acks_0_closes_the_connection(world: World) -> None:
     peer, topic = world.connect(), make(world)
     peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS), 7: encode_batch(RECORDS)}, 9, 0))
     peer.pass_by()
@@ -309,7 +309,7 @@ def test_no_acknowledgement_that_fails_closes(world: World) -> None:
 
 
 @pytest.mark.parametrize(("acks_all", "kept"), [(Level.SYNCED, True), (Level.WRITTEN, False)])
-def test_acks_all_means_what_is_set(acks_all: Level, kept: bool) -> None:
+def test_acks_all_uses_the_configured_level(acks_all: Level, kept: bool) -> None:
     world = World(kafka=KafkaSettings(acks_all=acks_all))
     topic = make(world)
     world.memory.broker.settle(Level.SYNCED, lambda *_: None)
@@ -320,7 +320,7 @@ def test_acks_all_means_what_is_set(acks_all: Level, kept: bool) -> None:
     assert answered == ([] if kept else [number])
 
 
-def test_requests_sent_ahead_keep_their_order(world: World) -> None:
+def test_pipelined_requests_keep_their_order(world: World) -> None:
     peer, topic = world.connect(), make(world)
     numbers = [
         peer.tell(
@@ -333,8 +333,11 @@ def test_requests_sent_ahead_keep_their_order(world: World) -> None:
     assert [record.value for record in stored(peer, topic)] == [b"%d" % number for number in range(50)]
 
 
-def test_a_producer_belongs_to_who_used_it_first(world: World) -> None:
-    """The id is told in clear by whoever may describe producers: another user's batches under it are refused, and move no sequence."""
+def test_a_producer_belongs_to_the_first_user_who_used_it(world: World) -> None:
+    """Producer ids are visible to users who may describe producers.
+
+    Another user's batches with such an id are refused.
+    """
     topic = make(world)
     guard(world.memory)
 
@@ -350,17 +353,17 @@ def test_a_producer_belongs_to_who_used_it_first(world: World) -> None:
     assert reported("alice", 1) == (WireError.NONE, 1)
 
 
-# Times of append
+# Append times
 
 
 def batch_at(*ahead_ms: int | None) -> bytes:
-    """A batch of records whose times are so far ahead of the broker's; None has no time."""
+    """Return a batch of records with times so far ahead of the broker's clock; None has no time."""
     times = (None if ahead is None else NOW_US + ahead * 1000 for ahead in ahead_ms)
     return encode_batch([Record(b"v", origin_time_us=time_us) for time_us in times])
 
 
 @pytest.mark.parametrize("after", [0, 60_000, 4 * AHEAD_MS_MAX])
-def test_a_topic_limits_how_far_times_may_be_ahead(world: World, after: int) -> None:
+def test_a_topic_limits_timestamps_in_the_future(world: World, after: int) -> None:
     peer, topic = world.connect(), make(world, settings_of({"message.timestamp.after.max.ms": str(after)}))
     assert [one.error for one in produce(peer, topic, batch_at(after, 0))] == [0]
     (refused,) = produce(peer, topic, batch_at(0, after + 1))
@@ -369,8 +372,8 @@ def test_a_topic_limits_how_far_times_may_be_ahead(world: World, after: int) -> 
     assert listed(peer, topic, NOW_US // 1000 + after) == (0, NOW_US // 1000 + after)
 
 
-def test_a_time_far_ahead_is_found_behind_records_of_later_appends(world: World) -> None:
-    """Their search begins as far back as times may be ahead."""
+def test_a_future_timestamp_is_found_behind_records_appended_later(world: World) -> None:
+    """The search starts as far back as timestamps may be ahead."""
     hours = 3_600_000
     peer, topic = world.connect(), make(world, settings_of({"message.timestamp.after.max.ms": str(10 * hours)}))
     produce(peer, topic, batch_at(8 * hours))
@@ -381,7 +384,7 @@ def test_a_time_far_ahead_is_found_behind_records_of_later_appends(world: World)
 
 
 @pytest.mark.parametrize("before", [0, 3_600_000])
-def test_a_topic_limits_how_old_times_may_be(world: World, before: int) -> None:
+def test_a_topic_limits_the_age_of_timestamps(world: World, before: int) -> None:
     peer, topic = world.connect(), make(world, settings_of({"message.timestamp.before.max.ms": str(before)}))
     assert [one.error for one in produce(peer, topic, batch_at(-before, None, 0))] == [0]
     assert [one.error for one in produce(peer, topic, batch_at(None))] == [0]
@@ -391,7 +394,7 @@ def test_a_topic_limits_how_old_times_may_be(world: World, before: int) -> None:
     assert len(stored(peer, topic)) == 4
 
 
-def test_times_of_append_have_no_limits(world: World) -> None:
+def test_append_times_have_no_limits(world: World) -> None:
     given = {"message.timestamp.type": APPENDED}
     given |= {f"message.timestamp.{name}.max.ms": "0" for name in ("before", "after")}
     peer, topic = world.connect(), make(world, settings_of(given))
@@ -402,7 +405,7 @@ APPENDED = "LogAppendTime"
 
 
 def listed(peer: Dialogue, topic: Topic, time_ms: int) -> tuple[int, int]:
-    """Offset and time of the first record that is not older."""
+    """Return the offset and time of the first record that is not older."""
     asked = schema.request(Api.LIST_OFFSETS).Topics
     topics = [asked(name=topic.name.full, partitions=[asked.Partitions(index=0, timestamp=time_ms)])]
     (entry,) = peer.ask(Api.LIST_OFFSETS, 7, topics=topics).topics[0].partitions
@@ -410,8 +413,8 @@ def listed(peer: Dialogue, topic: Topic, time_ms: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
-def test_a_topic_may_have_the_times_of_append(world: World, compression: Compression) -> None:
-    """Whatever a client says, also one whose clock is far ahead; who produces is told the time that readers find."""
+def test_a_topic_can_use_append_times(world: World, compression: Compression) -> None:
+    """Whatever the client's clock says; the acknowledgement has the time that readers get."""
     settings = replace(settings_of({"message.timestamp.type": APPENDED}), compression=compression)
     peer, topic = world.connect(), make(world, settings)
     ahead = Record(b"ahead", origin_time_us=NOW_US + 2 * AHEAD_MS_MAX * 1000)
@@ -429,7 +432,7 @@ def test_a_topic_may_have_the_times_of_append(world: World, compression: Compres
     assert listed(peer, topic, -3) == (5, now_ms + 2500)
 
 
-def test_acks_0_is_told_no_time_of_append(world: World) -> None:
+def test_acks_0_returns_no_append_time(world: World) -> None:
     topic = make(world, settings_of({"message.timestamp.type": APPENDED}))
     peer = world.connect()
     peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, 0))
@@ -440,7 +443,7 @@ def test_acks_0_is_told_no_time_of_append(world: World) -> None:
     assert entry.base_offset == len(RECORDS)
 
 
-def test_what_is_gone_before_it_was_answered_has_no_time(world: World) -> None:
+def test_records_purged_before_the_acknowledgement_have_no_time(world: World) -> None:
     topic = make(world, settings_of({"message.timestamp.type": APPENDED}))
     peer = world.connect()
     number = peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, -1))
@@ -450,7 +453,7 @@ def test_what_is_gone_before_it_was_answered_has_no_time(world: World) -> None:
     assert int.from_bytes(frame[:4], "big") == number
 
 
-def test_times_are_those_of_clients_again_when_the_topic_says_so(world: World) -> None:
+def test_a_topic_can_return_to_client_times(world: World) -> None:
     topic = make(world, settings_of({"message.timestamp.type": APPENDED}))
     peer = world.connect()
     produce(peer, topic, encode_batch(RECORDS))

@@ -1,4 +1,4 @@
-"""Ids of producers on the wire, and sequences that wrap around (spec: kafka#idempotent-producers)."""
+"""Producer ids, and sequences that wrap around (spec: kafka#idempotent-producers)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INIT = Api.INIT_PRODUCER_ID
 
 
 @pytest.mark.parametrize("version", versions(INIT))
-def test_every_request_gets_an_id_of_its_own(memory: MemoryBroker, version: int) -> None:
+def test_every_request_gets_a_new_id(memory: MemoryBroker, version: int) -> None:
     asked = {"transactional_id": None, "transaction_timeout_ms": -1}
     if version >= 3:
         asked |= {"producer_id": 5, "producer_epoch": 9}
@@ -28,7 +28,7 @@ def test_every_request_gets_an_id_of_its_own(memory: MemoryBroker, version: int)
     assert len({answer.producer_id for answer in answers}) == 3
 
 
-def test_sequences_count_on_behind_the_end_of_their_range(memory: MemoryBroker) -> None:
+def test_sequences_continue_after_wrapping_around(memory: MemoryBroker) -> None:
     partition = memory.broker.ensure_topic("t").partitions[0]
     stored: list[BatchHeader] = []
     for sequence in (WRAP - 3, 0, 3):

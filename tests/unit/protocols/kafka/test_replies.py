@@ -1,4 +1,4 @@
-"""Requests that name very many things: done in slices, in order, and no further when nobody waits for the answer any more."""
+"""Requests that name very many things: handled in slices, in order, and stopped when the connection closes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polywire.types import TopicName
 from tests.unit.protocols.kafka.dialogue import World
 
 COUNT = 3 * AT_ONCE_MAX
-TOPIC = 2  # a resource that has settings
+TOPIC = 2  # a resource with settings
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def world() -> World:
 
 
 def altered(api: Api, *, validate_only: bool = True) -> Any:
-    """All topics' settings."""
+    """Return a change of all topics' settings."""
     resource = schema.request(api).Resources
     configs = [resource.Configs(name="retention.ms", value="1000")]
     named = [resource(resource_type=TOPIC, resource_name=f"t{number}", configs=configs) for number in range(COUNT)]
@@ -41,39 +41,39 @@ def altered(api: Api, *, validate_only: bool = True) -> Any:
 
 
 def created() -> Any:
-    """As many new topics."""
+    """Return the creation of as many topics."""
     request = schema.request(Api.CREATE_TOPICS)
     named = [request.Topics(name=f"new{number}", num_partitions=1, replication_factor=1) for number in range(COUNT)]
     return request(topics=named, validate_only=True)
 
 
 def named(api: Api, prefix: str = "none", **fields: Any) -> Any:
-    """As many topics."""
+    """Return a request for as many topics."""
     request = schema.request(api)
     return request(topics=[request.Topics(name=f"{prefix}{number}", **fields) for number in range(COUNT)])
 
 
 def numbered(api: Api, **fields: Any) -> Any:
-    """As many partitions, of which the topic has one."""
+    """Return a request for as many partitions, of which the topic has one."""
     request = schema.request(api)
     partitions = [request.Topics.Partitions(index=number, **fields) for number in range(COUNT)]
     return request(topics=[request.Topics(name="t0", partitions=partitions)])
 
 
 def elected() -> Any:
-    """As many partitions of one topic, in plain numbers."""
+    """Return a request for as many partitions of one topic, as plain numbers."""
     request = schema.request(Api.ELECT_LEADERS)
     return request(topic_partitions=[request.TopicPartitions(topic="t0", partitions=list(range(1_500)))])
 
 
 def added() -> Any:
-    """As many partitions for a transaction."""
+    """Return a request that adds as many partitions to a transaction."""
     request = schema.request(Api.ADD_PARTITIONS_TO_TXN)
     return request(transactional_id="x", topics=[request.Topics(name="t0", partitions=list(range(COUNT)))])
 
 
 def moved() -> Any:
-    """As many positions for one."""
+    """Return a request that adds as many offsets to a transaction."""
     request = schema.request(Api.TXN_OFFSET_COMMIT)
     partitions = [request.Topics.Partitions(index=number, offset=1) for number in range(AT_ONCE_MAX * 17)]
     return request(transactional_id="x", group_id="g", topics=[request.Topics(name="t0", partitions=partitions)])
@@ -91,11 +91,11 @@ WIDE: dict[Api, Callable[[], Any]] = {
     Api.ADD_PARTITIONS_TO_TXN: added,
     Api.TXN_OFFSET_COMMIT: moved,
 }
-"""Requests that name more than is done at once, and whose answers wait for nothing else."""
+"""Requests that need several slices, and whose responses wait for nothing else."""
 
 
 @pytest.mark.parametrize("api", WIDE)
-def test_others_are_served_while_many_things_are_asked_for(world: World, api: Api) -> None:
+def test_other_requests_are_served_during_a_wide_request(world: World, api: Api) -> None:
     peer, other = world.connect(), world.connect()
     peer.tell(api, SERVED[api].last, WIDE[api]())
     assert not peer.sent, "it is done in slices"
@@ -107,11 +107,11 @@ def test_others_are_served_while_many_things_are_asked_for(world: World, api: Ap
 
 
 def ages(world: World) -> list[int | None]:
-    """How long each topic's own records are kept."""
+    """Return each topic's own retention time."""
     return [world.memory.broker.topic(f"t{number}").settings.retention_age_us for number in range(COUNT)]
 
 
-def test_what_comes_behind_many_changes_finds_them_made(world: World) -> None:
+def test_a_request_after_many_changes_sees_them(world: World) -> None:
     peer = world.connect()
     peer.tell(Api.ALTER_CONFIGS, 2, altered(Api.ALTER_CONFIGS, validate_only=False))
     request = schema.request(Api.DESCRIBE_CONFIGS)
@@ -125,7 +125,7 @@ def test_what_comes_behind_many_changes_finds_them_made(world: World) -> None:
     assert ages(world) == [1_000_000] * COUNT
 
 
-def test_many_changes_are_answered_one_by_one(world: World) -> None:
+def test_many_changes_are_reported_one_by_one(world: World) -> None:
     asked = altered(Api.ALTER_CONFIGS, validate_only=False)
     asked.resources[COUNT - 2].resource_name = "none"
     reported = world.connect().ask(Api.ALTER_CONFIGS, resources=asked.resources).responses
@@ -133,17 +133,17 @@ def test_many_changes_are_answered_one_by_one(world: World) -> None:
     assert [bool(one.error) for one in reported] == [number == COUNT - 2 for number in range(COUNT)]
 
 
-def test_changes_that_nobody_waits_for_any_more_are_not_begun(world: World) -> None:
+def test_changes_of_a_closed_connection_are_not_started(world: World) -> None:
     peer = world.connect()
     peer.tell(Api.ALTER_CONFIGS, 2, altered(Api.ALTER_CONFIGS, validate_only=False))
     peer.session.close()
     peer.pass_by()
-    begun = AT_ONCE_MAX + 1  # one more, to see whether there are more
+    begun = AT_ONCE_MAX + 1  # one more, to detect whether there are more
     assert ages(world) == [1_000_000] * begun + [None] * (COUNT - begun)
 
 
 def described() -> Any:
-    """All topics' settings."""
+    """Return a request for all topics' settings."""
     request = schema.request(Api.DESCRIBE_CONFIGS)
     named = [request.Resources(resource_type=TOPIC, resource_name=f"t{number}") for number in range(COUNT)]
     return request(resources=named)
@@ -152,7 +152,7 @@ def described() -> Any:
 @pytest.mark.parametrize(
     ("api", "made"), [(Api.DESCRIBE_CONFIGS, described), (Api.ALTER_CONFIGS, WIDE[Api.ALTER_CONFIGS])]
 )
-def test_a_wide_answer_is_encoded_entry_by_entry(
+def test_a_wide_response_is_encoded_entry_by_entry(
     world: World, api: Api, made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[Any] = []
@@ -175,7 +175,7 @@ def test_a_wide_answer_is_encoded_entry_by_entry(
     assert named == [f"t{number}" for number in range(COUNT)]
 
 
-def test_topics_that_nobody_waits_for_any_more_are_not_deleted(world: World) -> None:
+def test_topic_deletions_of_a_closed_connection_are_not_started(world: World) -> None:
     peer = world.connect()
     peer.tell(Api.DELETE_TOPICS, SERVED[Api.DELETE_TOPICS].last, named(Api.DELETE_TOPICS, "t"))
     peer.session.close()
@@ -183,8 +183,8 @@ def test_topics_that_nobody_waits_for_any_more_are_not_deleted(world: World) -> 
     assert len(world.memory.broker.topics()) == COUNT - AT_ONCE_MAX - 1
 
 
-def test_a_request_of_very_many_elements_is_read_in_slices(world: World) -> None:
-    """As long as it is being read, others are served, and nothing behind it on its own connection is begun."""
+def test_a_request_of_very_many_elements_is_decoded_in_slices(world: World) -> None:
+    """During decoding other connections are served, and later requests of its own connection wait."""
     names = [f"none{number}" for number in range(10 * READ_AT_ONCE_MAX)]
     request = schema.request(Api.METADATA)
     wide = request(topics=[request.Topics(name=name) for name in names], may_create=False)
@@ -201,11 +201,11 @@ def test_a_request_of_very_many_elements_is_read_in_slices(world: World) -> None
     assert [topic.name for topic in reported] == names
 
 
-def test_a_wide_request_that_makes_no_sense_ends_its_connection(world: World) -> None:
+def test_an_invalid_wide_request_closes_its_connection(world: World) -> None:
     request = schema.request(Api.METADATA)
     wide = request(topics=[request.Topics(name="t")] * 2 * READ_AT_ONCE_MAX, may_create=False)
     whole = encode_request(Api.METADATA, 9, 1, wide)
-    spoilt = whole[:-9] + b"\xff" * 9  # the last topics, and the tags behind them
+    spoilt = whole[:-9] + b"\xff" * 9  # the last topics, and the tags after them
     peer = world.connect()
     peer.feed(spoilt)
     assert peer.gave_up is None
@@ -214,7 +214,7 @@ def test_a_wide_request_that_makes_no_sense_ends_its_connection(world: World) ->
     assert not peer.sent
 
 
-def test_a_wide_request_is_read_no_further_when_its_connection_is_gone(world: World) -> None:
+def test_decoding_a_wide_request_stops_when_its_connection_closes(world: World) -> None:
     request = schema.request(Api.CREATE_TOPICS)
     new = [request.Topics(name=f"new{n}", num_partitions=1, replication_factor=1) for n in range(READ_AT_ONCE_MAX + 1)]
     peer = world.connect()
@@ -225,7 +225,7 @@ def test_a_wide_request_is_read_no_further_when_its_connection_is_gone(world: Wo
     assert not peer.sent
 
 
-def test_what_a_peer_left_behind_when_it_finished_is_still_done(world: World) -> None:
+def test_requests_of_a_half_closed_client_are_still_executed(world: World) -> None:
     request = schema.request(Api.METADATA)
     peer = world.connect()
     peer.tell(Api.METADATA, 9, request(topics=[request.Topics(name="t0")] * 2 * READ_AT_ONCE_MAX))
@@ -236,7 +236,7 @@ def test_what_a_peer_left_behind_when_it_finished_is_still_done(world: World) ->
 
 
 def positions(world: World, count: int) -> tuple[Any, Any]:
-    """A commit of so many positions of a group nobody is a member of, half of them in one topic, and the question for them."""
+    """Return a commit of so many offsets, half of them in one topic, and the fetch of them."""
     made, asked = schema.request(Api.OFFSET_COMMIT), schema.request(Api.OFFSET_FETCH).Groups
     wide = [made.Topics.Partitions(index=number, offset=number + 1) for number in range(count // 2)]
     one = [made.Topics.Partitions(index=0, offset=7)]
@@ -246,7 +246,7 @@ def positions(world: World, count: int) -> tuple[Any, Any]:
     return made(group_id="g", generation=-1, topics=topics), schema.request(Api.OFFSET_FETCH)(groups=[group, group])
 
 
-def test_many_positions_are_stored_and_told_in_slices(world: World) -> None:
+def test_many_offsets_are_committed_and_fetched_in_slices(world: World) -> None:
     count = 4 * POSITIONS_AT_ONCE_MAX
     world.memory.broker.create_topic(TopicName("default", "wide"), count // 2)
     commit, question = positions(world, count)
@@ -273,7 +273,7 @@ def type_of(body: Any) -> Api:
 
 
 def in_one_topic(world: World) -> Any:
-    """A commit of three parts that is read at once."""
+    """Return a commit of three parts that is decoded at once."""
     count = 3 * POSITIONS_AT_ONCE_MAX
     world.memory.broker.create_topic(TopicName("default", "wide"), count)
     made = schema.request(Api.OFFSET_COMMIT)
@@ -281,16 +281,16 @@ def in_one_topic(world: World) -> Any:
     return made(group_id="g", generation=-1, topics=[made.Topics(name="wide", partitions=wide)])
 
 
-def test_positions_that_nobody_waits_for_any_more_are_not_stored(world: World) -> None:
+def test_offsets_of_a_closed_connection_are_not_committed(world: World) -> None:
     peer = world.connect()
     peer.tell(Api.OFFSET_COMMIT, 8, in_one_topic(world))
     peer.session.close()
     peer.pass_by()
-    begun = 2 * POSITIONS_AT_ONCE_MAX  # one part more, to see whether there are more
+    begun = 2 * POSITIONS_AT_ONCE_MAX  # one part more, to detect whether there are more
     assert sorted(world.memory.broker.classic.positions("g", "wide")) == list(range(begun))
 
 
-def test_what_a_peer_may_commit_is_looked_at_for_each_part(world: World) -> None:
+def test_permission_to_commit_is_checked_for_each_part(world: World) -> None:
     peer = world.connect()
     peer.tell(Api.OFFSET_COMMIT, 8, in_one_topic(world))
     beat = Beat("m", JOINING, "kafka", rebalance_timeout_s=1.0, topics=frozenset({"wide"}), owned={})

@@ -1,5 +1,4 @@
-"""Frames of a Kafka connection, what ends it, and how it is recognised (spec: kafka#framing, kafka#connections, kafka#apiversions,
-kafka#recognition)."""
+"""Frames of a Kafka connection, fatal errors, and detection of the protocol (spec: kafka#framing)."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_every_version_of_the_first_request_tells_what_there_is_a_handler_for(world: World, version: int) -> None:
+def test_every_version_of_api_versions_lists_the_apis_with_a_handler(world: World, version: int) -> None:
     peer = world.connect()
     answer = peer.ask(
         Api.API_VERSIONS, version, client_software_name="librdkafka", client_software_version="2.16.0-RC1"
@@ -40,21 +39,21 @@ def test_every_version_of_the_first_request_tells_what_there_is_a_handler_for(wo
     assert reported == {api: (SERVED[api].first, SERVED[api].last) for api in COMMANDS}
 
 
-def test_an_unknown_version_is_answered_in_the_layout_of_the_first(world: World) -> None:
+def test_an_unknown_version_gets_a_response_in_the_first_layout(world: World) -> None:
     peer = world.connect()
     sent = peer.exchange(pack(">ihhih", 12, 18, 5, 7, -1) + b"\0\0")
     assert sent == bytes.fromhex("00000010 00000007 0023 00000001 0012 0000 0004")
     assert peer.ask(Api.API_VERSIONS, 0).error == WireError.NONE
 
 
-def test_little_is_kept_of_a_long_name(world: World) -> None:
+def test_a_long_client_name_is_truncated(world: World) -> None:
     peer = world.connect()
     peer.ask(Api.API_VERSIONS, 3, client_software_name="a" * 1000, client_software_version="1")
     assert peer.session.spoken_dialect == "a" * SOFTWARE_CHARS_MAX
 
 
 @pytest.mark.parametrize("name", ["", "-x", "x.", "a b", "é", "x/1"])
-def test_software_has_a_name(world: World, name: str) -> None:
+def test_the_client_software_needs_a_name(world: World, name: str) -> None:
     for fields in ({"client_software_name": name}, {"client_software_version": name}):
         named = {"client_software_name": "a", "client_software_version": "1"} | fields
         assert world.connect().ask(Api.API_VERSIONS, 3, **named).error == WireError.INVALID_REQUEST
@@ -74,13 +73,13 @@ def test_software_has_a_name(world: World, name: str) -> None:
         pack(">ihhihi", 14, 3, 0, 1, -1, 1_000_000),
     ],
 )
-def test_what_makes_no_sense_ends_the_connection(world: World, frame: bytes) -> None:
+def test_invalid_frames_close_the_connection(world: World, frame: bytes) -> None:
     peer = world.connect()
     assert peer.exchange(frame) == b""
     assert peer.gave_up is not None
 
 
-def test_a_request_may_be_followed_by_bytes_that_mean_nothing(world: World) -> None:
+def test_trailing_bytes_of_a_request_are_ignored(world: World) -> None:
     request = encode_request(Api.METADATA, 9, 1, schema.request(Api.METADATA)(topics=None))
     longer = pack(">i", len(request) - 4 + 3) + request[4:] + b"\1\0\0"
     peer = world.connect()
@@ -88,7 +87,7 @@ def test_a_request_may_be_followed_by_bytes_that_mean_nothing(world: World) -> N
     assert peer.gave_up is None
 
 
-def test_requests_in_pieces_and_in_a_row_are_answered_in_order(world: World) -> None:
+def test_split_and_pipelined_requests_are_answered_in_order(world: World) -> None:
     requests = b"".join(
         encode_request(Api.METADATA, 1 + number % 12, number, schema.request(Api.METADATA)(topics=None))
         for number in range(50)
@@ -100,7 +99,7 @@ def test_requests_in_pieces_and_in_a_row_are_answered_in_order(world: World) -> 
     assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == list(range(50))
 
 
-def test_what_came_whole_before_the_end_is_answered(world: World) -> None:
+def test_complete_requests_before_the_end_of_the_stream_are_answered(world: World) -> None:
     request = encode_request(Api.METADATA, 1, 9, schema.request(Api.METADATA)(topics=None))
     peer = world.connect()
     peer.feed(request + request[:5])
@@ -109,11 +108,11 @@ def test_what_came_whole_before_the_end_is_answered(world: World) -> None:
     assert peer.closed
 
 
-# Recognition
+# Detection
 
 
 def openings(api: Api) -> Iterator[bytes]:
-    """How a connection may begin: every version of a request, with numbers and names as clients have them."""
+    """Return every version of a request as a client may begin a connection, with typical numbers and names."""
     served = SERVED[api]
     for version in range(served.answered_from, served.last + 1):
         for number in (0, 1, 65_535):
@@ -122,7 +121,7 @@ def openings(api: Api) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("api", SERVED, ids=lambda api: api.name.lower())
-def test_every_first_request_is_recognised_and_taken_for_no_other_wire(world: World, api: Api) -> None:
+def test_every_first_request_is_detected_as_kafka_only(world: World, api: Api) -> None:
     broker = world.memory.broker
     others = [wire(broker) for wire in (FluxFactory, CursusFactory, IggyFactory, Kafka07Factory, PolywireFactory)]
     for opening in openings(api):
@@ -141,5 +140,5 @@ def test_every_first_request_is_recognised_and_taken_for_no_other_wire(world: Wo
         kafka07.encode_fetch(b"o" * 300, 0, 0, 1),
     ],
 )
-def test_requests_of_kafka_07_are_not_taken(world: World, frame: bytes) -> None:
+def test_requests_of_kafka_07_are_not_detected_as_kafka(world: World, frame: bytes) -> None:
     assert not [size for size in range(14, 65) if world.factory.recognise(frame[:size])]

@@ -1,4 +1,4 @@
-"""What the codec of messages refuses, what it ignores, and what it never copies."""
+"""The message codec: refused and ignored bytes, and fields that are not copied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def head(api: int, version: int, client_id: bytes | None = b"c") -> bytes:
     return struct.pack(">hhi", api, version, 7) + name
 
 
-def test_a_message_that_ends_early_is_refused_at_every_byte() -> None:
+def test_a_truncated_message_is_refused_at_every_byte() -> None:
     topics = [PRODUCE.Topics(name="t", partitions=[PRODUCE.Topics.Partitions(index=1, records=b"abc")])]
     for version in (3, 9):
         frame = client_codec.encode_request(
@@ -36,8 +36,8 @@ def test_a_message_that_ends_early_is_refused_at_every_byte() -> None:
             assert caught.value.fatal
 
 
-def test_bytes_behind_a_complete_body_are_ignored() -> None:
-    """A widespread client writes the count of an array in four bytes where one is meant, and so leaves three over."""
+def test_bytes_after_a_complete_body_are_ignored() -> None:
+    """A widespread client writes an array's count in four bytes instead of one, which leaves three bytes over."""
     assert codec.decode_request(head(3, 9) + b"\0" + b"\0\0\0\0" + b"\1\0\0").body.topics is None
     frame = client_codec.encode_request(Api.METADATA, 4, 7, METADATA(topics=None))[4:]
     assert codec.decode_request(frame + b"more").body == codec.decode_request(frame).body
@@ -53,12 +53,12 @@ def test_bytes_behind_a_complete_body_are_ignored() -> None:
         head(99, 0),
         head(-1, 0),
         head(7, 0),
-        head(0, 2) + bytes(100),  # advertised, yet never answered
+        head(0, 2) + bytes(100),  # advertised, but never implemented
         struct.pack(">hhih", 18, 0, 7, -2),
         struct.pack(">hhih", 18, 0, 7, 200) + bytes(199),
         head(18, 3) + b"\0" + b"\xff\xff\xff\xff\xff",  # a varint without an end
         head(18, 3) + b"\0" + b"\xff\xff\xff\xff\x7f" + bytes(100),
-        head(18, 3) + b"\0" + b"\x00\x01\x00",  # a null that may not be
+        head(18, 3) + b"\0" + b"\x00\x01\x00",  # a forbidden null
         head(18, 3) + b"\0" + b"\x03\xff\xfe\x01\x00",  # not UTF-8
         head(18, 3) + b"\x01\x05\x7f" + b"\x01\x01\x00",  # a tag longer than the rest
         head(3, 1) + struct.pack(">i", 2**31 - 1) + bytes(1000),
@@ -66,24 +66,24 @@ def test_bytes_behind_a_complete_body_are_ignored() -> None:
         head(36, 0) + struct.pack(">i", -1),
     ],
 )
-def test_what_makes_no_sense_ends_the_connection(frame: bytes) -> None:
+def test_invalid_requests_close_the_connection(frame: bytes) -> None:
     with pytest.raises(PeerError) as caught:
         codec.decode_request(frame)
     assert caught.value.fatal
 
 
-def test_a_client_id_is_anything_or_nothing() -> None:
+def test_a_client_id_is_optional_and_arbitrary() -> None:
     for client_id, text in ((None, None), (b"", ""), (b"x" * 30_000, "x" * 30_000), (b"\xff", "\ufffd")):
         assert codec.decode_request(head(18, 0, client_id)).client_id == text
 
 
-def test_unknown_tags_are_passed_over() -> None:
+def test_unknown_tags_are_skipped() -> None:
     tags = b"\x02\x07\x02ab\xff\x01\x00"
     request = codec.decode_request(head(18, 3) + tags + b"\x02n\x02v" + tags)
     assert (request.body.client_software_name, request.body.client_software_version) == ("n", "v")
 
 
-def test_a_tagged_field_is_read_from_its_own_bytes_only() -> None:
+def test_a_tagged_field_is_decoded_from_its_own_bytes_only() -> None:
     program = schema.response_program(Api.API_VERSIONS, 3)
     plain = b"\0\0" + b"\1" + bytes(4)
     known = decode(program, plain + b"\x02\x01\x08" + struct.pack(">q", 5) + b"\x09\x00")
@@ -95,11 +95,11 @@ def test_a_tagged_field_is_read_from_its_own_bytes_only() -> None:
 
 
 def wide(frame: bytes) -> list[Any]:
-    """What reading a request of any width gives, pause by pause."""
+    """Return the steps of decoding a request of any width."""
     return list(codec.decode_wide_body(frame, *codec.decode_head(frame)))
 
 
-def test_the_elements_of_a_request_are_limited_all_together() -> None:
+def test_the_total_number_of_elements_of_a_request_is_limited() -> None:
     for count, read in ((AT_ONCE_MAX, lambda frame: codec.decode_request(frame).body), (ELEMENTS_MAX, wide)):
         topics = [METADATA.Topics(name="") for _ in range(count)]
         frame = client_codec.encode_request(Api.METADATA, 9, 7, METADATA(topics=topics))[4:]
@@ -111,7 +111,7 @@ def test_the_elements_of_a_request_are_limited_all_together() -> None:
             read(frame)
 
 
-def test_what_has_many_elements_is_read_with_pauses() -> None:
+def test_requests_of_many_elements_are_decoded_with_pauses() -> None:
     partitions = [PRODUCE.Topics.Partitions(index=number, records=b"r") for number in range(5_000)]
     for topics in (
         [PRODUCE.Topics(name="t", partitions=partitions)],
@@ -140,7 +140,7 @@ def test_tags_count_as_elements() -> None:
         codec.decode_request(head(18, 3) + b"\xa1\x8d\x06" + tags + b"\x02n\x02v\0")
 
 
-def test_records_are_views_on_the_way_in() -> None:
+def test_decoded_records_are_views() -> None:
     topics = [PRODUCE.Topics(name="t", partitions=[PRODUCE.Topics.Partitions(records=b"abc")])]
     frame = bytearray(client_codec.encode_request(Api.PRODUCE, 9, 7, PRODUCE(topics=topics))[4:])
     [topic] = codec.decode_request(frame).body.topics
@@ -149,7 +149,7 @@ def test_records_are_views_on_the_way_in() -> None:
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 18])
-def test_records_are_parts_of_their_own_on_the_way_out(version: int) -> None:
+def test_encoded_records_are_separate_parts(version: int) -> None:
     large, small = memoryview(bytes(PART_BYTES_MIN)), b"s" * (PART_BYTES_MIN - 1)
     partitions = [
         FETCHED.Responses.Partitions(index=0, records=large),
@@ -175,8 +175,8 @@ def test_records_are_parts_of_their_own_on_the_way_out(version: int) -> None:
 
 @pytest.mark.parametrize("version", range(1, 14))
 @pytest.mark.parametrize(("topics", "partitions", "steps"), [(0, 0, 0), (3, 64, 3), (2, 65, 132)])
-def test_entries_may_be_encoded_one_by_one(version: int, topics: int, partitions: int, steps: int) -> None:
-    """Entries with many entries of their own take a step for each."""
+def test_entries_can_be_encoded_one_by_one(version: int, topics: int, partitions: int, steps: int) -> None:
+    """Entries with many nested entries take a step for each."""
 
     def made() -> Any:
         answer = schema.response(Api.METADATA)
@@ -193,7 +193,7 @@ def test_entries_may_be_encoded_one_by_one(version: int, topics: int, partitions
     assert len(reported) == steps
 
 
-def test_a_null_that_a_version_does_not_have_is_written_as_empty() -> None:
+def test_a_null_that_a_version_lacks_is_written_as_empty() -> None:
     answer = schema.response(Api.JOIN_GROUP)
     for version, name in ((6, ""), (7, None)):
         sent = b"".join(codec.encode_response(Request(Api.JOIN_GROUP, version, 7, None, answer()), answer()))
@@ -208,24 +208,24 @@ def test_a_null_that_a_version_does_not_have_is_written_as_empty() -> None:
         schema.response(Api.HEARTBEAT)(throttle_ms=1 << 31),
     ],
 )
-def test_a_number_is_never_cut(body: object) -> None:
+def test_a_number_out_of_range_is_not_truncated(body: object) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         encode(schema.response_program(Api.HEARTBEAT, 4), body)
 
 
-def test_a_text_longer_than_its_length_can_tell_is_not_written() -> None:
+def test_a_string_longer_than_its_length_field_allows_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         encode(schema.request_program(Api.HEARTBEAT, 0), schema.request(Api.HEARTBEAT)(group_id="x" * 32768))
 
 
-def test_a_record_has_the_fields_of_all_versions_and_no_others() -> None:
+def test_a_message_class_has_the_fields_of_all_versions() -> None:
     body = codec.decode_request(head(3, 0) + struct.pack(">i", 0)).body
     assert body == METADATA(topics=[], may_create=True, want_topic_operations=False)
     with pytest.raises(TypeError, match="nothing_like_it"):
         METADATA(nothing_like_it=1)
 
 
-def test_only_what_is_served_is_decoded() -> None:
+def test_only_served_apis_are_decoded() -> None:
     frame = client_codec.encode_request(Api.METADATA, 4, 7, METADATA(topics=None))[4:]
     with pytest.raises(PeerError):
         codec.decode_request(frame, {Api.FETCH: SERVED[Api.FETCH]})

@@ -1,5 +1,4 @@
-"""Topics over the Kafka wire: what is told of them, made, widened and ended (spec: kafka#metadata, kafka#topic-names, kafka#createtopics,
-kafka#deletetopics, kafka#createpartitions)."""
+"""Topics over Kafka: metadata, creation, growth and deletion (spec: kafka#metadata, kafka#createtopics)."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def test_the_cluster_keeps_its_id(peer: Dialogue) -> None:
     assert world.connect().ask(Api.METADATA, topics=[]).cluster_id == first
 
 
-def test_what_is_advertised_is_told_instead_of_where_the_peer_connected_to() -> None:
+def test_the_advertised_address_replaces_the_connected_one() -> None:
     peer = World(kafka=KafkaSettings(host="broker.example", port=5)).connect()
     node = peer.ask(Api.METADATA, topics=[]).brokers[0]
     assert (node.host, node.port) == ("broker.example", 5)
@@ -84,7 +83,7 @@ def test_what_is_advertised_is_told_instead_of_where_the_peer_connected_to() -> 
     assert peer.ask(Api.DESCRIBE_CLUSTER, 0).brokers[0].port == 5
 
 
-def test_topics_are_asked_for_by_id(peer: Dialogue) -> None:
+def test_topics_can_be_requested_by_id(peer: Dialogue) -> None:
     topic = peer.world.memory.broker.create_topic(TopicName.parse("orders"), 1)
     unknown = b"\7" * 16
     reported = peer.ask(
@@ -98,7 +97,7 @@ def test_topics_are_asked_for_by_id(peer: Dialogue) -> None:
     assert errors(early.topics) == [WireError.INVALID_REQUEST]
 
 
-def test_operations_are_told_when_asked_for(peer: Dialogue) -> None:
+def test_operations_are_returned_on_request(peer: Dialogue) -> None:
     peer.world.memory.broker.create_topic(TopicName.parse("orders"), 1)
     reported = peer.ask(Api.METADATA, 9, topics=None, want_topic_operations=True)
     assert reported.topics[0].operations == 3576
@@ -108,7 +107,7 @@ def test_operations_are_told_when_asked_for(peer: Dialogue) -> None:
 @pytest.mark.parametrize(
     ("version", "may_create", "made"), [(0, None, True), (3, None, True), (4, True, True), (4, False, False)]
 )
-def test_a_missing_topic_is_made_where_it_may_be(
+def test_a_missing_topic_is_created_if_allowed(
     peer: Dialogue, version: int, may_create: bool | None, made: bool
 ) -> None:
     fields = {} if may_create is None else {"may_create": may_create}
@@ -118,26 +117,26 @@ def test_a_missing_topic_is_made_where_it_may_be(
     assert (peer.world.memory.broker.find_topic("orders") is not None) is made
 
 
-def test_nothing_is_made_where_the_broker_makes_nothing_by_itself() -> None:
+def test_no_topic_is_created_if_automatic_creation_is_off() -> None:
     peer = World(broker=BrokerSettings(auto_create=False)).connect()
     (entry,) = peer.ask(Api.METADATA, 4, topics=[ASKED(name="orders")], may_create=True).topics
     assert entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "é", "x" * 250])
-def test_names_that_are_none(peer: Dialogue, name: str) -> None:
+def test_invalid_names_are_refused(peer: Dialogue, name: str) -> None:
     (entry,) = peer.ask(Api.METADATA, 4, topics=[ASKED(name=name)], may_create=True).topics
     assert (entry.error, entry.name) == (WireError.INVALID_TOPIC, name)
     assert errors(create(peer, new(name))) == [WireError.INVALID_TOPIC]
 
 
-def test_a_topic_of_another_wire_may_have_any_name(peer: Dialogue) -> None:
+def test_a_topic_of_another_protocol_can_have_any_name(peer: Dialogue) -> None:
     peer.world.memory.broker.create_topic(TopicName.parse("é=1"), 1)
     (entry,) = peer.ask(Api.METADATA, 4, topics=[ASKED(name="é=1")], may_create=False).topics
     assert (entry.error, len(entry.partitions)) == (0, 1)
 
 
-def test_many_topics_are_told_in_slices(peer: Dialogue) -> None:
+def test_many_topics_are_returned_in_slices(peer: Dialogue) -> None:
     broker = peer.world.memory.broker
     for number in range(200):
         broker.create_topic(TopicName.parse(f"t{number}"), 1)
@@ -145,11 +144,11 @@ def test_many_topics_are_told_in_slices(peer: Dialogue) -> None:
     assert {entry.name for entry in reported.topics} == {f"t{number}" for number in range(200)}
 
 
-# Topics begin
+# Creation
 
 
 @pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
-def test_topics_are_made(peer: Dialogue, version: int) -> None:
+def test_topics_are_created(peer: Dialogue, version: int) -> None:
     factor = 1 if version < 4 else -1
     entries = create(peer, new("orders", 2, factor), new("events", 1 if version < 4 else -1, factor), version=version)
     broker = peer.world.memory.broker
@@ -178,29 +177,29 @@ def test_topics_are_made(peer: Dialogue, version: int) -> None:
         (new("t", 1, assignments=[CREATED.Assignments(index=0, broker_ids=[1])]), WireError.INVALID_REQUEST),
     ],
 )
-def test_topics_that_are_not_made(peer: Dialogue, topic: Any, error: WireError) -> None:
+def test_refused_topic_creations(peer: Dialogue, topic: Any, error: WireError) -> None:
     peer.world.memory.broker.create_topic(TopicName.parse("old"), 1)
     assert errors(create(peer, topic, new("good"))) == [error, 0]
     assert peer.world.memory.broker.find_topic("t") is None
 
 
-def test_a_name_that_stands_twice_is_made_by_neither(peer: Dialogue) -> None:
+def test_a_duplicate_name_in_a_request_is_not_created(peer: Dialogue) -> None:
     assert errors(create(peer, new("t"), new("t"), new("u"))) == [WireError.INVALID_REQUEST, 0]
     assert peer.world.memory.broker.find_topic("t") is None
 
 
-def test_assigned_partitions_are_all_ours(peer: Dialogue) -> None:
+def test_assigned_replicas_must_be_this_broker(peer: Dialogue) -> None:
     assigned = [CREATED.Assignments(index=index, broker_ids=[1]) for index in range(4)]
     assert errors(create(peer, new("t", assignments=assigned))) == [0]
     assert len(peer.world.memory.broker.topic("t").partitions) == 4
 
 
-def test_validating_makes_nothing(peer: Dialogue) -> None:
+def test_validate_only_creates_nothing(peer: Dialogue) -> None:
     assert errors(create(peer, new("t"), new("u", 0), validate_only=True)) == [0, WireError.INVALID_PARTITIONS]
     assert not peer.world.memory.broker.topics()
 
 
-# Topics grow and end
+# Growth and deletion
 
 
 @pytest.mark.parametrize("version", versions(Api.CREATE_PARTITIONS))
@@ -251,7 +250,7 @@ def test_topics_are_deleted(peer: Dialogue, version: int) -> None:
     assert broker.find_topic("orders") is None
 
 
-def test_a_topic_made_again_has_another_id(peer: Dialogue) -> None:
+def test_a_recreated_topic_has_another_id(peer: Dialogue) -> None:
     (first,) = create(peer, new("t"))
     peer.ask(Api.DELETE_TOPICS, topics=[schema.request(Api.DELETE_TOPICS).Topics(name="t")])
     (second,) = create(peer, new("t"))

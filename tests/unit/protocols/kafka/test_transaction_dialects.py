@@ -1,4 +1,4 @@
-"""The second dialect of transactions, and producers as tools see them (spec: kafka#transaction-dialects, kafka#transactions)."""
+"""The second version of transactions, and producers as tools see them (spec: kafka#transaction-dialects)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def producer(world: World) -> Producer:
     return made
 
 
-# Who writes to a partition
+# Producers of a partition
 
 
 def active(world: World, *numbers: int, topic: str = "t") -> list[list[tuple[int, int, int, int]]]:
-    """What tools are told of the producers of partitions: number, epoch, last sequence, where an open transaction may begin."""
+    """Return producers as tools see them: id, epoch, last sequence, start offset of the open transaction."""
     topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
     answer = world.connect().ask(Api.DESCRIBE_PRODUCERS, topics=[topics(name=topic, indexes=list(numbers))])
     return [
@@ -48,7 +48,7 @@ def active(world: World, *numbers: int, topic: str = "t") -> list[list[tuple[int
     ]
 
 
-def test_producers_of_a_partition_are_told(world: World, producer: Producer) -> None:
+def test_producers_of_a_partition_are_described(world: World, producer: Producer) -> None:
     idempotent = Producer(world.connect())
     idempotent.number, idempotent.epoch = world.memory.broker.new_producer_id(), 0
     batch = encode_batch([Record(b"a"), Record(b"b")], producer_id=idempotent.number, producer_epoch=0, base_sequence=0)
@@ -64,7 +64,7 @@ def test_producers_of_a_partition_are_told(world: World, producer: Producer) -> 
     assert active(world, 1, topic="u") == [[]]
 
 
-def test_times_of_producers_are_by_the_clock_on_the_wall(world: World, producer: Producer) -> None:
+def test_times_of_producers_use_the_wall_clock(world: World, producer: Producer) -> None:
     producer.add(0)
     producer.produce(0, b"a")
     at_ms = world.memory.clock.now_us() // 1000
@@ -75,7 +75,7 @@ def test_times_of_producers_are_by_the_clock_on_the_wall(world: World, producer:
     assert one.last_timestamp == at_ms
 
 
-def test_producers_are_told_of_partitions_that_are_there_and_of_each_once(world: World) -> None:
+def test_existing_partitions_are_described_once_each(world: World) -> None:
     topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
     asked = [topics(name="t", indexes=[0, 7, 0]), topics(name="missing", indexes=[0]), topics(name="t", indexes=[0, 1])]
     answer = world.connect().ask(Api.DESCRIBE_PRODUCERS, topics=asked)
@@ -84,26 +84,26 @@ def test_producers_are_told_of_partitions_that_are_there_and_of_each_once(world:
     assert reported == [("t", [(0, 0), (7, missing)]), ("missing", [(0, missing)]), ("t", [(1, 0)])]
 
 
-# The second dialect
+# The second version
 
 
-def test_an_end_that_raises_the_epoch(world: World, producer: Producer) -> None:
+def test_an_end_that_increments_the_epoch(world: World, producer: Producer) -> None:
     for epoch, commits in enumerate((True, False, True)):
         assert producer.epoch == epoch
-        assert producer.produce(0, b"v%d" % epoch, version=12).error == 0, "sequences begin anew"
+        assert producer.produce(0, b"v%d" % epoch, version=12).error == 0, "sequences restart"
         assert producer.move(epoch + 1, version=5) == 0
         old = Producer(producer.peer, "T", producer.number, producer.epoch)
         assert producer.finish(commits=commits) == 0
         assert (producer.number, producer.epoch) == (old.number, epoch + 1)
         assert old.produce(1, b"late", version=12).error == WireError.INVALID_PRODUCER_EPOCH
         assert old.move(9, version=5) == WireError.INVALID_PRODUCER_EPOCH
-        assert (old.finish(commits=commits), old.epoch) == (0, epoch + 1), "the answer was lost"
+        assert (old.finish(commits=commits), old.epoch) == (0, epoch + 1), "the response was lost"
         assert Producer(producer.peer, "T", old.number, epoch).finish(commits=not commits) == WireError.PRODUCER_FENCED
     assert stored(world) == [b"v0", b"v2"]
     assert position(world)[0] == 3
 
 
-def test_positions_begin_a_transaction_of_the_second_dialect(world: World, producer: Producer) -> None:
+def test_offsets_start_a_transaction_in_the_second_version(world: World, producer: Producer) -> None:
     assert producer.move(1, version=4) == WireError.INVALID_TXN_STATE
     assert producer.move(7, version=5) == 0
     assert position(world)[0] == -1
@@ -111,7 +111,7 @@ def test_positions_begin_a_transaction_of_the_second_dialect(world: World, produ
     assert position(world)[0] == 7
 
 
-def test_nothing_is_open_in_the_second_dialect(world: World, producer: Producer) -> None:
+def test_empty_transactions_in_the_second_version(world: World, producer: Producer) -> None:
     assert producer.finish(commits=True) == WireError.INVALID_TXN_STATE
     assert (producer.finish(commits=False), producer.epoch) == (0, 1)
     assert Producer(producer.peer, "T", producer.number, 0).finish(commits=True) == WireError.PRODUCER_FENCED
@@ -120,7 +120,7 @@ def test_nothing_is_open_in_the_second_dialect(world: World, producer: Producer)
     assert stored(world) == [b"v"]
 
 
-def test_an_end_whose_answer_was_lost_with_the_broker(world: World, producer: Producer) -> None:
+def test_an_end_whose_response_was_lost_with_the_broker(world: World, producer: Producer) -> None:
     producer.produce(0, b"v", version=12)
     again = Producer(producer.peer, "T", producer.number, 0)
     assert producer.finish() == 0
@@ -131,7 +131,7 @@ def test_an_end_whose_answer_was_lost_with_the_broker(world: World, producer: Pr
     assert stored(world) == [b"v", b"w"]
 
 
-def test_who_fences_during_a_large_commit_keeps_the_epoch(world: World, producer: Producer) -> None:
+def test_fencing_during_a_large_commit_keeps_the_new_epoch(world: World, producer: Producer) -> None:
     for number in range(BATCHES_AT_ONCE_MAX + 1):
         producer.produce(number, b"v", version=12)
     body = schema.request(Api.END_TXN)(**producer.who, committed=True)
@@ -144,14 +144,14 @@ def test_who_fences_during_a_large_commit_keeps_the_epoch(world: World, producer
     assert stored(world) == []
 
 
-def test_the_second_dialect_is_told(world: World) -> None:
+def test_the_second_version_is_advertised(world: World) -> None:
     answer = world.connect().ask(Api.API_VERSIONS, 4, client_software_name="a", client_software_version="1")
     reported = [(one.name, one.min_version_level, one.max_version_level) for one in answer.finalized_features]
     assert (reported, answer.finalized_features_epoch) == ([("transaction.version", 2, 2)], 0)
     assert [(one.name, one.max_version) for one in answer.supported_features] == [("transaction.version", 2)]
 
 
-def test_an_end_is_answered_where_there_are_users() -> None:
+def test_an_end_is_acknowledged_on_a_broker_with_users() -> None:
     world = two_topics()
     world.memory.broker.access.configure([ALICE])
     peer = world.connect()

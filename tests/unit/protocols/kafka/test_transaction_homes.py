@@ -1,4 +1,4 @@
-"""Transactions over several processes: one home, records and positions where their topics lie, all or nothing of them."""
+"""Transactions over several processes: one coordinator, participants in the topics' shards, atomic ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from polywire.protocols.kafka.transactions import SETTLED_S
 from tests.unit.protocols.kafka.test_carrying import COUNT, TOPICS, Client, Processes, join
 from tests.unit.protocols.kafka.transaction_dialogue import TIMEOUT_MS, Producer
 
-HOME, ELSEWHERE = "TTT", ("a", "bb")  # an id that is at home where topic ccc is, and topics of the other two shards
+# an id coordinated by the shard that owns topic ccc, and topics of the other two shards
+HOME, ELSEWHERE = "TTT", ("a", "bb")
 GROUP = "dddd"  # of shard 1
 
 
 class Everywhere:
-    """A client that asks who is the one to ask, over a connection to each."""
+    """A client that finds the coordinator, over a connection to each process."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -73,7 +74,7 @@ def decisions(processes: Processes) -> int:
 
 
 def write(made: Producer, dialect: int, *topics: str, first: int = 0, value: bytes = b"v") -> None:
-    """A record to each topic, as this dialect does it."""
+    """Write a record to each topic with this transaction version."""
     for topic in topics:
         if dialect == 1:
             assert made.add(0, topic=topic) == [0]
@@ -90,18 +91,18 @@ either_end = pytest.mark.parametrize("commits", [True, False], ids=["committed",
 
 @each_dialect
 @either_end
-def test_it_ends_in_all_shards_or_in_none(processes: Processes, dialect: int, commits: bool) -> None:
+def test_a_transaction_ends_in_all_shards_or_none(processes: Processes, dialect: int, commits: bool) -> None:
     made = producer(processes)
     write(made, dialect, "a", "bb", "ccc")
     assert everywhere(processes) == [[], [], []]
     assert end(made, dialect, commits=commits) == 0
     assert everywhere(processes) == [[b"v"] * commits] * 3
-    assert decisions(processes) == 0, "all have followed before the client was told"
+    assert decisions(processes) == 0, "all participants have followed before the client is notified"
 
 
 @each_dialect
-def test_one_follows_the_other(processes: Processes, dialect: int) -> None:
-    """Sequences go on over the transactions of an epoch, also where branches were aborted, or there was none."""
+def test_consecutive_transactions(processes: Processes, dialect: int) -> None:
+    """Sequences continue across transactions of an epoch, even if participants were aborted or absent."""
     made, sequences = producer(processes), dict.fromkeys(("a", "bb", "ccc"), 0)
     rounds = [("a", "bb"), ("bb", "ccc"), ("a",), ("a", "ccc"), ("ccc",), ("bb",)]
     expected: dict[str, list[bytes]] = {topic: [] for topic in sequences}
@@ -118,7 +119,7 @@ def test_one_follows_the_other(processes: Processes, dialect: int) -> None:
 
 
 @each_dialect
-def test_what_is_sent_again_is_stored_once(processes: Processes, dialect: int) -> None:
+def test_repeated_requests_store_records_once(processes: Processes, dialect: int) -> None:
     made = producer(processes)
     for _ in range(2):
         write(made, dialect, "a", "ccc")
@@ -126,7 +127,7 @@ def test_what_is_sent_again_is_stored_once(processes: Processes, dialect: int) -
     assert everywhere(processes) == [[b"v"], [], [b"v"]]
 
 
-def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> None:
+def test_other_processes_answer_with_not_coordinator(processes: Processes) -> None:
     client, refused = Client(processes, 1), WireError.NOT_COORDINATOR
     who = {"transactional_id": HOME, "producer_id": 1, "producer_epoch": 0}
     assert client.ask(Api.INIT_PRODUCER_ID, transactional_id=HOME, transaction_timeout_ms=1000).error == refused
@@ -146,7 +147,7 @@ def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> N
     assert reported.error == refused
 
 
-def test_all_partitions_are_added_or_none(processes: Processes) -> None:
+def test_partitions_are_added_all_or_none(processes: Processes) -> None:
     made = producer(processes)
     topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
     asked = [topics(name="a", partitions=[0]), topics(name="bb", partitions=[7]), topics(name="no", partitions=[0])]
@@ -158,9 +159,11 @@ def test_all_partitions_are_added_or_none(processes: Processes) -> None:
     }
 
 
-def test_nothing_is_staged_that_home_was_not_told_of(processes: Processes) -> None:
+def test_records_need_partitions_known_to_the_coordinator(processes: Processes) -> None:
     made = producer(processes)
-    assert made.produce(0, b"v", topic="a").error == WireError.INVALID_TXN_STATE, "the first dialect adds partitions"
+    assert made.produce(0, b"v", topic="a").error == WireError.INVALID_TXN_STATE, (
+        "the first version adds partitions explicitly"
+    )
     assert made.produce(0, b"v", topic="a", version=11).error == WireError.TRANSACTION_ABORTABLE
     assert made.add(0, topic="a") == [0]
     assert made.produce(0, b"v", topic="a", partition=1).error == WireError.INVALID_TXN_STATE
@@ -175,7 +178,7 @@ def test_nothing_is_staged_that_home_was_not_told_of(processes: Processes) -> No
 
 
 @each_dialect
-def test_who_holds_the_id_next_aborts_what_is_open_everywhere(processes: Processes, dialect: int) -> None:
+def test_the_next_holder_of_the_id_aborts_open_participants_everywhere(processes: Processes, dialect: int) -> None:
     old = producer(processes)
     write(old, dialect, "a", "ccc")
     new = producer(processes)
@@ -190,7 +193,7 @@ def test_who_holds_the_id_next_aborts_what_is_open_everywhere(processes: Process
     assert everywhere(processes) == [[b"new"], [b"new"], []]
 
 
-def test_a_holder_of_another_wire_fences_and_is_fenced(processes: Processes) -> None:
+def test_holders_over_different_protocols_fence_each_other(processes: Processes) -> None:
     """Cursus has its ids in all shards."""
     old = producer(processes)
     write(old, 1, "a", "ccc")
@@ -212,12 +215,14 @@ def test_a_holder_of_another_wire_fences_and_is_fenced(processes: Processes) -> 
     assert everywhere(processes) == [[b"new"], [], [b"new"]]
 
 
-# Positions
+# Offsets
 
 
 @each_dialect
 @either_end
-def test_positions_move_with_it_wherever_their_topics_are(processes: Processes, dialect: int, commits: bool) -> None:
+def test_offsets_are_committed_with_the_transaction_in_any_shard(
+    processes: Processes, dialect: int, commits: bool
+) -> None:
     made = producer(processes)
     version = 3 if dialect == 1 else 5
     client = Client(processes, 1)
@@ -241,7 +246,7 @@ def test_positions_move_with_it_wherever_their_topics_are(processes: Processes, 
 
 
 @each_dialect
-def test_who_is_no_member_moves_nothing(processes: Processes, dialect: int) -> None:
+def test_transactional_offsets_need_a_current_member(processes: Processes, dialect: int) -> None:
     made = producer(processes)
     version = 3 if dialect == 1 else 5
     member, generation = join(Client(processes, 1), GROUP)
@@ -260,11 +265,11 @@ def test_who_is_no_member_moves_nothing(processes: Processes, dialect: int) -> N
     assert processes.broker("bb").branches.find(HOME) is None
 
 
-# Shards that are away
+# Unresponsive shards
 
 
 def away(processes: Processes, *shards: int) -> dict[int, Any]:
-    """Processes that take nothing; what brings them back."""
+    """Make processes accept no requests; return what restores them."""
     factories, was = processes.shards.factories, {shard: processes.shards.factories[shard] for shard in shards}
     for shard in shards:
         factories[shard] = Deaf()  # type: ignore[call-overload]
@@ -275,7 +280,7 @@ def away(processes: Processes, *shards: int) -> dict[int, Any]:
 
 
 class Deaf:
-    """Makes sessions that never answer."""
+    """Opens sessions that never respond."""
 
     def open(self, output: Any, resume: Any) -> Any:
         return self
@@ -304,7 +309,7 @@ def back(processes: Processes, was: dict[int, Any]) -> None:
 
 
 @either_end
-def test_a_shard_that_is_away_follows_when_it_is_back(processes: Processes, commits: bool) -> None:
+def test_an_unresponsive_shard_follows_when_it_is_back(processes: Processes, commits: bool) -> None:
     made = producer(processes)
     write(made, 1, "a", "bb", "ccc")
     was = away(processes, 2)
@@ -312,20 +317,20 @@ def test_a_shard_that_is_away_follows_when_it_is_back(processes: Processes, comm
     version = client.tell(Api.END_TXN, 3, **made.who, committed=commits)
     assert client.hear(Api.END_TXN, version) is None
     processes.loop.advance(SETTLED_S)
-    assert client.hear(Api.END_TXN, version).error == 0, "it has been decided"
+    assert client.hear(Api.END_TXN, version).error == 0, "the decision is made"
     assert stored(processes, "a") == [b"v"] * commits
     assert made.add(0, topic="a") == [WireError.CONCURRENT_TRANSACTIONS]
     assert made.end(commits=commits) == WireError.CONCURRENT_TRANSACTIONS
     back(processes, was)
     assert decisions(processes) == 0
     assert everywhere(processes) == [[b"v"] * commits] * 3
-    assert made.end(commits=commits) == 0, "it has ended so"
+    assert made.end(commits=commits) == 0, "it has ended accordingly"
     write(made, 1, "a", first=1, value=b"next")
     assert made.end() == 0
     assert stored(processes, "a") == [b"v"] * commits + [b"next"]
 
 
-def test_a_home_whose_storage_has_failed_leaves_it_to_its_next_process_that_all_have_followed(
+def test_after_a_storage_failure_the_next_coordinator_process_completes_the_end(
     processes: Processes,
 ) -> None:
     made = producer(processes)
@@ -335,11 +340,11 @@ def test_a_home_whose_storage_has_failed_leaves_it_to_its_next_process_that_all_
     client.hear(Api.END_TXN, client.tell(Api.END_TXN, 3, **made.who, committed=True))
     processes.shards.brokers[0]._log.fail()  # type: ignore[attr-defined]  # it is in memory
     back(processes, was)
-    assert stored(processes, "bb") == [b"v"], "no error of the loop's came in between"
+    assert stored(processes, "bb") == [b"v"], "no error of the loop came in between"
     assert decisions(processes) == 1
 
 
-def test_a_transaction_that_takes_too_long_is_aborted_everywhere(processes: Processes) -> None:
+def test_a_transaction_that_times_out_is_aborted_everywhere(processes: Processes) -> None:
     made = producer(processes)
     write(made, 2, "a", "ccc")
     processes.loop.advance(TIMEOUT_MS / 1000 + 1)
@@ -350,11 +355,11 @@ def test_a_transaction_that_takes_too_long_is_aborted_everywhere(processes: Proc
     assert everywhere(processes) == [[], [], []]
 
 
-def test_a_branch_is_kept_for_as_long_as_home_is_away(processes: Processes) -> None:
+def test_a_participant_is_kept_while_its_coordinator_is_away(processes: Processes) -> None:
     made = producer(processes)
     write(made, 2, "a")
     was = away(processes, 0, 1)
-    processes.loop.advance(3 * 3600)  # what is staged else expires in one
+    processes.loop.advance(3 * 3600)  # other staged batches expire after one hour
     branch = processes.broker("a").branches.find(HOME)
     assert branch is not None
     assert branch.is_open
@@ -365,7 +370,7 @@ def test_a_branch_is_kept_for_as_long_as_home_is_away(processes: Processes) -> N
     assert decisions(processes) == 0
 
 
-def test_a_branch_that_home_knows_nothing_of_has_aborted(processes: Processes) -> None:
+def test_a_participant_unknown_to_its_coordinator_is_aborted(processes: Processes) -> None:
     made = producer(processes)
     write(made, 2, "a")
     home = processes.shards.brokers[0]
@@ -380,7 +385,7 @@ def test_a_branch_that_home_knows_nothing_of_has_aborted(processes: Processes) -
 # Tools
 
 
-def test_tools_are_told_of_a_transaction_by_its_home_with_all_that_it_writes_to(processes: Processes) -> None:
+def test_the_coordinator_describes_a_transaction_with_all_its_partitions(processes: Processes) -> None:
     made = producer(processes)
     write(made, 1, "a", "bb", "ccc")
     reported = Client(processes, 0).ask(Api.DESCRIBE_TRANSACTIONS, transactional_ids=[HOME, "no"]).transaction_states
@@ -398,7 +403,7 @@ def test_tools_are_told_of_a_transaction_by_its_home_with_all_that_it_writes_to(
         )
 
 
-def test_deleting_an_id_aborts_its_branches(processes: Processes) -> None:
+def test_deleting_an_id_aborts_its_participants(processes: Processes) -> None:
     made = producer(processes)
     write(made, 1, "a", "ccc")
     processes.shards.brokers[0].transactions.delete(HOME)

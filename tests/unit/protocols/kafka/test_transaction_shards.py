@@ -1,4 +1,4 @@
-"""What a transaction over several processes meets: rights, deleted topics, large parts, late permissions, other counts of shards."""
+"""Transactions over several processes: permissions, deleted topics, large parts, delayed messages, resharding."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def processes() -> Processes:
 
 
 def sent(made: Producer, topic: str, first: int, value: bytes) -> dict[str, Any]:
-    """What a Produce of one record says."""
+    """Return the fields of a Produce request of one record."""
     batch = encode_batch(
         [Record(value)],
         producer_id=made.number,
@@ -59,7 +59,7 @@ def sent(made: Producer, topic: str, first: int, value: bytes) -> dict[str, Any]
 
 
 def frames(client: Client) -> list[bytes]:
-    """Answers that came, without their lengths."""
+    """Return the responses that arrived, without their lengths."""
     data, found = bytes(client.output.written), []
     client.output.written.clear()
     while data:
@@ -69,8 +69,8 @@ def frames(client: Client) -> list[bytes]:
     return found
 
 
-def test_what_follows_the_first_records_waits_until_home_has_let_them_in(processes: Processes) -> None:
-    """A client sends several requests before the first is answered: their order is that of their sequences."""
+def test_later_records_wait_until_the_coordinator_has_added_the_first_ones(processes: Processes) -> None:
+    """A client pipelines several requests: they must be handled in the order of their sequences."""
     made = producer(processes)
     client = made.peer.clients[1]  # type: ignore[attr-defined]
     data = b"".join(
@@ -96,7 +96,7 @@ def test_what_follows_the_first_records_waits_until_home_has_let_them_in(process
     assert stored(processes, "a") == [b"%d" % number for number in range(5)]
 
 
-def test_a_connection_that_ends_while_home_is_asked_leaves_nothing(processes: Processes) -> None:
+def test_a_connection_closed_while_the_coordinator_is_asked_leaves_nothing(processes: Processes) -> None:
     made = producer(processes)
     client = made.peer.clients[1]  # type: ignore[attr-defined]
     client.tell(Api.PRODUCE, 12, **sent(made, "a", 0, b"v"))
@@ -109,7 +109,7 @@ def test_a_connection_that_ends_while_home_is_asked_leaves_nothing(processes: Pr
 
 
 @each_dialect
-def test_what_is_for_a_topic_that_was_deleted_goes_with_it(processes: Processes, dialect: int) -> None:
+def test_records_of_a_topic_deleted_during_the_transaction_are_dropped(processes: Processes, dialect: int) -> None:
     made = producer(processes)
     write(made, dialect, "a", "bb", "ccc")
     broker = processes.broker("bb")
@@ -120,7 +120,7 @@ def test_what_is_for_a_topic_that_was_deleted_goes_with_it(processes: Processes,
     assert decisions(processes) == 0
 
 
-def test_a_large_part_is_committed_a_little_at_a_time(processes: Processes) -> None:
+def test_a_large_participant_is_committed_in_steps(processes: Processes) -> None:
     made, count = producer(processes), BATCHES_AT_ONCE_MAX + 50
     for number in range(count):
         assert made.produce(number, b"%d" % number, topic="a", version=12).error == 0
@@ -131,14 +131,14 @@ def test_a_large_part_is_committed_a_little_at_a_time(processes: Processes) -> N
 
 
 @each_dialect
-def test_an_end_that_is_asked_for_again_is_answered_the_same(processes: Processes, dialect: int) -> None:
+def test_a_repeated_end_gets_the_same_response(processes: Processes, dialect: int) -> None:
     made = producer(processes)
     write(made, dialect, "a", "bb")
     before = made.epoch
     was = away(processes, 2)
     client, version = made.peer.clients[0], 3 if dialect == 1 else 5  # type: ignore[attr-defined]
     client.tell(Api.END_TXN, version, **made.who, committed=True)
-    for _ in range(3):  # another connection asks again, while it is decided and not done
+    for _ in range(3):  # another connection repeats it, while it is decided and not done
         other = Client(processes, 0)
         other.tell(Api.END_TXN, version, **made.who, committed=True)
         processes.loop.advance(SETTLED_S)
@@ -152,7 +152,7 @@ def test_an_end_that_is_asked_for_again_is_answered_the_same(processes: Processe
     assert everywhere(processes) == [[b"v"], [b"v"], []]
 
 
-def test_everybody_who_waits_for_an_end_is_told_of_it(processes: Processes) -> None:
+def test_every_client_waiting_for_an_end_gets_the_result(processes: Processes) -> None:
     made = producer(processes)
     write(made, 2, "a", "bb")
     was = away(processes, 2)
@@ -168,7 +168,7 @@ def test_everybody_who_waits_for_an_end_is_told_of_it(processes: Processes) -> N
     assert [client.hear(Api.END_TXN, 5).producer_epoch for client in clients] == [1] * 3
 
 
-def test_the_next_transaction_waits_for_a_shard_that_is_away(processes: Processes) -> None:
+def test_the_next_transaction_waits_for_an_unresponsive_shard(processes: Processes) -> None:
     made = producer(processes)
     write(made, 2, "a", "bb", "ccc")
     was = away(processes, 2)
@@ -190,14 +190,14 @@ def test_the_next_transaction_waits_for_a_shard_that_is_away(processes: Processe
     assert everywhere(processes) == [[b"v", b"next"], [b"v"], [b"v", b"next"]]
 
 
-# Permissions of a home
+# Permissions of a coordinator
 
 
 def joined(home: int = 0, token: int = 1, epoch: int = 3, number: int = 9) -> Joined:
     return Joined("id", home, bytes([token]) * 16, epoch, TransactionalProducer(number, 0, -1, 10**9), 0)
 
 
-def test_a_permission_that_comes_behind_the_end_opens_nothing(processes: Processes) -> None:
+def test_a_late_permission_after_the_end_opens_nothing(processes: Processes) -> None:
     branches = processes.shards.brokers[1].branches
     branches.end("id", joined().token, commits=True, done=lambda _: None)
     with pytest.raises(Conflict):
@@ -205,11 +205,13 @@ def test_a_permission_that_comes_behind_the_end_opens_nothing(processes: Process
     branches.enter(joined(token=2))
     with pytest.raises(Conflict):
         branches.enter(joined(token=3, epoch=2))
-    assert branches.enter(joined(token=3, epoch=0, number=10)).token == joined(token=3).token, "an id that began anew"
+    assert branches.enter(joined(token=3, epoch=0, number=10)).token == joined(token=3).token, (
+        "an id that was re-created"
+    )
 
 
-def test_an_end_that_comes_late_ends_no_other_transaction(processes: Processes) -> None:
-    """In the first dialect both have one epoch."""
+def test_a_late_end_does_not_end_the_next_transaction(processes: Processes) -> None:
+    """In the first version both have the same epoch."""
     branches = processes.shards.brokers[1].branches
     branches.enter(joined())
     for _ in range(2):
@@ -222,23 +224,23 @@ def test_an_end_that_comes_late_ends_no_other_transaction(processes: Processes) 
 
 
 class Alone:
-    """Whose link it is: one process, for nobody."""
+    """The owner of a link: a process without others."""
 
     context = Context(None, "", "", "kafka", 0, 1)
 
     def link_lost(self, shard: int) -> None:
-        """It does not get lost."""
+        """Do nothing: the link is not lost."""
 
     def relieved(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing waits."""
 
 
-def test_a_shard_begins_no_branch_by_itself(processes: Processes) -> None:
-    """A power loss took the branch that was opened for it, which nobody had synced: partitions that come behind that are for another."""
+def test_a_shard_does_not_open_a_participant_by_itself(processes: Processes) -> None:
+    """A power loss took its unsynced participant: partitions that arrive later belong to another one."""
     made = producer(processes)
     write(made, 1, "a")
     assert end(made, 1) == 0
-    assert made.add(0, topic="ccc") == [0], "the next transaction has begun at home"
+    assert made.add(0, topic="ccc") == [0], "the coordinator has started the next transaction"
     link = KafkaLink(Seen(processes.shards, 0), 1, Alone())
     reported: list[Any] = []
     topics = [schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name="a", partitions=[0])]
@@ -246,14 +248,14 @@ def test_a_shard_begins_no_branch_by_itself(processes: Processes) -> None:
     link.ask(Api.ADD_PARTITIONS_TO_TXN, 3, asked, reported.append, client_id=None)
     processes.loop.run_due()
     assert reported[0].topics[0].partitions[0].error == WireError.CONCURRENT_TRANSACTIONS, (
-        "at which clients ask once more"
+        "after this error clients retry"
     )
     branch = processes.shards.brokers[1].branches.find(HOME)
     assert branch is not None
     assert not branch.is_open
 
 
-def test_a_branch_of_another_home_is_waited_for(processes: Processes) -> None:
+def test_a_participant_of_another_coordinator_is_waited_for(processes: Processes) -> None:
     branches = processes.shards.brokers[1].branches
     branches.enter(joined())
     with pytest.raises(Busy):
@@ -263,15 +265,15 @@ def test_a_branch_of_another_home_is_waited_for(processes: Processes) -> None:
     assert branches.enter(joined(home=2, token=2, epoch=0)).is_open
 
 
-def test_nobody_holds_the_name_of_a_branch(processes: Processes) -> None:
+def test_internal_ids_of_participants_are_refused(processes: Processes) -> None:
     reported = Client(processes, 1).ask(
         Api.INIT_PRODUCER_ID, 4, transactional_id="\0abc", transaction_timeout_ms=1000
-    )  # a name of four
+    )  # a name of four characters
     assert reported.error == WireError.INVALID_REQUEST
 
 
-def test_what_is_open_is_aborted_where_its_home_moves(processes: Processes) -> None:
-    """A directory was served by fewer processes before."""
+def test_open_transactions_are_aborted_when_their_coordinator_moves(processes: Processes) -> None:
+    """The directory had fewer processes before."""
     made = Producer(Everywhere(processes), "aa")  # type: ignore[arg-type]
     broker = processes.shards.brokers[1]
     held = broker.transactions.number_producer("aa", asks_again=False, timeout_us=10**9, done=None)
@@ -285,7 +287,7 @@ def test_what_is_open_is_aborted_where_its_home_moves(processes: Processes) -> N
     assert made.init() == 0
 
 
-# Who may
+# Permissions
 
 
 def logged_in(processes: Processes, name: str) -> Everywhere:
@@ -295,13 +297,13 @@ def logged_in(processes: Processes, name: str) -> Everywhere:
         version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
         end_s = time.monotonic() + WAIT_S
         while (reported := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
-            assert time.monotonic() < end_s, "passwords are looked at in a thread"
+            assert time.monotonic() < end_s, "passwords are verified in a thread"
         assert not reported.error
     return everywhere_
 
 
-def test_rights_are_those_of_who_asks_wherever_it_is_looked_at(processes: Processes) -> None:
-    """alice may do everything, bob what concerns topic a."""
+def test_permissions_of_the_client_apply_in_every_shard(processes: Processes) -> None:
+    """alice may do everything, bob only what concerns topic a."""
     with_users(processes)
     bob = Producer(logged_in(processes, "bob"), "TTTT")  # type: ignore[arg-type]  # at home in shard 1, as topic a
     assert bob.init() == 0

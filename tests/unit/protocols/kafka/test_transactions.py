@@ -1,4 +1,4 @@
-"""Transactions over the Kafka wire (spec: kafka#transactions, kafka#base-offsets-in-transactions)."""
+"""Transactions over the Kafka protocol (spec: kafka#transactions, kafka#base-offsets-in-transactions)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def producer(world: World) -> Producer:
 # Ends
 
 
-def test_nothing_is_seen_before_the_commit_and_everything_after_it(world: World, producer: Producer) -> None:
+def test_records_are_visible_after_the_commit_only(world: World, producer: Producer) -> None:
     assert producer.add(0, 1) == [0, 0]
     assert producer.add(0, topic="u") == [0]
     reported = [producer.produce(0, b"a", b"b"), producer.produce(2, b"c"), producer.produce(0, b"d", partition=1)]
@@ -58,7 +58,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after_it(world: World,
     assert position(world, "h", "u") == (8, 3, "m")
 
 
-def test_an_aborted_transaction_leaves_nothing_and_its_sequences_go_on(world: World, producer: Producer) -> None:
+def test_an_aborted_transaction_leaves_nothing_and_sequences_continue(world: World, producer: Producer) -> None:
     producer.add()
     producer.produce(0, b"a", b"b")
     producer.offsets()
@@ -70,7 +70,7 @@ def test_an_aborted_transaction_leaves_nothing_and_its_sequences_go_on(world: Wo
     assert (stored(world), position(world)) == ([b"c"], (-1, -1, ""))
 
 
-def test_what_has_ended_may_end_again_the_same_way_only(world: World, producer: Producer) -> None:
+def test_an_ended_transaction_can_end_again_the_same_way_only(world: World, producer: Producer) -> None:
     assert [producer.end(commits=commits) for commits in (True, False)] == [WireError.INVALID_TXN_STATE] * 2
     for commits in (True, False):
         producer.add()
@@ -80,7 +80,7 @@ def test_what_has_ended_may_end_again_the_same_way_only(world: World, producer: 
     assert stored(world) == [b"v"]
 
 
-def test_a_repeated_batch_is_held_once(world: World, producer: Producer) -> None:
+def test_a_duplicate_batch_is_staged_once(world: World, producer: Producer) -> None:
     producer.add()
     for first in (0, 0, 2, 0, 2):
         entry = producer.produce(first, b"a%d" % first, b"b")
@@ -94,7 +94,7 @@ def test_a_repeated_batch_is_held_once(world: World, producer: Producer) -> None
     assert stored(world) == [b"a0", b"b", b"a2", b"b"]
 
 
-def test_sequences_begin_at_0_with_each_epoch(world: World, producer: Producer) -> None:
+def test_sequences_restart_at_0_with_each_epoch(world: World, producer: Producer) -> None:
     producer.add()
     assert producer.produce(1, b"first was lost").error == WireError.OUT_OF_ORDER_SEQUENCE_NUMBER
     producer.produce(0, b"a")
@@ -118,10 +118,10 @@ def test_sequences_wrap_around(world: World, producer: Producer) -> None:
     assert stored(world) == [b"a", b"b", b"c", b"d", b"e"]
 
 
-# Who holds an id
+# Holders of an id
 
 
-def test_a_new_holder_fences_the_old_one_and_aborts_what_it_left(world: World, producer: Producer) -> None:
+def test_a_new_holder_fences_the_old_one_and_aborts_its_transaction(world: World, producer: Producer) -> None:
     producer.add()
     producer.produce(0, b"lost")
     other = Producer(world.connect())
@@ -142,7 +142,7 @@ def test_a_new_holder_fences_the_old_one_and_aborts_what_it_left(world: World, p
 
 
 @pytest.mark.parametrize(("version", "code"), [(3, WireError.INVALID_PRODUCER_EPOCH), (4, WireError.PRODUCER_FENCED)])
-def test_who_says_that_it_holds_an_id_must(world: World, producer: Producer, version: int, code: WireError) -> None:
+def test_a_claimed_id_and_epoch_are_verified(world: World, producer: Producer, version: int, code: WireError) -> None:
     first = Producer(producer.peer, "T", producer.number, 0)
     assert (first.init(again=True, version=version), first.epoch) == (0, 1)
     repeated = Producer(producer.peer, "T", producer.number, 0)
@@ -159,7 +159,7 @@ def test_who_says_that_it_holds_an_id_must(world: World, producer: Producer, ver
     assert (unknown.init(again=True, version=version), unknown.epoch) == (0, 0)
 
 
-def test_epochs_that_are_used_up_bring_another_number(world: World, producer: Producer) -> None:
+def test_an_exhausted_epoch_gets_a_new_producer_id(world: World, producer: Producer) -> None:
     held = world.memory.broker.transactions.find("T")
     assert held is not None
     held.epoch = PRODUCER_EPOCHS - 2
@@ -174,7 +174,7 @@ def test_epochs_that_are_used_up_bring_another_number(world: World, producer: Pr
     assert producer.add() == [0]
 
 
-def test_ids_and_numbers_that_nobody_has(world: World, producer: Producer) -> None:
+def test_unknown_ids_and_producer_numbers_are_refused(world: World, producer: Producer) -> None:
     other = Producer(producer.peer, "T", producer.number + 1, 0)
     unknown = Producer(producer.peer, "U", producer.number, 0)
     for wrong in (other, unknown):
@@ -187,7 +187,7 @@ def test_ids_and_numbers_that_nobody_has(world: World, producer: Producer) -> No
         assert producer.init(timeout_ms=timeout_ms) == WireError.INVALID_TRANSACTION_TIMEOUT
 
 
-def test_an_id_that_goes_from_wire_to_wire_fences_each_time(world: World, producer: Producer) -> None:
+def test_an_id_that_alternates_between_protocols_fences_each_time(world: World, producer: Producer) -> None:
     transactions = world.memory.broker.transactions
     producer.add()
     producer.produce(0, b"lost")
@@ -202,14 +202,14 @@ def test_an_id_that_goes_from_wire_to_wire_fences_each_time(world: World, produc
     assert producer.epoch == 0
 
 
-# What a transaction may hold
+# Contents of a transaction
 
 
 def test_partitions_are_added_all_or_none(world: World, producer: Producer) -> None:
     unknown, not_tried = WireError.UNKNOWN_TOPIC_OR_PARTITION, WireError.OPERATION_NOT_ATTEMPTED
     assert producer.add(0, 5, 1) == [not_tried, unknown, not_tried]
     assert producer.add(0, topic="missing") == [unknown]
-    assert producer.end() == WireError.INVALID_TXN_STATE, "nothing was opened"
+    assert producer.end() == WireError.INVALID_TXN_STATE, "no transaction was opened"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_records_for_a_partition_that_was_not_added(
     assert len(stored(world)) == (0 if code else 2)
 
 
-def test_positions_need_a_transaction_and_a_member(world: World, producer: Producer) -> None:
+def test_offsets_need_a_transaction_and_a_member(world: World, producer: Producer) -> None:
     assert producer.move(1) == WireError.INVALID_TXN_STATE
     producer.offsets()
     assert producer.move(1, generation_id=4, member_id="m") == WireError.ILLEGAL_GENERATION
@@ -234,9 +234,7 @@ def test_positions_need_a_transaction_and_a_member(world: World, producer: Produ
 
 
 @pytest.mark.parametrize("version", [7, 8])
-def test_who_wants_stable_positions_asks_again_while_a_transaction_moves_them(
-    world: World, producer: Producer, version: int
-) -> None:
+def test_require_stable_fails_while_a_transaction_holds_offsets(world: World, producer: Producer, version: int) -> None:
     def asked(*, stable: bool) -> list[tuple[int, int]]:
         peer, api = world.connect(), Api.OFFSET_FETCH
         if version == 7:
@@ -259,10 +257,10 @@ def test_who_wants_stable_positions_asks_again_while_a_transaction_moves_them(
     producer.offsets()
     producer.move(6)
     world.memory.advance(TIMEOUT_MS / 1000)
-    assert asked(stable=True) == [(0, 5), (0, -1)], "its time is over"
+    assert asked(stable=True) == [(0, 5), (0, -1)], "it has timed out"
 
 
-def test_positions_of_a_deleted_topic_and_records_for_it_end_nowhere(world: World, producer: Producer) -> None:
+def test_offsets_and_records_of_a_deleted_topic_are_dropped(world: World, producer: Producer) -> None:
     producer.add()
     producer.add(topic="u")
     producer.produce(0, b"gone")
@@ -294,10 +292,10 @@ def test_limits(world: World) -> None:
     assert producer.end() == 0
 
 
-# Time and restarts
+# Timeouts and restarts
 
 
-def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(world: World) -> None:
+def test_a_transaction_that_times_out_is_aborted_and_its_producer_fenced(world: World) -> None:
     producer = Producer(world.connect())
     producer.init(timeout_ms=1_000)
     producer.add()
@@ -313,7 +311,7 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(wo
     assert stored(world) == []
 
 
-def test_nobody_has_to_ask_for_one_that_takes_too_long(world: World, producer: Producer) -> None:
+def test_a_transaction_times_out_without_any_request(world: World, producer: Producer) -> None:
     producer.add()
     producer.produce(0, b"v")
     world.memory.advance(TIMEOUT_MS / 1000 + world.memory.settings.expiry_interval_s + 1)
@@ -343,7 +341,7 @@ def test_a_restart_leaves_a_transaction_open(world: World, producer: Producer) -
     assert (stored(world), position(world)[0]) == ([b"a", b"b", b"c"], 2)
 
 
-def test_what_was_not_synced_is_not_committed_after_a_restart() -> None:
+def test_unsynced_records_are_not_committed_after_a_restart() -> None:
     world = World(kafka=KafkaSettings(acks_all=Level.WRITTEN))
     world.memory.broker.create_topic(TopicName.parse("t"), 1)
     producer = Producer(world.connect())
@@ -360,10 +358,10 @@ def test_what_was_not_synced_is_not_committed_after_a_restart() -> None:
     assert stored(world) == [b"v"]
 
 
-# What else peers send
+# Other requests
 
 
-def test_a_transactional_batch_names_its_transaction(world: World, producer: Producer) -> None:
+def test_a_transactional_batch_must_name_its_transaction(world: World, producer: Producer) -> None:
     batch = encode_batch([Record(b"v")], attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0, base_sequence=0)
     topics = schema.request(Api.PRODUCE).Topics
     one = topics(name="t", partitions=[topics.Partitions(records=batch)])
@@ -392,7 +390,7 @@ def test_transactions_are_listed_and_described(world: World, producer: Producer)
     everything = {"T": "CompleteCommit", "U": "CompleteAbort", "V": "Ongoing", "W": "Empty", "X": "CompleteAbort"}
     assert listed() == everything
     assert set(listed(transactional_id_pattern="T|[V-W]")) == {"T", "V", "W"}
-    assert listed(transactional_id_pattern="nobody") == {}
+    assert listed(transactional_id_pattern="unknown") == {}
     assert listed(transactional_id_pattern="") == everything
     wrong = producer.peer.ask(Api.LIST_TRANSACTIONS, transactional_id_pattern="(")
     assert (wrong.error, list(wrong.transaction_states)) == (WireError.INVALID_REGULAR_EXPRESSION, [])

@@ -1,4 +1,4 @@
-"""What tools are told of users: rules as a view of permissions, and who may log in by SCRAM (spec: kafka#acls, kafka#other-calls)."""
+"""Users as tools see them: ACLs derived from permissions, and SCRAM credentials (spec: kafka#acls)."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def user(name: str, *words: str) -> ConfiguredUser:
     return ConfiguredUser(name, HASH, parse_grants(words))
 
 
-def test_without_users_there_are_no_rules() -> None:
+def test_without_users_there_are_no_acls() -> None:
     answer = World().connect().ask(Api.DESCRIBE_ACLS, resource_type_filter=1, operation=1, permission_type=1)
     assert answer.error == WireError.SECURITY_DISABLED
 
 
-def test_rules_are_what_users_may_do() -> None:
+def test_acls_show_the_permissions_of_users() -> None:
     _, peer = world_of(
         user("reader", "consume@shop"),
         user("loader", "produce@shop/orders", "produce@default/clicks"),
         user("keeper", "manage_topics@default"),
-        user("nobody", "read_servers"),
+        user("viewer", "read_servers"),
     )
     seen = rules(peer, resource_type_filter=2)
     assert seen[2, "shop.", 4] == {"User:reader": [READ, DESCRIBE, 10]}
@@ -79,8 +79,8 @@ def test_rules_are_what_users_may_do() -> None:
     }
     cluster = rules(peer, resource_type_filter=4)[4, "kafka-cluster", 3]
     assert ALTER in cluster["User:admin"]
-    assert ALTER not in cluster["User:nobody"]
-    assert DESCRIBE in cluster["User:nobody"]
+    assert ALTER not in cluster["User:viewer"]
+    assert DESCRIBE in cluster["User:viewer"]
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_rules_are_what_users_may_do() -> None:
         ({"resource_type_filter": 2, "operation": WRITE}, {"shop.orders", "*"}),
     ],
 )
-def test_rules_are_filtered(filters: dict[str, Any], expected: set[str]) -> None:
+def test_acls_are_filtered(filters: dict[str, Any], expected: set[str]) -> None:
     _, peer = world_of(user("reader", "consume@shop"), user("loader", "produce@shop/orders"))
     named = {"resource_type_filter": 2} if "resource_name_filter" in filters else {}
     assert {name for _, name, _ in rules(peer, **(named | filters))} == expected
 
 
-def test_there_is_a_limit_to_the_rules_of_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acls_in_one_response_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "RULES_MAX", 10)
     _, peer = world_of(user("reader", "consume@shop"))
     assert rules(peer, principal_filter="User:reader")
@@ -112,7 +112,7 @@ def test_there_is_a_limit_to_the_rules_of_one_answer(monkeypatch: pytest.MonkeyP
     assert (answer.error, list(answer.resources)) == (WireError.POLICY_VIOLATION, [])
 
 
-def test_who_may_log_in_by_scram() -> None:
+def test_scram_credentials_are_described() -> None:
     _, peer = world_of(user("reader", "consume"))
     every = peer.ask(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, users=None)
     assert [entry.user for entry in every.results] == ["admin"]
@@ -130,13 +130,13 @@ def test_who_may_log_in_by_scram() -> None:
     ]
 
 
-# What SCRAM takes is changed
+# Changes of SCRAM credentials
 
 ALTER_SCRAM = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS)
 
 
 def salted(name: str, password: str = "secret", mechanism: Mechanism = Mechanism.SHA_256, **fields: Any) -> Any:
-    """What a client sends for a password."""
+    """Return the change that a client sends for a password."""
     salt, iterations = b"salt", 4096
     hashed = pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
     given = {"iterations": iterations, "salt": salt, "salted_password": hashed} | fields
@@ -150,7 +150,7 @@ def altered(peer: Dialogue, *upsertions: Any, deletions: tuple[tuple[str, int], 
 
 
 def admitted(world: World, name: str, password: str, mechanism: Mechanism = Mechanism.SHA_256) -> bool:
-    """Whether the verifier of this name is proved by this password."""
+    """Return whether this password matches the verifier of this name."""
     verifier = world.memory.broker.access.verifier(name, mechanism)
     digest = mechanism.digest
     hashed = pbkdf2_hmac(digest, password.encode(), verifier.salt, verifier.iterations)
@@ -159,18 +159,18 @@ def admitted(world: World, name: str, password: str, mechanism: Mechanism = Mech
     return verifier.admits(b"said", bytes(a ^ b for a, b in zip(key, signature, strict=True)))
 
 
-def test_a_user_is_made_changed_and_ends_with_what_scram_takes() -> None:
+def test_scram_credentials_create_change_and_delete_a_user() -> None:
     world, peer = world_of()
     access = world.memory.broker.access
     assert altered(peer, salted("ann"), salted("ann", mechanism=Mechanism.SHA_512)) == {"ann": 0}
     assert all(admitted(world, "ann", "secret", mechanism) for mechanism in Mechanism)
-    assert access.user("ann").grants is None, "who was made so may do nothing"
+    assert access.user("ann").grants is None, "a user created this way has no permissions"
     was = access.log_in_with_token(access.create_token(access.user("ann"), "t", None))
     assert altered(peer, salted("ann", "other"), deletions=(("ann", 2),)) == {"ann": 0}
     assert (admitted(world, "ann", "secret"), admitted(world, "ann", "other")) == (False, True)
-    assert not access.is_current(was), "logins end with what they were made by"
+    assert not access.is_current(was), "logins end with the credentials they used"
     world.restart()
-    assert admitted(world, "ann", "other"), "it is kept"
+    assert admitted(world, "ann", "other"), "it is stored"
     peer = world.connect()
     peer.certified = world.memory.broker.access.certified("admin")
     assert altered(peer, deletions=(("ann", 1),)) == {"ann": 0}
@@ -186,7 +186,7 @@ def test_a_user_with_a_password_stays_without_verifiers() -> None:
     assert access.user("bob").verifiers == ()
 
 
-def test_what_cannot_be_changed_for_scram() -> None:
+def test_refused_scram_changes() -> None:
     world, peer = world_of(user("carl", "produce"))
     unacceptable, missing = WireError.UNACCEPTABLE_CREDENTIAL, WireError.RESOURCE_NOT_FOUND
     wrong = {
@@ -206,11 +206,13 @@ def test_what_cannot_be_changed_for_scram() -> None:
         "admin": WireError.CLUSTER_AUTHORIZATION_FAILED,
         "b": 0,
     }
-    assert altered(peer, salted("carl")) == {"carl": WireError.CLUSTER_AUTHORIZATION_FAILED}, "the file's users stay"
+    assert altered(peer, salted("carl")) == {"carl": WireError.CLUSTER_AUTHORIZATION_FAILED}, (
+        "users of the users file do not change"
+    )
     assert [one.name for one in world.memory.broker.access.users()] == ["admin", "carl", "b"]
 
 
-def test_who_may_manage_users_takes_over_nobody_who_may_do_more() -> None:
+def test_a_user_manager_cannot_change_users_with_more_permissions() -> None:
     world, peer = world_of(user("keeper", "manage_users"))
     access = world.memory.broker.access
     access._keep(User(9, "root", HASH, 0, EVERYTHING), None)

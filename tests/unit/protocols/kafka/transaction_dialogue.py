@@ -1,4 +1,4 @@
-"""A client of Kafka that holds a transactional id, and what others see of what it does."""
+"""A Kafka client that holds a transactional id, and the visible effects of its transactions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSACTIONAL = 16  # bit of a batch's attributes
 
 @dataclass
 class Producer:
-    """A client that holds a transactional id, as far as it knows."""
+    """A client that believes it holds a transactional id."""
 
     peer: Dialogue
     id: str = "T"
@@ -31,11 +31,11 @@ class Producer:
         return {"transactional_id": self.id, "producer_id": self.number, "producer_epoch": self.epoch}
 
     def ask(self, api: Api, version: int | None = None, /, **fields: Any) -> Any:
-        """One of the calls about a transaction."""
+        """Send a request of this transaction."""
         return self.peer.ask(api, SERVED[api].last if version is None else version, **self.who, **fields)
 
     def init(self, *, again: bool = False, version: int = 4, timeout_ms: int = TIMEOUT_MS) -> int:
-        """Hold the id; what was told is known only if it was."""
+        """Initialize the producer; the id and epoch are set only on success."""
         who = {"producer_id": self.number, "producer_epoch": self.epoch} if again else {}
         answer = self.peer.ask(
             Api.INIT_PRODUCER_ID, version, transactional_id=self.id, transaction_timeout_ms=timeout_ms, **who
@@ -53,7 +53,7 @@ class Producer:
     def produce(
         self, first: int, *values: bytes, partition: int = 0, topic: str = "t", version: int = 9, acks: int = -1
     ) -> Any:
-        """Records whose sequences begin so; what is told of their partition."""
+        """Produce records from this sequence; return the response of their partition."""
         batch = encode_batch(
             [Record(value) for value in values],
             producer_id=self.number,
@@ -67,7 +67,7 @@ class Producer:
         return answer.responses[0].partitions[0]
 
     def move(self, offset: int, *, group: str = GROUP, topic: str = "t", version: int = 3, **fields: Any) -> int:
-        """A position of a group, with the transaction."""
+        """Add an offset of a group to the transaction."""
         topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
         one = topics(name=topic, partitions=[topics.Partitions(offset=offset, metadata="m", leader_epoch=3)])
         answer = self.ask(Api.TXN_OFFSET_COMMIT, version, group_id=group, topics=[one], **fields)
@@ -81,7 +81,7 @@ class Producer:
         return int(self.ask(Api.END_TXN, version, committed=commits).error)
 
     def finish(self, *, commits: bool = True) -> int:
-        """The same in the second dialect: the producer goes on in the epoch that it is told."""
+        """End the transaction in the second version; the producer continues with the returned epoch."""
         answer = self.ask(Api.END_TXN, 5, committed=commits)
         if not answer.error:
             self.number, self.epoch = answer.producer_id, answer.producer_epoch
@@ -89,7 +89,7 @@ class Producer:
 
 
 def two_topics() -> World:
-    """A broker with topics ``t`` and ``u``."""
+    """Return a broker with topics ``t`` and ``u``."""
     world = World()
     for name in "tu":
         world.memory.broker.create_topic(TopicName.parse(name), 2)

@@ -1,4 +1,4 @@
-"""A Kafka 0.7 connection without a socket: frames in, answers out."""
+"""A Kafka 0.7 connection without a socket: request frames in, responses out."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from tests.unit.protocols import dialogue
 
 
 class World(dialogue.World[Kafka07Factory]):
-    """The Kafka 0.7 wire over a broker in memory."""
+    """The Kafka 0.7 protocol over a broker in memory."""
 
     def __init__(self, broker: BrokerSettings | None = None) -> None:
         super().__init__(Kafka07Factory, broker)
 
     def connect(self) -> Dialogue:
-        """A new connection."""
+        """Open a new connection."""
         return Dialogue(self)
 
 
 class Dialogue(dialogue.Dialogue):
-    """One connection. ``patient``: whether ``feed`` waits for what is prepared beside the loop."""
+    """One connection. ``patient``: whether ``feed`` waits for work off the event loop."""
 
     patient = True
 
@@ -29,10 +29,10 @@ class Dialogue(dialogue.Dialogue):
             self.settle()
 
     def settle(self) -> None:
-        """What is prepared beside the loop gets done."""
+        """Run until work off the event loop is done."""
         while self.pins:
             self.pass_by()
 
     def ask(self, frame: bytes) -> bytes:
-        """One request, and its answer with its length."""
+        """Send one request; return its response with its length."""
         return self.exchange(frame)

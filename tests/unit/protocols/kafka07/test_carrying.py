@@ -1,4 +1,4 @@
-"""Kafka 0.7 requests about topics of several shards: answered as one broker answers them."""
+"""Kafka 0.7 requests about topics of several shards: responses match a single process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FRAMES = (
 
 
 class Conversation(ShardedConversation):
-    """One connection; ``count`` shards behind it."""
+    """One connection in front of ``count`` shards."""
 
     def __init__(self, count: int, shards: MemoryShards | None = None) -> None:
         shards = shards or MemoryShards(Kafka07Factory, count)
@@ -59,7 +59,7 @@ class Conversation(ShardedConversation):
 
 @settings(max_examples=60, deadline=None)
 @given(chosen=st.lists(st.sampled_from(FRAMES), min_size=1, max_size=20), size=st.integers(5, 400))
-def test_requests_are_answered_as_by_one_broker(chosen: list[bytes], size: int) -> None:
+def test_responses_match_a_single_process(chosen: list[bytes], size: int) -> None:
     data = b"".join(chosen)
     heard = []
     for count in (1, 3):
@@ -72,7 +72,7 @@ def test_requests_are_answered_as_by_one_broker(chosen: list[bytes], size: int) 
     assert heard[0] == heard[1]
 
 
-def test_topics_begin_where_every_process_says() -> None:
+def test_topics_are_created_in_the_shard_that_every_process_computes() -> None:
     conversation = Conversation(3)
     conversation.say(*(encode_produce(topic, 0, encode_set([topic])) for topic in TOPICS))
     assert [[topic.name.full for topic in broker.topics()] for broker in conversation.shards.brokers] == [
@@ -85,18 +85,18 @@ def test_topics_begin_where_every_process_says() -> None:
         assert other.fetched(topic) == encode_set([topic])
 
 
-def test_a_read_waits_for_what_was_produced_elsewhere() -> None:
+def test_a_read_waits_for_records_produced_to_other_shards() -> None:
     conversation = Conversation(3)
     conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
     conversation.feed(encode_produce(b"a", 0, encode_set([b"2"])))
     conversation.feed(encode_offsets(b"ccc", 0, LATEST, 1))
-    assert conversation.session.paused(), "what is there of another topic acknowledges all that was sent"
+    assert conversation.session.paused(), "a response for another topic acknowledges everything sent before"
     conversation.pass_by()
     assert conversation.take()
     assert conversation.fetched(b"a") == encode_set([b"1", b"2"])
 
 
-def test_what_was_produced_is_stored_when_the_peer_goes() -> None:
+def test_records_are_stored_when_the_client_disconnects() -> None:
     conversation = Conversation(3)
     conversation.feed(encode_produce(b"a", 0, encode_set([b"1"])))
     conversation.session.finish(memoryview(encode_produce(b"bb", 0, encode_set([b"2"])) + b"\0"))
@@ -108,7 +108,7 @@ def test_what_was_produced_is_stored_when_the_peer_goes() -> None:
     assert (other.fetched(b"a"), other.fetched(b"bb")) == (encode_set([b"1"]), encode_set([b"2"]))
 
 
-def test_what_was_produced_goes_on_when_the_connection_is_gone() -> None:
+def test_a_produce_continues_after_its_connection_is_lost() -> None:
     conversation = Conversation(3)
     conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
     conversation.feed(encode_produce(b"a", 0, encode_set([b"2"])))
@@ -117,7 +117,7 @@ def test_what_was_produced_goes_on_when_the_connection_is_gone() -> None:
     assert Conversation(3, conversation.shards).fetched(b"a") == encode_set([b"1", b"2"])
 
 
-def test_a_set_that_is_refused_elsewhere_ends_the_connection() -> None:
+def test_a_set_refused_by_another_shard_closes_the_connection() -> None:
     conversation = Conversation(3)
     conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
     conversation.feed(encode_produce(b"a", 99, encode_set([b"2"])))
@@ -126,7 +126,7 @@ def test_a_set_that_is_refused_elsewhere_ends_the_connection() -> None:
     assert conversation.session.paused() is False or conversation.output.closed
 
 
-def test_a_lost_process_that_owes_nothing_is_nobodys_end() -> None:
+def test_a_lost_process_without_pending_requests_closes_no_connection() -> None:
     conversation = Conversation(3)
     conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
     conversation.fetched(b"a")
@@ -134,7 +134,7 @@ def test_a_lost_process_that_owes_nothing_is_nobodys_end() -> None:
     assert conversation.fetched(b"a") == encode_set([b"1"])
 
 
-def test_nothing_more_is_taken_for_a_process_that_takes_nothing() -> None:
+def test_requests_stop_when_a_shard_stops_reading() -> None:
     conversation = Conversation(3)
     conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
     conversation.shards.links[0].backlog = 1001
@@ -144,7 +144,7 @@ def test_nothing_more_is_taken_for_a_process_that_takes_nothing() -> None:
     assert conversation.resumes == resumes + 1
 
 
-def test_a_request_of_very_many_entries_is_spread() -> None:
+def test_a_request_of_very_many_entries_is_split_over_shards() -> None:
     conversation = Conversation(3)
     count = ENTRIES_AT_ONCE_MAX
     conversation.say(
@@ -160,6 +160,6 @@ def test_a_request_of_very_many_entries_is_spread() -> None:
 
 
 @pytest.mark.parametrize("frame", [struct.pack(">ih", 2, 9), struct.pack(">ihh", 4, 2, -1), struct.pack(">i", -1)])
-def test_nonsense_ends_the_connection(frame: bytes) -> None:
+def test_invalid_requests_close_the_connection(frame: bytes) -> None:
     with pytest.raises(PeerError):
         Conversation(3).say(frame)

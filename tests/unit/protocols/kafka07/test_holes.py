@@ -1,4 +1,4 @@
-"""Readers that add sizes to addresses get over the holes of a compacted partition (decision 0119)."""
+"""Clients that add message sizes to addresses can cross gaps of a compacted partition (decision 0119)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ HEAD_BYTES = 10
 
 
 class Compacted:
-    """A partition of which compaction kept some records: ``kept`` has (address, value) of each, ``boundaries`` where records once began."""
+    """A compacted partition: ``kept`` has (address, value) of each record, ``boundaries`` all original starts."""
 
     def __init__(self, batches: list[list[tuple[bytes, bool]]], pack: Compression | None = None) -> None:
-        """batches: values, and whether they stay; the last one of all does."""
+        """batches: values, and whether they stay; the last one always does."""
         self.world = World()
         self.peer = self.world.connect()
         self.peer.feed(encode_produce(b"t", 0, b""))
@@ -67,7 +67,7 @@ class Compacted:
         self.end = log.next_address
 
     def behind(self, address: int) -> list[bytes]:
-        """Values of the records that begin at an address or behind it."""
+        """Return the values of the records that start at or after an address."""
         return [value for at, value in self.kept if at >= address]
 
     def fetch(self, address: int, size: int) -> bytes:
@@ -76,20 +76,20 @@ class Compacted:
         return answer[6:]
 
     def read(self, address: int, size: int) -> list[tuple[int, bytes, bool]]:
-        """Everything from an address on, as the official client reads it: (where to go on, value, whether it came in a wrapper)."""
+        """Read all from an address on like the official client: (next address, value, whether it came in a wrapper)."""
         found: list[tuple[int, bytes, bool]] = []
         while address < self.end:
             data = self.fetch(address, size)
             assert len(data) <= size
             address, messages = official(data, address)
-            assert messages, "the official iterator fails on an answer without a message"
+            assert messages, "the official iterator fails on a response without a message"
             found += messages
-        assert address == self.end, "whoever is at the end knows it"
+        assert address == self.end, "only a reader at the end gets an empty response"
         return found
 
 
 def official(data: bytes, address: int) -> tuple[int, list[tuple[int, bytes, bool]]]:
-    """What the official client makes of a set: the address after it, and (where to go on, value, whether it came in a wrapper)."""
+    """Decode a set like the official client: its end, and (next address, value, came in a wrapper)."""
     found: list[tuple[int, bytes, bool]] = []
     at = 0
     while len(data) - at >= 4:
@@ -118,7 +118,7 @@ GONE = plain(b"v" * 40, stay=False)
 
 
 @pytest.mark.parametrize("pack", [None, *Compression])
-def test_a_hole_is_filled_before_the_message_behind_it(pack: Compression | None) -> None:
+def test_a_gap_is_filled_before_the_next_message(pack: Compression | None) -> None:
     partition = Compacted([[*plain(b"a"), *GONE, *plain(b"b", b"c")]], pack)
     data = partition.fetch(0, 1000)
     assert data.startswith(encode_set([b"a"]))
@@ -126,90 +126,92 @@ def test_a_hole_is_filled_before_the_message_behind_it(pack: Compression | None)
     assert partition.read(0, 1000) == [(11, b"a", False), (72, b"b", False), (83, b"c", False)]
 
 
-def test_a_partition_that_begins_with_a_hole() -> None:
+def test_a_partition_that_starts_with_a_gap() -> None:
     partition = Compacted([[*GONE, *plain(b"b")]])
     answer = partition.peer.ask(encode_offsets(b"t", 0, EARLIEST, 1))
-    assert int.from_bytes(answer[-8:], "big") == 50, "the first record's"
-    assert [value for _, value, _ in partition.read(0, 1000)] == [b"b"], "for whoever was there before"
+    assert int.from_bytes(answer[-8:], "big") == 50, "the first record's address"
+    assert [value for _, value, _ in partition.read(0, 1000)] == [b"b"], "for a reader from before the compaction"
 
 
-def test_whoever_comes_from_within_a_hole_reads_on_behind_it() -> None:
+def test_a_reader_inside_a_gap_continues_after_it() -> None:
     partition = Compacted([[*plain(b"a"), *GONE, *GONE, *plain(b"b")]])
     assert partition.read(61, 1000) == [(122, b"b", False)]
     answer = partition.peer.ask(encode_fetch(b"t", 0, 111 - 5, 1000))
-    assert answer == bytes.fromhex("00000002 0001"), "no record was as short: nobody has this address from us"
+    assert answer == bytes.fromhex("00000002 0001"), (
+        "no record was that short, so the broker never returned this address"
+    )
 
 
-def test_a_hole_that_begins_in_one_batch_and_ends_in_another() -> None:
+def test_a_gap_over_several_batches() -> None:
     partition = Compacted([[*plain(b"a"), *GONE], GONE, [*GONE, *plain(b"b")]])
     assert [value for _, value, _ in partition.read(0, 1000)] == [b"a", b"b"]
 
 
-def test_small_holes_share_a_wrapper_with_the_messages_between_them() -> None:
+def test_small_gaps_share_a_wrapper_with_the_messages_between_them() -> None:
     partition = Compacted([[row for number in range(100) for row in [*plain(b"x%d" % number), (b"12", False)]]])
     found = partition.read(0, 1000)
     assert [value for _, value, _ in found] == partition.behind(0)
     assert any(is_packed for _, _, is_packed in found)
 
 
-def test_a_small_hole_before_messages_that_can_be_packed() -> None:
+def test_a_small_gap_before_compressible_messages() -> None:
     text = b'{"carrier": "UA", "flight": 1545, "from": "EWR", "to": "IAH", "carrier_name": "United Air Lines"}'
     partition = Compacted([[*plain(b"a"), (b"", False), *plain(text, text)]])
     assert [value for _, value, _ in partition.read(0, 1000)] == [b"a", text, text]
 
 
-def test_a_small_hole_before_what_cannot_be_packed_is_a_blank_message() -> None:
+def test_a_small_gap_before_incompressible_messages_becomes_a_blank_message() -> None:
     noise = bytes(range(256))
     partition = Compacted([[*plain(b"a"), (b"123", False), *plain(noise)]])
     assert [value for _, value, _ in partition.read(0, 1000)] == [b"a", b"\0\0\0", noise]
 
 
-def test_a_hole_larger_than_an_answer_repeats_the_message_behind_it() -> None:
+def test_a_gap_larger_than_a_response_repeats_the_next_message() -> None:
     partition = Compacted([[*plain(b"a"), *[row for _ in range(100) for row in GONE], *plain(b"b")]])
     found = [value for _, value, _ in partition.read(0, 1000)]
     assert found == [b"a", *[b"b"] * (len(found) - 1)]
-    assert 5 <= len(found) - 1 <= 7, "5,000 bytes in answers of 1,000"
+    assert 5 <= len(found) - 1 <= 7, "5,000 bytes in responses of 1,000"
 
 
 @pytest.mark.parametrize("value", [b"z" * 100_000, random.Random(1).randbytes(100_000), b"short"])
 @pytest.mark.parametrize("size", [200_100, 300_000, 1 << 20])
-def test_a_hole_larger_than_an_answer_repeats_a_long_message_too(value: bytes, size: int) -> None:
+def test_a_gap_larger_than_a_response_also_repeats_a_long_message(value: bytes, size: int) -> None:
     partition = Compacted([[*plain(b"v" * 50_000, stay=False), *plain(b"v" * 80_000, stay=False) * 40, *plain(value)]])
     assert {found for _, found, _ in partition.read(0, size)} == {value}
 
 
 @pytest.mark.parametrize("size", [10, 500, 50_009])
-def test_a_message_behind_a_hole_that_is_longer_than_what_was_asked_for_is_cut(size: int) -> None:
-    """As without a hole, so that readers report that the fetch size is too small."""
+def test_a_message_after_a_gap_longer_than_the_fetch_size_is_truncated(size: int) -> None:
+    """As without a gap, so that clients report that the fetch size is too small."""
     value = random.Random(1).randbytes(50_000)
     partition = Compacted([[*plain(b"v" * 80_000, stay=False) * 3, *plain(value)]])
     assert partition.fetch(0, size) == encode_message(value)[:size]
     assert [found for _, found, _ in partition.read(0, 400_000)] == [value]
 
 
-def test_a_hole_and_a_long_message_behind_it() -> None:
+def test_a_gap_and_a_long_message_after_it() -> None:
     noise = bytes(range(256)) * 4
     partition = Compacted([[*plain(b"a"), *GONE, *plain(noise)]])
     assert [value for _, value, _ in partition.read(0, len(noise) + 10)] == [b"a", bytes(40), noise]
     assert [value for _, value, _ in partition.read(0, len(noise) + 60)] == [b"a", noise]
 
 
-def test_sizes_that_hold_no_message_are_cut() -> None:
+def test_sizes_too_small_for_a_message_are_truncated() -> None:
     partition = Compacted([[*GONE, *plain(b"b")]])
     for size in range(1, 10):
         data = partition.fetch(0, size)
         assert len(data) == size
-        assert int.from_bytes((data + bytes(4))[:4], "big") + 4 > size or size < 4, "longer than what was asked for"
+        assert int.from_bytes((data + bytes(4))[:4], "big") + 4 > size or size < 4, "longer than the fetch size"
     assert partition.fetch(0, 0) == b""
 
 
-def test_a_long_message_behind_a_hole_is_sent_whole_when_as_much_was_asked_for() -> None:
+def test_a_long_message_after_a_gap_is_complete_if_the_fetch_size_allows() -> None:
     partition = Compacted([[*plain(b"a"), *GONE, *plain(b"z" * 5_000_000)]])
     assert [len(value) for _, value, _ in partition.read(11, 1 << 24)] == [5_000_000]
     assert partition.fetch(11, 1 << 24).endswith(encode_message(b"z" * 5_000_000))
 
 
-def test_an_answer_bridges_so_many_holes_and_no_more() -> None:
+def test_the_number_of_gaps_bridged_by_a_response_is_bounded() -> None:
     rows = [row for number in range(200) for row in [*GONE, *plain(b"%d" % number)]]
     partition = Compacted([rows])
     _, messages = official(partition.fetch(0, 1 << 20), 0)
@@ -217,7 +219,7 @@ def test_an_answer_bridges_so_many_holes_and_no_more() -> None:
     assert [value for _, value, _ in partition.read(0, 1 << 20)] == partition.behind(0)
 
 
-def test_packing_has_an_end() -> None:
+def test_packing_is_bounded() -> None:
     partition = Compacted([[*plain(b"a"), (b"123", False), *plain(b"long " * 4_000)]])
     assert [value for _, value, _ in partition.read(0, 1 << 20)] == [b"a", b"\0\0\0", b"long " * 4_000]
     rows = [row for number in range(2_000) for row in [*plain(b"x%d" % number), (b"12", False)]]
@@ -240,7 +242,7 @@ BATCHES = st.lists(st.lists(st.tuples(VALUES, st.booleans()), min_size=1, max_si
 )
 @example(batches=[[(b"text " * 30, False), (b"", False), (b"", False), (b"", True)]], size=50_000, pack=None, data=None)
 @example(batches=[[(b"", True)] * 3 + [(b"", False)] + [(b"", True)]], size=200, pack=None, data=None)
-def test_everybody_reads_every_record_that_was_kept(
+def test_every_reader_gets_every_retained_record(
     batches: list[list[tuple[bytes, bool]]], size: int, pack: Compression | None, data: st.DataObject | None
 ) -> None:
     partition = Compacted(batches, pack)
@@ -253,13 +255,13 @@ def test_everybody_reads_every_record_that_was_kept(
     for number, (place, _, _) in enumerate(found[:20]):
         reported = values[: number + 1]
         assert _is_subsequence(wanted, reported + partition.behind(place)), (
-            "whoever stops here and goes on there misses none"
+            "a reader that stops here and resumes there misses no record"
         )
     assert _is_subsequence(wanted, values)
 
 
 def _holes(partition: Compacted, address: int) -> list[int]:
-    """Sizes of the holes that a reader meets from an address on."""
+    """Return the sizes of the gaps that a reader meets from an address on."""
     found = []
     for at, value in partition.kept:
         if at >= address:
@@ -274,7 +276,7 @@ def _is_subsequence(wanted: list[bytes], found: list[bytes]) -> bool:
 
 
 @pytest.mark.parametrize("inner", [b"", encode_set([b"a", b"bb"])])
-def test_a_wrapper_has_any_size_from_the_smallest_on(inner: bytes) -> None:
+def test_a_wrapper_can_have_any_size_above_the_minimum(inner: bytes) -> None:
     smallest = next(size for size in range(200) if holes.wrapper(inner, size))
     assert smallest == holes.FILLER_BYTES_MIN or inner
     for size in (*range(smallest, smallest + 50), *range(65_530 + smallest, 65_550 + smallest), 1_000_000):

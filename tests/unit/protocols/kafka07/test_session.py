@@ -1,4 +1,4 @@
-"""Every row of the reactions of a 0.7.2 broker: answer bytes, what is stored, whether the connection stays.
+"""Every row of the reactions of a 0.7.2 broker: response bytes, stored records, and open or closed connection.
 
 The rows: spec: kafka-0.7#connections, kafka-0.7#reactions.
 """
@@ -62,14 +62,14 @@ def peer(world: World) -> Dialogue:
 
 
 def fetched(peer: Dialogue, topic: bytes = b"t", partition: int = 0, at: int = 0, size: int = 1 << 20) -> bytes:
-    """Set bytes of one FETCH that must succeed."""
+    """Return the set bytes of one FETCH that must succeed."""
     answer = peer.ask(encode_fetch(topic, partition, at, size))
     assert answer[:6] == struct.pack(">ih", len(answer) - 4, 0), answer[:20]
     return answer[6:]
 
 
 def stored(world: World, topic: bytes = b"t", partition: int = 0) -> bytes:
-    """What a new connection finds."""
+    """Return what a new connection reads."""
     return fetched(world.connect(), topic, partition)
 
 
@@ -107,7 +107,7 @@ def framed(body: bytes) -> bytes:
         encode_fetch(b"t", 0, 0, -1),
     ],
 )
-def test_what_closes_the_connection(peer: Dialogue, frame: bytes) -> None:
+def test_requests_that_close_the_connection(peer: Dialogue, frame: bytes) -> None:
     assert peer.ask(frame) == b""
     assert peer.closed
 
@@ -139,7 +139,7 @@ def test_what_closes_the_connection(peer: Dialogue, frame: bytes) -> None:
         A + wrap(TOO_LONG, GZIP),
     ],
 )
-def test_what_closes_and_stores_nothing_of_the_set(world: World, peer: Dialogue, message_set: bytes) -> None:
+def test_sets_that_close_the_connection_and_store_nothing(world: World, peer: Dialogue, message_set: bytes) -> None:
     peer.feed(encode_produce(b"t", 0, A))
     peer.feed(encode_produce(b"t", 0, message_set) + encode_produce(b"t", 0, B))
     assert peer.closed
@@ -147,7 +147,7 @@ def test_what_closes_and_stores_nothing_of_the_set(world: World, peer: Dialogue,
     assert stored(world) == A
     fresh = world.connect()
     fresh.feed(encode_produce(b"made", 0, message_set))
-    assert world.memory.broker.find_topic("made") is not None, "creation comes before validation"
+    assert world.memory.broker.find_topic("made") is not None, "topics are created before validation"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_closes_and_stores_nothing_of_the_set(world: World, peer: Dialogue,
         (wrap(encode_message(b"y" * 2_000_000), GZIP), encode_message(b"y" * 2_000_000)),
     ],
 )
-def test_what_is_accepted(world: World, peer: Dialogue, message_set: bytes, kept: bytes | None) -> None:
+def test_accepted_sets(world: World, peer: Dialogue, message_set: bytes, kept: bytes | None) -> None:
     peer.feed(encode_produce(b"t", 0, message_set) + encode_produce(b"after", 0, A))
     assert not peer.closed
     assert world.memory.broker.find_topic("t") is not None
@@ -185,38 +185,38 @@ def test_raw_snappy_without_stream_framing(world: World, peer: Dialogue) -> None
 
 
 @pytest.mark.parametrize("size", [decoder.PAYLOAD_BYTES_MAX, decoder.PAYLOAD_BYTES_MAX + 1, LONGEST])
-def test_a_payload_up_to_the_largest_record_is_fine(peer: Dialogue, size: int) -> None:
+def test_a_payload_up_to_the_largest_record_is_accepted(peer: Dialogue, size: int) -> None:
     message = encode_message(b"x" * size)
     peer.feed(encode_produce(b"t", 0, A + message + B))
     assert fetched(peer, at=len(A), size=size + 10) == message
     assert fetched(peer, at=len(A + message)) == B
 
 
-def test_what_is_too_long_is_told_to_the_log(peer: Dialogue) -> None:
+def test_a_message_that_is_too_long_is_logged(peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, TOO_LONG))
     assert peer.gave_up is not None
     assert peer.gave_up.message == f"message is too large bytes={LONGEST + 1} limit={LONGEST}"
 
 
-def test_multiproduce_up_to_the_set_that_fails(world: World, peer: Dialogue) -> None:
+def test_multiproduce_stores_up_to_the_invalid_set(world: World, peer: Dialogue) -> None:
     peer.feed(encode_multiproduce([(b"t", 0, A), (b"u", 1, BAD), (b"t", 0, B)]))
     assert peer.closed
     assert (stored(world), stored(world, b"u", 1)) == (A, b"")
 
 
-def test_multiproduce_up_to_the_partition_that_is_not_there(world: World, peer: Dialogue) -> None:
+def test_multiproduce_stores_up_to_the_missing_partition(world: World, peer: Dialogue) -> None:
     peer.feed(encode_produce(b"u", 0, B) + encode_multiproduce([(b"t", 0, A), (b"u", 7, A), (b"t", 0, B)]))
     assert peer.closed
     assert (stored(world), stored(world, b"u")) == (A, B)
 
 
-def test_multiproduce_up_to_the_oversize_entry(world: World, peer: Dialogue) -> None:
+def test_multiproduce_stores_up_to_the_oversized_entry(world: World, peer: Dialogue) -> None:
     peer.feed(encode_multiproduce([(b"t", 0, A), (b"t", 0, TOO_LONG), (b"t", 0, B)]))
     assert peer.closed
     assert stored(world) == A
 
 
-def test_multiproduce_with_another_count_than_entries(world: World, peer: Dialogue) -> None:
+def test_multiproduce_with_a_wrong_count(world: World, peer: Dialogue) -> None:
     frame = encode_multiproduce([(b"t", 0, A), (b"t", 0, B)])
     peer.feed(frame[:6] + b"\0\1" + frame[8:])
     assert stored(world) == A
@@ -241,12 +241,12 @@ def test_many_entries_of_one_message(world: World, peer: Dialogue) -> None:
         assert stored(world, partition=partition) == (A if partition == 0 else b"") + expected
 
 
-def test_fetching_what_was_never_written(peer: Dialogue) -> None:
+def test_fetching_a_missing_topic_returns_an_empty_set(peer: Dialogue) -> None:
     for address in (0, 12_345, -1):
         assert peer.ask(encode_fetch(b"nothing", 0, address, 100)) == EMPTY
     peer.feed(encode_produce(b"t", 0, A))
     assert peer.ask(encode_fetch(b"t", 1, 12_345, 100)) == EMPTY
-    assert peer.world.memory.broker.find_topic("nothing") is None, "fetching creates nothing"
+    assert peer.world.memory.broker.find_topic("nothing") is None, "fetching creates no topic"
 
 
 def test_fetch_ranges_and_sizes(peer: Dialogue) -> None:
@@ -266,13 +266,13 @@ def test_fetch_ranges_and_sizes(peer: Dialogue) -> None:
     assert peer.ask(encode_fetch(b"a/b", 0, 0, 100)) == UNKNOWN
 
 
-def test_fetch_stops_at_a_record(peer: Dialogue) -> None:
+def test_fetch_ends_at_a_record_boundary(peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, A + B + A))
     for size in range(len(A), len(A + B + A)):
         assert fetched(peer, size=size) == (A if size < len(A + B) else A + B)
 
 
-def test_multifetch_keeps_order_with_errors_and_repeats(peer: Dialogue) -> None:
+def test_multifetch_keeps_order_with_errors_and_duplicates(peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, A + B))
     wanted = [
         (FetchEntry(b"t", 0, 0, 1000), (0, A + B)),
@@ -289,10 +289,10 @@ def test_multifetch_keeps_order_with_errors_and_repeats(peer: Dialogue) -> None:
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_an_answer_made_in_turns_is_gone_once_it_was_sent_or_nobody_wants_it(
+def test_a_sliced_response_is_freed_once_sent_or_cancelled(
     peer: Dialogue, monkeypatch: pytest.MonkeyPatch, is_cut: bool
 ) -> None:
-    """Its buffers are a megabyte each: none may wait for a garbage collection, which may be far away."""
+    """Its buffers are a megabyte each: they must not wait for a garbage collection."""
     peer.feed(encode_produce(b"t", 0, A + B))
     looks = itertools.count()
     monkeypatch.setattr(SimulatedClock, "monotonic", lambda _: next(looks) * QUANTUM_S / 2)
@@ -309,7 +309,7 @@ def test_an_answer_made_in_turns_is_gone_once_it_was_sent_or_nobody_wants_it(
         gc.enable()
 
 
-def test_a_long_message_is_sent_whole_when_as_much_was_asked_for(peer: Dialogue) -> None:
+def test_a_long_message_is_complete_if_the_fetch_size_allows(peer: Dialogue) -> None:
     long = wrap(encode_message(b"z" * 5_000_000), GZIP)
     peer.feed(encode_produce(b"t", 0, A + long + B))
     plain = A + encode_message(b"z" * 5_000_000) + B
@@ -324,7 +324,7 @@ def offsets(peer: Dialogue, time_ms: int, count: int, topic: bytes = b"t", parti
     return parse_offsets_answer(peer.ask(encode_offsets(topic, partition, time_ms, count))[4:])
 
 
-def test_offsets_of_what_was_never_written(peer: Dialogue) -> None:
+def test_offsets_of_a_missing_topic(peer: Dialogue) -> None:
     for count in (0, 1, 10):
         assert offsets(peer, -1, count) == offsets(peer, -2, count) == [0]
     assert offsets(peer, 0, 5) == offsets(peer, 10**15, 5) == []
@@ -360,7 +360,7 @@ def test_after_a_purge_the_first_address_is_the_end(world: World, peer: Dialogue
     assert fetched(peer, at=len(A)) == B
 
 
-def test_addresses_outlive_a_restart(world: World) -> None:
+def test_addresses_survive_a_restart(world: World) -> None:
     peer = world.connect()
     for number in range(20):
         peer.feed(encode_produce(b"t", 0, encode_set([b"%d" % number] * 3, number % 2)))
@@ -370,7 +370,7 @@ def test_addresses_outlive_a_restart(world: World) -> None:
     assert offsets(world.connect(), -1, 2) == [len(before), 0]
 
 
-def test_any_partition_is_spread_by_set(world: World, peer: Dialogue) -> None:
+def test_the_random_partition_is_chosen_per_set(world: World, peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", -1, A + B) * 300)
     found = [stored(world, partition=number) for number in range(3)]
     assert all(part == (A + B) * (len(part) // len(A + B)) for part in found)
@@ -387,7 +387,7 @@ def test_partition_counts_are_those_of_the_topic(world: World, peer: Dialogue) -
     assert peer.ask(encode_fetch(b"wide", 8, 0, 100)) == WRONG_PARTITION
 
 
-def test_records_of_other_wires_have_magic_1(world: World, peer: Dialogue) -> None:
+def test_records_of_other_protocols_have_magic_1(world: World, peer: Dialogue) -> None:
     broker = world.memory.broker
     partition = broker.ensure_topic("t").partitions[0]
     batch = from_records([Record(b"value", key=b"key"), Record(None), Record(b"")])
@@ -397,14 +397,14 @@ def test_records_of_other_wires_have_magic_1(world: World, peer: Dialogue) -> No
     assert fetched(peer) == encode_set([b"value", b"", b""]) + B
 
 
-def test_a_peer_that_stops_in_mid_frame(world: World, peer: Dialogue) -> None:
+def test_a_client_that_disconnects_within_a_frame(world: World, peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, A) + encode_produce(b"t", 0, B)[:-1])
     peer.finish()
     assert peer.closed
     assert stored(world) == A
 
 
-def test_complete_frames_of_a_peer_that_hung_up(world: World, peer: Dialogue) -> None:
+def test_complete_frames_of_a_disconnected_client_are_executed(world: World, peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, A) * 3)
     peer.finish()
     assert peer.closed
@@ -412,7 +412,7 @@ def test_complete_frames_of_a_peer_that_hung_up(world: World, peer: Dialogue) ->
 
 
 @pytest.mark.parametrize("codec_used", [GZIP, SNAPPY])
-def test_bombs_close_the_connection(world: World, peer: Dialogue, codec_used: CompressionCodec) -> None:
+def test_decompression_bombs_close_the_connection(world: World, peer: Dialogue, codec_used: CompressionCodec) -> None:
     bomb = wrap(encode_message(bytes(EXPANDED_BYTES_MAX // 2)), codec_used)
     peer.feed(encode_produce(b"t", 0, bomb * 3))
     assert peer.closed
@@ -421,7 +421,7 @@ def test_bombs_close_the_connection(world: World, peer: Dialogue, codec_used: Co
     assert stored(world) == b""
 
 
-def test_a_snappy_block_that_claims_too_much(peer: Dialogue) -> None:
+def test_a_snappy_block_that_declares_too_large_a_size(peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, encode_message(b"\xff\xff\xff\x07abc", 1, SNAPPY)))
     assert peer.closed
 
@@ -478,14 +478,14 @@ def test_a_buffer_full_of_sets_is_more_than_a_batch(world: World, peer: Dialogue
 
 
 @pytest.mark.parametrize("codec_used", [CompressionCodec.NONE, GZIP, SNAPPY])
-def test_a_large_request_holds_up_its_own_connection_only(world: World, codec_used: CompressionCodec) -> None:
+def test_a_large_request_delays_its_own_connection_only(world: World, codec_used: CompressionCodec) -> None:
     peer, other = world.connect(), world.connect()
     message_set = encode_set([b"%03d" % (number % 100) * 20 for number in range(70_000)])
     part = wrap(message_set, codec_used)
     peer.patient = False
     peer.feed(encode_produce(b"t", 0, part) + encode_produce(b"t", 0, A) + encode_offsets(b"t", 0, -1, 1))
     other.feed(encode_produce(b"u", 0, A) + encode_fetch(b"u", 0, 0, 100))
-    assert other.take()[6:] == A, "nobody else waits"
+    assert other.take()[6:] == A, "other connections do not wait"
     assert peer.take() == b""
     assert world.memory.broker.find_topic("t") is None
     peer.settle()
@@ -496,7 +496,7 @@ def test_a_large_request_holds_up_its_own_connection_only(world: World, codec_us
     assert found == message_set + A
 
 
-def test_a_large_request_is_stored_up_to_the_set_that_fails(world: World, peer: Dialogue) -> None:
+def test_a_large_request_is_stored_up_to_the_invalid_set(world: World, peer: Dialogue) -> None:
     large = encode_set([bytes(100)] * 30_000)
     entries = [(b"t", 0, wrap(large, GZIP)), (b"t", 1, wrap(A, GZIP)), (b"u", 0, wrap(BAD, GZIP)), (b"v", 0, A)]
     peer.feed(encode_multiproduce(entries))
@@ -508,7 +508,7 @@ def test_a_large_request_is_stored_up_to_the_set_that_fails(world: World, peer: 
     assert world.memory.broker.find_topic("v") is None
 
 
-def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dialogue) -> None:
+def test_a_client_that_disconnects_while_its_request_is_decompressed(world: World, peer: Dialogue) -> None:
     peer.patient = False
     request = encode_produce(b"t", 0, wrap(encode_set([bytes(100)] * 30_000), GZIP))
     peer.feed(request)
@@ -516,24 +516,24 @@ def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dial
     peer.session.close()
     next_one = world.connect()
     next_one.feed(encode_produce(b"u", 0, wrap(encode_set([bytes(100)] * 30_000), GZIP)))
-    assert world.memory.broker.topic("u").partitions[0].log.next_offset == 30_000, "nothing is left off the loop"
+    assert world.memory.broker.topic("u").partitions[0].log.next_offset == 30_000, "nothing remains off the loop"
 
 
-def test_many_tiny_wrappers_are_refused_soon(world: World, peer: Dialogue) -> None:
+def test_many_tiny_wrappers_are_refused_quickly(world: World, peer: Dialogue) -> None:
     with processor_used() as used:
         peer.feed(encode_produce(b"t", 0, wrap(b"", GZIP) * 300_000))
     assert peer.closed
     assert used.seconds < 5.0
 
 
-def test_produce_without_automatic_topics_closes(world: World) -> None:
+def test_produce_to_a_missing_topic_closes_without_automatic_creation(world: World) -> None:
     closed = World(BrokerSettings(auto_create=False))
     peer = closed.connect()
     peer.feed(encode_produce(b"t", 0, A))
     assert peer.closed
 
 
-def test_a_peer_that_reads_nothing_is_not_read(world: World, peer: Dialogue) -> None:
+def test_a_client_that_does_not_read_is_not_read_from(world: World, peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, A))
     peer.backlog = peer.backlog_max + 1
     assert peer.ask(encode_fetch(b"t", 0, 0, 100)) == b""
@@ -547,7 +547,7 @@ def test_every_error_has_a_code() -> None:
     assert set(WIRE_ERRORS) == set(ErrorCode)
 
 
-def test_recognition(world: World) -> None:
+def test_detection(world: World) -> None:
     recognise = world.factory.recognise
     frames = [
         encode_produce(b"t", 0, A),
@@ -578,7 +578,7 @@ def test_very_many_sets_of_one_request_are_stored_in_order(world: World) -> None
     assert not peer.pins
 
 
-def test_very_many_sets_of_which_one_is_broken_are_stored_up_to_it(world: World) -> None:
+def test_very_many_sets_are_stored_up_to_the_invalid_one(world: World) -> None:
     peer = world.connect()
     sets = [(b"t", 0, A if number != ENTRIES_AT_ONCE_MAX else BAD) for number in range(2 * ENTRIES_AT_ONCE_MAX)]
     peer.exchange(encode_multiproduce(sets))
@@ -587,7 +587,7 @@ def test_very_many_sets_of_which_one_is_broken_are_stored_up_to_it(world: World)
     assert stored(world) == A * ENTRIES_AT_ONCE_MAX
 
 
-def test_a_peer_that_goes_leaves_no_set_half_stored(world: World) -> None:
+def test_a_client_that_disconnects_leaves_no_set_half_stored(world: World) -> None:
     peer = world.connect()
     peer.feed(encode_multiproduce([(b"t", 0, A + B)] * (2 * ENTRIES_AT_ONCE_MAX)))
     peer.session.close()

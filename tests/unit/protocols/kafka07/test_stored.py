@@ -1,4 +1,4 @@
-"""What is asked behind sets is answered once they are stored, or not at all."""
+"""Requests after produced sets are answered once the sets are stored, or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ A, B = encode_message(b"aaaa"), encode_message(b"bb", 0)
 
 
 @pytest.mark.parametrize("asked", [encode_offsets(b"t", 0, -1, 1), encode_fetch(b"t", 0, 0, 1 << 20)])
-def test_nothing_is_told_behind_sets_that_the_disk_does_not_take(asked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_after_sets_that_cannot_be_stored_get_no_response(
+    asked: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer = World().connect()
     peer.feed(encode_produce(b"t", 0, A))
     monkeypatch.setattr(MemoryLog, "write", MemoryLog.fail)
@@ -32,7 +34,7 @@ def test_nothing_is_told_behind_sets_that_the_disk_does_not_take(asked: bytes, m
     assert "storage failed" in peer.gave_up.message
 
 
-def test_what_is_asked_behind_sets_waits_until_they_are_as_durable_as_the_broker_is_set() -> None:
+def test_requests_after_sets_wait_for_the_durability_of_the_broker() -> None:
     world = World(BrokerSettings(durability=Level.SYNCED))
     asked = encode_produce(b"t", 0, A) + encode_fetch(b"t", 0, 0, 1 << 20) + encode_offsets(b"t", 0, -1, 1)
     reported = world.connect().exchange(asked)
@@ -40,7 +42,7 @@ def test_what_is_asked_behind_sets_waits_until_they_are_as_durable_as_the_broker
     assert parse_offsets_answer(reported[10 + len(A) :]) == [len(A)]
 
 
-def test_a_peer_that_goes_while_its_sets_are_synced() -> None:
+def test_a_client_that_disconnects_while_its_sets_are_synced() -> None:
     world = World(BrokerSettings(durability=Level.SYNCED))
     peer = world.connect()
     peer.feed(encode_produce(b"t", 0, A) + encode_offsets(b"t", 0, -1, 1))
