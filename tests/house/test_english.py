@@ -29,7 +29,7 @@ REWRITTEN_TESTS: Final = (
     ),
     *(f"tests/sim/{name}.py" for name in ("schedule", "shrink", "story", "tokens", "world", "worlds")),
     *(f"tests/unit/{package}" for package in ("broker", "cli", "client", "cluster", "http", "log")),
-    *(f"tests/unit/{package}" for package in ("server", "spark", "store", "testing")),
+    *(f"tests/unit/{package}" for package in ("protocols", "server", "spark", "store", "testing")),
 )
 """Parts of the tests that have the new wording. Add a part here when it is rewritten."""
 

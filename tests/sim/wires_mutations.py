@@ -268,7 +268,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "busy-order",
         "what waits for the log is not overtaken",
         _overtaken,
-        test=test_append_queue.test_what_waits_keeps_its_order,
+        test=test_append_queue.test_waiting_batches_keep_their_order,
     ),
     WiresMutation(
         "recognised", "a wire is recognised once enough has come", wrapped(KafkaFactory, "recognise", _recognised_early)

@@ -1,8 +1,7 @@
-"""A connection without a socket: bytes in, bytes out, over a broker in memory and a clock that stands still.
+"""A connection without a socket over a broker in memory and a manual clock, for the protocols' own dialogues.
 
-Promises: behaves towards the session as ``server.connection`` does: leftovers are offered again, a paused session is resumed, the turn is
-committed before bytes are overwritten, unless they are pinned, a PeerError ends the connection. Must not know: any wire; each has a
-``dialogue`` of its own.
+It behaves like ``server.connection``: leftover bytes are offered again, paused sessions are resumed, and the turn is
+committed before unpinned bytes are overwritten. A PeerError ends the connection.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _Factory = TypeVar("_Factory", bound=SessionFactory, covariant=True)
 
 
 class World(Generic[_Factory]):
-    """A broker in memory that can be restarted, and one wire over it."""
+    """A broker in memory that can be restarted, with one protocol."""
 
     def __init__(
         self, make: Callable[[Broker], _Factory], broker: BrokerSettings | None = None, *, now_us: int | None = None
@@ -41,7 +40,7 @@ class World(Generic[_Factory]):
         self.memory.run()
 
     def restart(self) -> None:
-        """Kill and start the broker; connections are gone."""
+        """Kill and restart the broker; connections are lost."""
         self.memory.restart()
         self._open()
 
@@ -69,13 +68,13 @@ class Dialogue:
         self.session = world.factory.open(self, self._resumed)
 
     def beside(self) -> Self:
-        """Another connection to the same broker."""
+        """Open another connection to the same broker."""
         return type(self)(self.world)
 
-    # What the session asks for
+    # Calls of the session
 
     def write(self, data: Buffer) -> None:
-        assert self.gave_up or not self.closed, "a session writes nothing behind its end"
+        assert self.gave_up or not self.closed, "a session must not write after its end"
         self.sent += data
 
     def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
@@ -120,16 +119,16 @@ class Dialogue:
         if not self.pins:
             buffer[:] = b"\xee" * len(buffer)
 
-    # What the peer does
+    # Actions of the client
 
     def feed(self, data: bytes) -> None:
-        """Bytes arrive in one pass of the loop."""
+        """Deliver bytes in one pass of the loop."""
         self._pending += data
         if not self.closed and not self.session.paused():
             self._offer()
 
     def pass_by(self) -> None:
-        """Everything that is due happens, beside the loop too."""
+        """Run everything that is due, including work off the event loop."""
         busy = True
         while busy:
             busy = _is_at_work()
@@ -137,20 +136,20 @@ class Dialogue:
             busy = busy or _is_at_work()
 
     def finish(self) -> None:
-        """The peer closes its side."""
+        """Close the client's sending side."""
         if not self.closed:
             rest, self._pending = self._pending, b""
             self.session.finish(memoryview(rest))
             self.pass_by()
 
     def take(self) -> bytes:
-        """What was sent since the last call."""
+        """Return the bytes sent since the last call."""
         sent = bytes(self.sent)
         self.sent.clear()
         return sent
 
     def exchange(self, data: bytes) -> bytes:
-        """Bytes and what is answered at once."""
+        """Send bytes and return the immediate response."""
         self.feed(data)
         self.pass_by()
         return self.take()

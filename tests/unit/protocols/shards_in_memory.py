@@ -1,4 +1,4 @@
-"""Brokers in memory that have topics between them, links that are sessions of the other brokers without sockets, and connections to them."""
+"""Brokers in memory that share topics, linked by sessions of each other without sockets, and connections to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.protocols.polywire.peer import CapturedOutput
 
 
 class LinkOutput(CapturedOutput):
-    """Says when something was written."""
+    """Notifies of writes."""
 
     def __init__(self, on_written: Callable[[], None]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class LinkOutput(CapturedOutput):
 
 
 class MemoryLink:
-    """A session of another shard's broker, whose output comes with the loop's next pass."""
+    """A session of another shard's broker, whose output arrives in the loop's next pass."""
 
     def __init__(self, loop: ManualLoop, factory: SessionFactory, peer: LinkPeer) -> None:
         self._loop = loop
@@ -59,18 +59,18 @@ class MemoryLink:
         if self._received:
             taken = self._session.receive(memoryview(bytearray(self._received)))
             del self._received[:taken]
-            self._session.paused()  # who waits is to be resumed
+            self._session.paused()  # a waiting session must be resumed
 
     def _deliver(self) -> None:
         if self._peer is not None and not self.is_paused and self._output.written:
             data = bytes(self._output.written)
             self._output.written.clear()
-            for at in range(0, len(data), 7):  # frames come in pieces
+            for at in range(0, len(data), 7):  # frames arrive in pieces
                 if self._peer is not None:
                     self._peer.received(data[at : at + 7])
 
     def deliver(self, data: bytes) -> None:
-        """Have something come."""
+        """Deliver bytes."""
         assert self._peer is not None
         self._peer.received(data)
 
@@ -90,7 +90,7 @@ class MemoryLink:
         self.close()
 
     def break_off(self) -> None:
-        """The process at the other end has gone."""
+        """Lose the link, as if the other process had ended."""
         peer, self._peer = self._peer, None
         assert peer is not None
         self._session.close()
@@ -106,7 +106,7 @@ class MemoryShards:
     """Shards of brokers in memory, as one of them sees them."""
 
     def __init__(self, make_factory: Callable[[Broker], SessionFactory], count: int, own: int = 0) -> None:
-        """make_factory: of sessions that carry nothing."""
+        """make_factory: of sessions that forward nothing."""
         self.count = count
         self.own = own
         self.key = bytes(range(KEY_BYTES))
@@ -138,7 +138,7 @@ class MemoryShards:
 
 
 class ShardedConversation:
-    """One connection to one of the processes that have these shards."""
+    """One connection to one of the processes of these shards."""
 
     def __init__(self, shards: MemoryShards, factory: SessionFactory, output: CapturedOutput | None = None) -> None:
         self.shards = shards
@@ -151,14 +151,14 @@ class ShardedConversation:
         self.resumes += 1
 
     def feed(self, data: bytes) -> None:
-        """Bytes come; nothing else happens."""
+        """Deliver bytes without running the loop."""
         self._unread += data
         if not self.session.paused():
             taken = self.session.receive(memoryview(bytearray(self._unread)))
             del self._unread[:taken]
 
     def pass_by(self, seconds: float = 0) -> None:
-        """What is due happens, until nothing more does; what waited is taken up."""
+        """Run everything that is due, and offer waiting bytes again."""
         self.shards.loop.clock.advance(seconds)
         for _ in range(10_000):
             before = len(self._unread), self.resumes, len(self.output.written)
@@ -169,7 +169,7 @@ class ShardedConversation:
                 return
 
     def take(self) -> bytes:
-        """What has come since."""
+        """Return what has arrived since the last call."""
         data = bytes(self.output.written)
         self.output.written.clear()
         return data

@@ -1,4 +1,4 @@
-"""What is another user's, refused in each wire's own words."""
+"""State of another user is refused with each protocol's own error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOMEONE = Caller(None, 77)
 REASON = "not allowed: it belongs to another user (ask an administrator)"
 
 
-def test_cursus_says_not_authorized() -> None:
+def test_cursus_refuses_with_not_authorized() -> None:
     world = guarded()
     broker = world.memory.broker
     broker.transactions.begin_epoch("T1", by=SOMEONE, done=None)
@@ -42,7 +42,7 @@ def test_cursus_says_not_authorized() -> None:
         assert answer.startswith(f'ERROR: NOT_AUTHORIZED_FOR_OPERATION reason="{REASON}'), (text, answer)
     for text in ("TXN_STATUS transactional_id={}", "END_TXN transactional_id={} producerId=p epoch=0"):
         answers = [ask(writer, text.format(name)).replace(name, "") for name in ("T1", "none")]
-        assert answers[0] == answers[1], "another user's id looks like one that does not exist"
+        assert answers[0] == answers[1], "another user's id must look like a missing one"
         assert answers[0].startswith("ERROR: transaction_not_found"), answers
 
 
@@ -54,7 +54,7 @@ def refusal(peer: Peer, verb: Verb, head: Head) -> Denied:
     return error
 
 
-def test_the_polywire_wire_says_denied() -> None:
+def test_polywire_refuses_with_denied() -> None:
     peer = closed("produce,consume,group,transaction")
     log_in(peer, "alice")
     peer.ask(Verb.PUBLISH, messages.Publish("w", 1, []))
@@ -71,7 +71,7 @@ def test_the_polywire_wire_says_denied() -> None:
         refusal(peer, verb, head)
 
 
-def test_flux_says_bad_request() -> None:
+def test_flux_refuses_with_bad_request() -> None:
     world = flux.World()
     broker = world.memory.broker
     broker.ensure_topic("t")
@@ -82,7 +82,7 @@ def test_flux_says_bad_request() -> None:
         assert REASON in peer.ask(f"V1|1|{line}"), line
 
 
-def test_iggy_says_not_allowed() -> None:
+def test_iggy_refuses_with_not_allowed() -> None:
     world = iggy.World()
     broker = world.memory.broker
     peer = world.connect()
@@ -103,7 +103,7 @@ def test_iggy_says_not_allowed() -> None:
         (Code.POLL, client_codec.poll(at, 1, 0, 10)),
     ):
         assert peer.classic(code, body)[0] == number_of(Denied(ErrorCode.DENIED, ""), D0), code
-    session.close()  # a connection that ends takes its own member along
+    session.close()  # closing a connection removes its own member
     view = broker.groups.view("group-5", "s.t")
     assert view is not None
     assert [member.id for member in view.members] == ["m"]

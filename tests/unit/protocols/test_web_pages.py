@@ -1,4 +1,4 @@
-"""A web page makes the reader's browser send it: an HTTP request on a wire's port closes the connection, whatever follows in it."""
+"""An HTTP request that a web page causes closes the connection of any protocol, whatever its body contains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def request(method: str) -> bytes:
 
 @pytest.mark.parametrize("make", WIRES)
 @pytest.mark.parametrize("method", METHODS)
-def test_an_http_request_ends_the_connection(make: Callable[[Broker], SessionFactory], method: str) -> None:
+def test_an_http_request_closes_the_connection(make: Callable[[Broker], SessionFactory], method: str) -> None:
     world = World(make)
     peer = Dialogue(world)
     answer = peer.exchange(request(method))
@@ -44,12 +44,12 @@ def test_an_http_request_ends_the_connection(make: Callable[[Broker], SessionFac
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_wire_is_recognised_in_an_http_request(method: str) -> None:
+def test_no_protocol_is_detected_in_an_http_request(method: str) -> None:
     broker = World(FluxFactory).memory.broker
     assert not any(make(broker).recognise(request(method)[:64]) for make in WIRES)
 
 
-def test_what_came_before_it_is_answered() -> None:
+def test_requests_before_it_are_answered() -> None:
     peer = Dialogue(World(FluxFactory))
     answer = peer.exchange(b"V1|1|PRODUCE|t k:v\n" + request("POST"))
     assert answer == b"V1|1|OK|partition=0 offset=0 hw=0\n"

@@ -1,4 +1,4 @@
-"""Topics of thousands of partitions over the wires: made in slices, and what the same peer asks behind it finds them."""
+"""Topics of thousands of partitions over each protocol are created in slices; later requests see them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_flux() -> None:
         b"V1|1|ADMIN_CREATE_TOPIC|t %d 1\nV1|2|CONSUME|t %d 0\nV1|3|PING|\n" % (COUNT, COUNT - 1)
         + b"V1|4|ADMIN_CREATE_TOPIC|t %d 1\nV1|5|CONSUME|t %d 0\n" % (last + 1, last)
     )
-    assert not peer.sent, "it is made in slices"
+    assert not peer.sent, "it is created in slices"
     peer.pass_by()
     answers = [line.split("|")[:3] for line in peer.take().decode().splitlines()]
     assert [number for _, number, _ in answers] == ["1", "2", "3", "4", "5"]
     assert [word for _, number, word in answers if number != "3"] == ["OK"] * 4
 
 
-def test_flux_tells_who_came_too_late() -> None:
+def test_flux_refuses_a_concurrent_creation() -> None:
     world = FluxWorld()
     peers = world.connect(), world.connect()
     for peer in peers:
@@ -47,7 +47,7 @@ def test_cursus() -> None:
         + frame(b"DELETE topic=t")
     )
     late.feed(frame(b"CREATE topic=t partitions=%d" % COUNT))
-    assert not peer.sent, "it is made in slices"
+    assert not peer.sent, "it is created in slices"
     peer.pass_by()
     answers = [body.decode() for body in peer.take_bodies()]
     assert [answer.partition(" cleanup")[0] for answer in answers] == [
@@ -67,7 +67,7 @@ def test_iggy() -> None:
     for each, called in ((peer, "t"), (late, "u")):
         made = ident("default") + U32.pack(7) + U32.pack(COUNT) + U32.pack(0) + name(called)
         each.feed(request(Code.CREATE_TOPIC, made))
-        assert not each.sent, "it is made in slices"
+        assert not each.sent, "it is created in slices"
     peer.feed(
         request(Code.CREATE_PARTITIONS, topic + U32.pack(COUNT))
         + request(Code.DELETE_PARTITIONS, topic + U32.pack(2 * COUNT - 1))
@@ -80,4 +80,4 @@ def test_iggy() -> None:
     broker = world.memory.broker
     assert [len(broker.topic(each).partitions) for each in ("t", "u")] == [1, COUNT]
     numbers = {peer.classic(Code.GET_TOPIC, ident("default") + ident(each))[1][:4] for each in ("t", "u")}
-    assert len(numbers) == 2, "the number was taken meanwhile"
+    assert len(numbers) == 2, "the id was taken meanwhile"

@@ -1,4 +1,4 @@
-"""A peer of the `polywire` wire without a socket: a session over a broker in memory, and the frames it wrote."""
+"""A client of the `polywire` protocol without a socket: a session over a broker in memory, and the frames it wrote."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _H = TypeVar("_H", bound=Head)
 
 
 class CapturedOutput:
-    """What a session wrote. ``backlog`` stays where a test puts it."""
+    """The output of a session. ``backlog`` is set by tests only."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -77,7 +77,7 @@ class CapturedOutput:
 
 @dataclass(frozen=True)
 class Answer:
-    """One frame as the peer sees it."""
+    """One frame as the client sees it."""
 
     verb: int
     flags: int
@@ -101,7 +101,7 @@ class Answer:
 
 
 class Peer:
-    """A greeted connection."""
+    """A connection after its handshake."""
 
     def __init__(
         self,
@@ -128,18 +128,18 @@ class Peer:
         self.output.written.clear()
 
     def another(self, output: CapturedOutput | None = None) -> Peer:
-        """A second connection to the same broker."""
+        """Open a second connection to the same broker."""
         return Peer(broker=self.broker, loop=self.loop, output=output)
 
     def send(self, verb: Verb, head: Head, payload: Buffer = b"") -> int:
-        """Send one request; returns its correlation."""
+        """Send one request; return its correlation."""
         correlation = next(self.correlations)
         frame = bytearray(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
         assert self.session.receive(memoryview(frame)) == len(frame)
         return correlation
 
     def frames(self) -> list[Answer]:
-        """Everything written so far, once."""
+        """Return the frames written since the last call."""
         data, found, at = bytes(self.output.written), [], 0
         while at < len(data):
             prefix = decode_prefix(data, at)
@@ -165,7 +165,7 @@ class Peer:
 
 
 def batch_of(*records: tuple[bytes | None, bytes | None] | bytes) -> bytearray:
-    """A batch of values, or of (key, value) pairs."""
+    """Return a batch of values, or of (key, value) pairs."""
     source, spans = bytearray(), []
     for record in records:
         for part in record if isinstance(record, tuple) else (None, record):

@@ -1,4 +1,4 @@
-"""Logging in on the `polywire` wire, and what each request asks for (spec: polywire#login)."""
+"""Logins of the `polywire` protocol, and the permission of each request (spec: polywire#login)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ALL_BUT = {
 
 
 def closed(words: str | None = None, settings: BrokerSettings | None = None) -> Peer:
-    """A broker with alice, who may do everything, and bob, who may do what the words say; and a topic."""
+    """Return a broker with a topic and users: alice with all permissions, bob with these."""
     peer = Peer(settings)
     peer.broker.create_topic(TopicName("shop", "orders"), 2)
     peer.broker.create_topic(TopicName("default", "other"), 1)
@@ -73,7 +73,7 @@ def closed(words: str | None = None, settings: BrokerSettings | None = None) -> 
 
 
 def answers(peer: Peer, count: int) -> list[Answer]:
-    """So many frames, once passwords have been verified."""
+    """Return that many frames, once passwords have been verified."""
     found: list[Answer] = []
     end = time.monotonic() + WAIT_S
     while len(found) < count:
@@ -99,13 +99,13 @@ def refusal(answer: Answer) -> ErrorCode:
 
 
 @pytest.mark.parametrize(("permission", "verb", "head", "mark"), REQUESTS)
-def test_every_request_asks_for_its_permission(permission: str, verb: Verb, head: Head, mark: bytes) -> None:
+def test_every_request_needs_its_permission(permission: str, verb: Verb, head: Head, mark: bytes) -> None:
     payload = payload_of(mark)
-    nobody = closed()
-    assert refusal(nobody.ask(verb, head, payload)) is ErrorCode.LOGIN_REQUIRED
+    unauthenticated = closed()
+    assert refusal(unauthenticated.ask(verb, head, payload)) is ErrorCode.LOGIN_REQUIRED
     without = closed(ALL_BUT[permission])
     log_in(without, "bob")
-    if verb not in (Verb.DESCRIBE, Verb.BOUNDS, Verb.TOPICS):  # either who reads or who writes may see a topic
+    if verb not in (Verb.DESCRIBE, Verb.BOUNDS, Verb.TOPICS):  # permission to read or to write is enough to see a topic
         assert refusal(without.ask(verb, head, payload)) is ErrorCode.DENIED
     elsewhere = closed(f"{permission}@other")
     log_in(elsewhere, "bob")
@@ -120,19 +120,19 @@ def test_every_request_asks_for_its_permission(permission: str, verb: Verb, head
         assert not answer.flags & 2 or isinstance(answer.error, Missing), words
 
 
-def test_members_are_checked() -> None:
+def test_membership_is_checked() -> None:
     peer = closed("consume")
     log_in(peer, "bob")
     for verb in (Verb.SYNC, Verb.HEARTBEAT, Verb.LEAVE):
         assert refusal(peer.ask(verb, messages.Member("g", "shop.orders", "m", 1))) is ErrorCode.DENIED
 
 
-def test_no_request_is_forgotten() -> None:
+def test_every_request_is_covered() -> None:
     asked = {verb for _, verb, _, _ in REQUESTS} | {Verb.SYNC, Verb.HEARTBEAT, Verb.LEAVE}
     assert asked | {Verb.HELLO, Verb.PING, Verb.CANCEL, Verb.LOGIN} == set(Verb)
 
 
-def test_lists_tell_what_one_may_see() -> None:
+def test_lists_contain_only_permitted_topics() -> None:
     peer = closed("consume@shop,group@shop")
     alice = peer.another()
     log_in(alice, "alice")
@@ -145,7 +145,7 @@ def test_lists_tell_what_one_may_see() -> None:
     assert [group.name for group in groups.groups] == ["shop.orders"]
 
 
-def test_producing_makes_a_topic_for_who_may_make_one() -> None:
+def test_producing_creates_a_topic_only_with_permission() -> None:
     peer = closed("produce")
     log_in(peer, "bob")
     made = messages.Produce("new", 0, create=True)
@@ -156,15 +156,15 @@ def test_producing_makes_a_topic_for_who_may_make_one() -> None:
     assert not alice.ask(Verb.PRODUCE, made, bytes(batch_of(b"v"))).flags & 2
 
 
-def test_wrong_words_make_nobody_of_who_was_somebody() -> None:
+def test_a_failed_login_logs_the_connection_out() -> None:
     peer = closed()
     assert not log_in(peer, "alice").flags & 2
     assert refusal(log_in(peer, "alice", "looking-glass")) is ErrorCode.LOGIN_FAILED
     assert refusal(peer.ask(Verb.TOPICS, messages.ListTopics())) is ErrorCode.LOGIN_REQUIRED
-    for name, password in (("nobody", "wonderland"), ("iggy", "iggy"), ("alice", ""), ("", "wonderland")):
+    for name, password in (("unknown", "wonderland"), ("iggy", "iggy"), ("alice", ""), ("", "wonderland")):
         assert refusal(log_in(peer, name, password)) is ErrorCode.LOGIN_FAILED
     assert "polywire://name:password@host:port" in peer.ask(Verb.TOPICS, messages.ListTopics()).error.message
-    assert not peer.ask(Verb.PING, Head()).flags & 2, "whether somebody is there may be asked by everybody"
+    assert not peer.ask(Verb.PING, Head()).flags & 2, "every client may ping the broker"
 
 
 def frames_of(*requests: tuple[Verb, int, Head]) -> bytearray:
@@ -172,12 +172,12 @@ def frames_of(*requests: tuple[Verb, int, Head]) -> bytearray:
 
 
 def login_and_then(peer: Peer, others: Sequence[tuple[Verb, int, Head]]) -> tuple[bytearray, int]:
-    """A login with requests right behind it; what was sent, and how much of it the session took."""
+    """Send a login with requests right after it; return the bytes sent, and how many the session consumed."""
     sent = frames_of((Verb.LOGIN, 1, messages.LogIn("alice", "wonderland")), *others)
     return sent, peer.session.receive(memoryview(sent))
 
 
-def test_requests_behind_a_login_wait_for_it() -> None:
+def test_requests_after_a_login_wait_for_it() -> None:
     peer = closed()
     sent, taken = login_and_then(peer, [(Verb.TOPICS, 2, messages.ListTopics())])
     assert taken < len(sent)
@@ -190,7 +190,7 @@ def test_requests_behind_a_login_wait_for_it() -> None:
     assert not peer.frames()[0].flags & 2
 
 
-def test_who_has_finished_behind_a_login_is_answered() -> None:
+def test_requests_after_a_login_are_answered_for_a_half_closed_client() -> None:
     peer = closed()
     sent, taken = login_and_then(peer, [(Verb.TOPICS, 2, messages.ListTopics()), (Verb.PING, 3, Head())])
     peer.session.finish(memoryview(sent)[taken:])
@@ -199,7 +199,7 @@ def test_who_has_finished_behind_a_login_is_answered() -> None:
     assert peer.output.closed
 
 
-def test_who_has_gone_is_not_answered() -> None:
+def test_a_disconnected_client_gets_no_response() -> None:
     peer = closed()
     login_and_then(peer, [])
     peer.session.close()
@@ -208,20 +208,20 @@ def test_who_has_gone_is_not_answered() -> None:
     assert peer.frames() == []
 
 
-def test_too_many_logins_are_told_to_come_back() -> None:
+def test_too_many_logins_get_a_retriable_error() -> None:
     peer = closed(settings=BrokerSettings(logins_waiting_max=0))
     assert isinstance(peer.ask(Verb.LOGIN, messages.LogIn("alice", "x")).error, Busy)
     assert not peer.session.paused()
 
 
-def test_a_token_stands_for_a_password() -> None:
+def test_a_token_works_like_a_password() -> None:
     peer = closed()
     token = peer.broker.access.create_token(peer.broker.access.user("bob"), "spark", None)
     assert not log_in(peer, "bob", token).flags & 2
     assert refusal(log_in(peer, "alice", token)) is ErrorCode.LOGIN_FAILED
 
 
-def test_what_is_taken_away_counts_from_the_next_request_on() -> None:
+def test_revoked_permissions_apply_from_the_next_request() -> None:
     peer = closed("consume")
     log_in(peer, "bob")
     assert not peer.ask(Verb.DESCRIBE, messages.Describe("other")).flags & 2
@@ -229,17 +229,17 @@ def test_what_is_taken_away_counts_from_the_next_request_on() -> None:
     assert refusal(peer.ask(Verb.DESCRIBE, messages.Describe("other"))) is ErrorCode.DENIED
 
 
-def test_an_open_broker_asks_nobody() -> None:
+def test_an_open_broker_needs_no_login() -> None:
     peer = Peer()
     peer.broker.create_topic(TopicName("default", "t"), 1)
     assert not peer.ask(Verb.DESCRIBE, messages.Describe("t")).flags & 2
     assert isinstance(peer.ask(Verb.DESCRIBE, messages.Describe("no")).error, Missing)
-    assert not log_in(peer, "iggy", "iggy").flags & 2, "the default user, as on other wires"
+    assert not log_in(peer, "iggy", "iggy").flags & 2, "the default user, as on other protocols"
     assert not peer.ask(Verb.DESCRIBE, messages.Describe("t")).flags & 2
     assert refusal(log_in(peer, "alice")) is ErrorCode.LOGIN_FAILED
 
 
-def test_a_broken_login_is_an_answer() -> None:
+def test_a_malformed_login_gets_an_error() -> None:
     peer = closed()
     frame = bytearray(encode_head(Verb.LOGIN, 7, messages.Cancel(1)))
     assert peer.session.receive(memoryview(frame)) == len(frame) >= PREFIX_BYTES

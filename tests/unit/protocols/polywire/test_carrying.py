@@ -1,6 +1,6 @@
-"""Requests that name what other shards have: carried, gathered, or refused when a shard is gone.
+"""Requests about topics of other shards: forwarded, merged, or refused when a shard is unreachable.
 
-Three brokers in memory share their names; links are sessions of the other brokers without sockets.
+Three brokers in memory share the names; links are sessions of the other brokers without sockets.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HASH = hash_password("wonderland")
 
 
 class MemoryShards(shards_in_memory.MemoryShards):
-    """With connections of this wire."""
+    """Shards with connections of this protocol."""
 
     def __init__(self) -> None:
         super().__init__(PolywireFactory, SHARDS)
 
     def peer(self) -> Peer:
-        """A connection to our own broker."""
+        """Connect to this process's broker."""
         return Peer(broker=self.brokers[self.own], loop=self.loop, shards=self)
 
 
@@ -54,7 +54,7 @@ def produce(peer: Peer, name: str, *values: bytes, create: bool = False) -> int:
     return produced.appended[0].base_offset
 
 
-def test_topics_are_spread_and_every_verb_finds_them(shards: MemoryShards) -> None:
+def test_topics_are_spread_and_found_by_every_request(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b", "c", "d")
     assert [len(broker.topics()) for broker in shards.brokers] == [2, 1, 1]
@@ -78,7 +78,7 @@ def test_topics_are_spread_and_every_verb_finds_them(shards: MemoryShards) -> No
     ]
 
 
-def test_what_is_made_by_writing_to_it_begins_where_every_process_says(shards: MemoryShards) -> None:
+def test_an_automatically_created_topic_is_in_the_shard_of_its_name(shards: MemoryShards) -> None:
     peer = shards.peer()
     assert produce(peer, "xx", b"1", create=True) == 0
     assert shards.brokers[2].find_topic("xx") is not None
@@ -89,11 +89,11 @@ def test_what_is_made_by_writing_to_it_begins_where_every_process_says(shards: M
         create(peer, "xx")
 
 
-def test_the_next_request_finds_what_was_made_and_not_what_was_deleted(shards: MemoryShards) -> None:
+def test_the_next_request_sees_created_and_deleted_topics(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "first")
     peer.send(Verb.CREATE_TOPIC, messages.CreateTopic("second", 1))
-    assert peer.session.paused(), "what comes next waits"
+    assert peer.session.paused(), "the next request waits"
     shards.loop.run_due()
     assert not peer.session.paused()
     assert len(peer.frames()) == 1
@@ -106,7 +106,7 @@ def test_the_next_request_finds_what_was_made_and_not_what_was_deleted(shards: M
         produce(peer, "second", b"2")
 
 
-def test_order_of_one_topic_is_kept_while_nothing_waits(shards: MemoryShards) -> None:
+def test_requests_about_one_topic_keep_their_order(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     sent = [peer.send(Verb.PRODUCE, messages.Produce("b", 0), batch_of(b"%d" % number)) for number in range(20)]
@@ -115,7 +115,7 @@ def test_order_of_one_topic_is_kept_while_nothing_waits(shards: MemoryShards) ->
     assert [answered[correlation] for correlation in sent] == list(range(20))
 
 
-def test_what_a_lost_process_owes_is_refused_and_others_are_served(shards: MemoryShards) -> None:
+def test_requests_pending_at_a_lost_process_fail_and_others_are_served(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b", "c")
     correlation = peer.send(Verb.PRODUCE, messages.Produce("b", 0), batch_of(b"1"))
@@ -126,15 +126,15 @@ def test_what_a_lost_process_owes_is_refused_and_others_are_served(shards: Memor
     assert frame.error.code is ErrorCode.STOPPING
     assert produce(peer, "a", b"1") == 0
     assert produce(peer, "c", b"1") == 0
-    assert produce(peer, "b", b"1") == 0, "a new link"
+    assert produce(peer, "b", b"1") == 0, "over a new link"
     peer.send(Verb.TOPICS, messages.ListTopics())
     shards.loop.run_pass()
     shards.links[-1].break_off()
     assert isinstance(peer.frames()[0].error, Unavailable)
-    assert not peer.session.paused(), "nothing is waited for any more"
+    assert not peer.session.paused(), "no request is pending any more"
 
 
-def test_a_fetch_that_waits_is_cancelled_where_it_waits(shards: MemoryShards) -> None:
+def test_a_waiting_fetch_is_cancelled_in_its_shard(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     waiting = peer.send(Verb.FETCH, messages.Fetch("b", 0, 0, wait_ms=10_000))
@@ -156,7 +156,7 @@ def test_a_correlation_in_use_is_refused(shards: MemoryShards) -> None:
     assert isinstance(peer.frames()[0].error, Invalid)
 
 
-def test_a_peer_that_does_not_read_is_not_read_for(shards: MemoryShards) -> None:
+def test_a_client_that_does_not_read_is_not_read_from(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     peer.send(Verb.DESCRIBE, messages.Describe("b"))
@@ -169,7 +169,7 @@ def test_a_peer_that_does_not_read_is_not_read_for(shards: MemoryShards) -> None
     assert not shards.links[0].is_paused
 
 
-def test_nothing_more_is_taken_for_a_process_that_takes_nothing(shards: MemoryShards) -> None:
+def test_requests_stop_when_a_shard_stops_reading(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     shards.links[0].backlog = 1001
@@ -179,7 +179,7 @@ def test_nothing_more_is_taken_for_a_process_that_takes_nothing(shards: MemorySh
     assert peer.resumes == resumes + 1
 
 
-def test_so_many_carried_requests_may_be_owed(shards: MemoryShards) -> None:
+def test_pending_forwarded_requests_are_limited(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     for _ in range(REQUESTS_MAX):
@@ -189,7 +189,7 @@ def test_so_many_carried_requests_may_be_owed(shards: MemoryShards) -> None:
     assert len(peer.frames()) == REQUESTS_MAX
 
 
-def test_what_was_asked_before_the_peer_finished_is_answered(shards: MemoryShards) -> None:
+def test_requests_before_the_end_of_the_stream_are_answered(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     peer.send(Verb.DESCRIBE, messages.Describe("b"))
@@ -209,7 +209,7 @@ def test_links_end_with_the_connection(shards: MemoryShards) -> None:
     assert peer.frames() == []
 
 
-def test_a_publish_finds_its_shard_and_happens_once(shards: MemoryShards) -> None:
+def test_a_publish_finds_its_shard_and_is_applied_once(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b", "c")
     for name, token in (("c", b"t" * 16), ("b", b"u" * 16)):
@@ -229,7 +229,7 @@ def test_a_publish_finds_its_shard_and_happens_once(shards: MemoryShards) -> Non
         other.ask(Verb.DELETE_WRITER, messages.DeleteKept("w")).decode(Head)
 
 
-def test_what_lies_in_two_shards_is_not_published(shards: MemoryShards) -> None:
+def test_batches_staged_in_two_shards_cannot_be_published_together(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     tokens = [b"a" * 16, b"b" * 16]
@@ -241,7 +241,7 @@ def test_what_lies_in_two_shards_is_not_published(shards: MemoryShards) -> None:
     assert peer.ask(Verb.PUBLISH, messages.Publish("v", 1, tokens[1:])).decode(messages.Published).ranges
 
 
-def test_nothing_is_carried_for_who_has_yet_to_log_in(shards: MemoryShards) -> None:
+def test_unauthenticated_requests_are_not_forwarded(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     links = len(shards.links)
@@ -254,7 +254,7 @@ def test_nothing_is_carried_for_who_has_yet_to_log_in(shards: MemoryShards) -> N
     assert len(shards.links) == links
 
 
-def test_who_is_logged_in_is_so_where_requests_are_carried(shards: MemoryShards) -> None:
+def test_a_login_applies_in_every_shard(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b")
     for broker in shards.brokers:
@@ -273,7 +273,7 @@ def test_who_is_logged_in_is_so_where_requests_are_carried(shards: MemoryShards)
 
 
 def wait_for(shards: MemoryShards, peer: Peer, count: int) -> list[Answer]:
-    """So many frames; passwords are verified by threads."""
+    """Return that many frames; passwords are verified by threads."""
     found: list[Answer] = []
     end = time.monotonic() + WAIT_S
     while len(found) < count:
@@ -285,8 +285,8 @@ def wait_for(shards: MemoryShards, peer: Peer, count: int) -> list[Answer]:
 
 
 @pytest.mark.parametrize(("sizes", "limit"), [((5, 0, 3), 2), ((4, 4, 4), 3), ((0, 0, 0), 2), ((1, 7, 2), 4)], ids=str)
-def test_pages_of_a_list_tell_everything_once(sizes: tuple[int, ...], limit: int) -> None:
-    """Each shard tells so many at a time, as if ``GROUPS_MAX`` were small."""
+def test_pages_of_a_list_contain_every_group_once(sizes: tuple[int, ...], limit: int) -> None:
+    """Each shard returns few groups at a time, as if ``GROUPS_MAX`` were small."""
     kept = [sorted(f"{(7 * n + shard) % 10}-{shard}-{n}" for n in range(size)) for shard, size in enumerate(sizes)]
     reported: list[str] = []
     after = ""
@@ -312,7 +312,7 @@ def _encoded(head: Head) -> bytes:
     return encode_head(Verb.WRITERS, 1, head)[PREFIX_BYTES:]
 
 
-def test_frames_that_say_the_same_are_carried_one_by_one_and_taken_as_one_at_home(shards: MemoryShards) -> None:
+def test_similar_frames_are_forwarded_one_by_one_and_merged_at_their_shard(shards: MemoryShards) -> None:
     peer = shards.peer()
     create(peer, "a", "b", "c")
     for name in "abc":

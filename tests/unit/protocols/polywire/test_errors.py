@@ -1,4 +1,4 @@
-"""The table of errors is total, one to one, and survives the wire both ways."""
+"""The table of errors is complete and one to one, and errors round-trip."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_every_code_kind_and_retry_has_one_number() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("code", [ErrorCode.BUSY, ErrorCode.CORRUPT])
-def test_errors_come_back_as_they_were(kind: type[BrokerError], code: ErrorCode) -> None:
+def test_errors_round_trip(kind: type[BrokerError], code: ErrorCode) -> None:
     error = kind(code, "it failed why=so", retry_after_ms=5)
     back = error_of(failure_of(error))
     assert (type(back), back.code, back.message, back.retry_after_ms) == (kind, code, "it failed why=so", 5)
 
 
-def test_unknown_codes_go_by_their_kind_and_unknown_kinds_promise_nothing() -> None:
+def test_unknown_codes_use_their_kind_and_unknown_kinds_are_not_retriable() -> None:
     assert type(error_of(Failure(9999, 4, "m", 0))) is errors.Conflict
     assert type(error_of(Failure(9999, 99, "m", 0))) is errors.Unavailable
     assert type(error_of(Failure(CODES[ErrorCode.TOPIC_MISSING], 99, "m", 0))) is errors.Unavailable

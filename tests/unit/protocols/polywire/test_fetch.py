@@ -42,7 +42,7 @@ def offsets_of(frames: list[Answer]) -> list[int]:
     return [read_header(frame.payload, at).base_offset for frame in frames for at in walk(frame.payload)]
 
 
-def test_a_large_range_comes_in_bounded_frames(peer: Peer) -> None:
+def test_a_large_range_is_sent_in_bounded_frames(peer: Peer) -> None:
     produce(peer, *[b"x" * MEGABYTE] * 10)
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
     peer.loop.run_due()
@@ -71,7 +71,7 @@ def test_bytes_max_ends_a_fetch_after_at_least_one_batch(peer: Peer, bytes_max: 
     assert not frames[-1].more
 
 
-def test_a_fetch_without_an_end_ends_where_reading_stood(peer: Peer) -> None:
+def test_a_fetch_without_an_end_stops_at_the_readable_end(peer: Peer) -> None:
     produce(peer, *[b"x" * MEGABYTE] * 6)
     peer.output.backlog = peer.output.backlog_max
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
@@ -85,7 +85,7 @@ def test_a_fetch_without_an_end_ends_where_reading_stood(peer: Peer) -> None:
     assert offsets_of(peer.frames()) == list(range(6))
 
 
-def test_streams_pause_for_a_slow_peer_and_go_on_when_drained(peer: Peer) -> None:
+def test_streams_pause_for_a_slow_client_and_resume_when_it_reads(peer: Peer) -> None:
     produce(peer, *[b"x" * MEGABYTE] * 12)
     peer.output.backlog = peer.output.backlog_max
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
@@ -97,7 +97,7 @@ def test_streams_pause_for_a_slow_peer_and_go_on_when_drained(peer: Peer) -> Non
     assert offsets_of(peer.frames()) == list(range(12))
 
 
-def test_one_frame_is_read_ahead_for_a_slow_peer_and_given_back_when_it_goes(peer: Peer) -> None:
+def test_one_frame_is_read_ahead_for_a_slow_client_and_released_when_it_disconnects(peer: Peer) -> None:
     produce(peer, *[b"x" * MEGABYTE] * 12)
     peer.output.backlog = peer.output.backlog_max
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_one_frame_is_read_ahead_for_a_slow_peer_and_given_back_when_it_goes(pee
 
 
 class SlowOutput(CapturedOutput):
-    """Writes that take a millisecond for each MiB; ``takes``: bytes that the peer takes before it says so anew."""
+    """Writes that take a millisecond per MiB; ``takes``: bytes accepted before it pauses the session."""
 
     def __init__(self, clock: SimulatedClock, *, takes: int) -> None:
         super().__init__()
@@ -127,13 +127,13 @@ FRAME_S = ANSWER_BYTES_MAX / MEGABYTE / 1000
 
 
 def streaming(peer: Peer, count: int, *, takes: int = 1 << 40, megabytes: int = 40) -> list[Peer]:
-    """Peers whose writes take time, over one topic with so much in it."""
+    """Return clients with slow writes, over one topic with that much data."""
     produce(peer, *[b"x" * MEGABYTE] * megabytes)
     return [peer.another(SlowOutput(peer.loop.clock, takes=takes)) for _ in range(count)]
 
 
 def longest_pass(loop: ManualLoop) -> float:
-    """The longest pass of the loop until nothing is due."""
+    """Return the longest pass of the loop until nothing is due."""
     longest = 0.0
     for _ in range(10_000):
         begun = loop.clock.monotonic()
@@ -143,7 +143,7 @@ def longest_pass(loop: ManualLoop) -> float:
     raise AssertionError("it never ends")
 
 
-def test_a_long_stream_gives_others_a_turn(peer: Peer) -> None:
+def test_a_long_stream_yields_to_other_connections(peer: Peer) -> None:
     [one] = streaming(peer, 1)
     begun = peer.loop.clock.monotonic()
     one.send(Verb.FETCH, messages.Fetch("t", 0, 0))
@@ -160,7 +160,7 @@ def test_ten_long_streams_share_a_pass(peer: Peer) -> None:
     assert all(offsets_of(one.frames()) == list(range(40)) for one in peers)
 
 
-def test_ten_that_read_again_at_once_share_a_pass(peer: Peer) -> None:
+def test_ten_clients_that_resume_at_once_share_a_pass(peer: Peer) -> None:
     peers = streaming(peer, 10, takes=MEGABYTE)
     for one in peers:
         one.send(Verb.FETCH, messages.Fetch("t", 0, 0))
@@ -170,13 +170,13 @@ def test_ten_that_read_again_at_once_share_a_pass(peer: Peer) -> None:
         for one in peers:
             one.output.backlog = 0
             one.session.drained()
-        assert peer.loop.clock.monotonic() == begun, "nothing is written from inside the socket's callback"
+        assert peer.loop.clock.monotonic() == begun, "nothing is written inside the socket's callback"
         longest = max(longest, longest_pass(peer.loop))
     assert longest <= SLICE_S + FRAME_S
     assert all(offsets_of(one.frames()) == list(range(40)) for one in peers)
 
 
-def test_a_record_for_a_long_poll_does_not_wait_for_those_who_read_much(peer: Peer) -> None:
+def test_a_long_poll_does_not_wait_for_heavy_readers(peer: Peer) -> None:
     peers = streaming(peer, 10)
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1)).decode(messages.TopicDescription)
     waiting = peer.send(Verb.FETCH, messages.Fetch("u", 0, 0, wait_ms=5000))
@@ -189,7 +189,7 @@ def test_a_record_for_a_long_poll_does_not_wait_for_those_who_read_much(peer: Pe
     assert [frame.correlation for frame in peer.frames()] == [waiting]
 
 
-def test_a_long_poll_answers_when_a_record_comes_and_holds_up_nothing(peer: Peer) -> None:
+def test_a_long_poll_completes_with_a_record_and_blocks_nothing(peer: Peer) -> None:
     waiting = peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
     peer.loop.advance(1.0)
     peer.ask(Verb.PING, Head()).decode(Head)
@@ -201,7 +201,7 @@ def test_a_long_poll_answers_when_a_record_comes_and_holds_up_nothing(peer: Peer
     assert offsets_of([answer]) == [0]
 
 
-def test_a_long_poll_ends_empty_when_time_is_up(peer: Peer) -> None:
+def test_a_long_poll_ends_empty_at_its_timeout(peer: Peer) -> None:
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
     peer.loop.advance(4.9)
     assert peer.frames() == []
@@ -236,7 +236,7 @@ def test_open_fetches_are_limited_and_their_correlations_distinct(peer: Peer) ->
     assert peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0)).error.code is ErrorCode.INVALID_REQUEST
 
 
-def test_a_peer_that_has_finished_still_gets_its_answers(peer: Peer) -> None:
+def test_a_half_closed_client_gets_its_responses(peer: Peer) -> None:
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
     peer.session.finish(memoryview(b"half"))
     assert not peer.output.closed
@@ -245,7 +245,7 @@ def test_a_peer_that_has_finished_still_gets_its_answers(peer: Peer) -> None:
     assert peer.output.closed
 
 
-def test_offsets_of_an_epoch_that_ended_before_them_are_refused() -> None:
+def test_offsets_beyond_the_end_of_an_epoch_are_refused() -> None:
     loop = ManualLoop()
     logs: list[MemoryLog] = []
 

@@ -1,4 +1,4 @@
-"""Whole requests that had to wait when their peer finished are carried out, and answered, before the connection ends."""
+"""Requests still waiting when a client closes its side are executed and answered before the connection closes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pings(amount: int) -> bytes:
 
 
 def produces(peer: Peer, amount: int) -> bytes:
-    """Requests whose answers wait until their records are synced."""
+    """Return requests whose responses wait until their records are synced."""
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).decode(messages.TopicDescription)
     batch = batch_of(b"x")
     head = messages.Produce("t", 0, level=2)
@@ -30,7 +30,7 @@ def produces(peer: Peer, amount: int) -> bytes:
 
 
 def send_and_finish(peer: Peer, frames: bytes) -> int:
-    """Send requests and finish at once; how many bytes had to wait."""
+    """Send requests and close the sending side; return how many bytes had to wait."""
     taken = peer.session.receive(memoryview(frames))
     left = len(frames) - taken
     peer.session.finish(memoryview(frames)[taken:])
@@ -43,12 +43,12 @@ def answered(peer: Peer) -> list[int]:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reading of the clock takes longer than a quantum, so every request has one of its own."""
+    """Make each reading of the clock take longer than a quantum, so that every request uses one."""
     times = count()
     monkeypatch.setattr(SimulatedClock, "monotonic", lambda _: float(next(times)))
 
 
-def test_what_waits_at_the_limit_of_owed_answers_is_carried_out() -> None:
+def test_requests_waiting_at_the_limit_of_pending_responses_are_executed() -> None:
     peer = Peer()
     amount = 3 * REQUESTS_MAX + 5
     assert send_and_finish(peer, produces(peer, amount))
@@ -59,17 +59,17 @@ def test_what_waits_at_the_limit_of_owed_answers_is_carried_out() -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_what_waits_while_others_have_their_turn_is_carried_out() -> None:
+def test_requests_waiting_for_a_turn_are_executed() -> None:
     peer = Peer()
     assert send_and_finish(peer, pings(4))
-    assert not peer.output.closed, "three requests have yet to be carried out"
+    assert not peer.output.closed, "three requests are not executed yet"
     peer.loop.run_due()
     assert answered(peer) == [0, 1, 2, 3]
     assert peer.output.closed
 
 
 @pytest.mark.usefixtures("slow")
-def test_what_never_began_is_carried_out() -> None:
+def test_requests_that_never_started_are_executed() -> None:
     peer = Peer()
     peer.session.finish(memoryview(pings(4)))
     peer.loop.run_due()
@@ -78,7 +78,7 @@ def test_what_never_began_is_carried_out() -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_what_waits_for_a_login_and_then_for_others_is_carried_out() -> None:
+def test_requests_waiting_for_a_login_and_a_turn_are_executed() -> None:
     peer = closed()
     login = encode_head(Verb.LOGIN, 9, messages.LogIn("alice", "wonderland"))
     assert send_and_finish(peer, login + pings(3))
@@ -86,7 +86,7 @@ def test_what_waits_for_a_login_and_then_for_others_is_carried_out() -> None:
     assert peer.output.closed
 
 
-def test_what_waits_for_two_logins_is_carried_out() -> None:
+def test_requests_waiting_for_two_logins_are_executed() -> None:
     peer = closed()
     login = encode_head(Verb.LOGIN, 9, messages.LogIn("alice", "wonderland"))
     assert send_and_finish(peer, login + pings(1) + login.replace(b"alice", b"carol") + pings(1))
@@ -94,7 +94,7 @@ def test_what_waits_for_two_logins_is_carried_out() -> None:
     assert peer.output.closed
 
 
-def test_what_waits_while_a_peer_does_not_read_is_carried_out_once_it_does() -> None:
+def test_requests_waiting_for_a_slow_reader_are_executed_once_it_reads() -> None:
     peer = Peer()
     peer.output.backlog = peer.output.backlog_max + 1
     peer.session.finish(memoryview(pings(2)))

@@ -1,4 +1,4 @@
-"""Positions and groups over the wire."""
+"""Offsets and groups over the `polywire` protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def join(peer: Peer, member: str, assignor: str | None = None) -> messages.Membe
     return peer.ask(Verb.JOIN, messages.Join("g", "t", member, assignor)).decode(messages.Membership)
 
 
-def test_positions_are_kept_by_kind_and_owner(peer: Peer) -> None:
+def test_offsets_are_stored_by_kind_and_owner(peer: Peer) -> None:
     assert peer.ask(Verb.POSITION, messages.AskPosition("t", 1, 1, "g")).decode(messages.Position).offset is None
     peer.ask(Verb.COMMIT, messages.Commit("t", 1, 1, "g", 42)).decode(Head)
     peer.ask(Verb.COMMIT, messages.Commit("t", 1, 0, "g", 7, level=2)).decode(Head)
@@ -43,7 +43,7 @@ def test_positions_are_kept_by_kind_and_owner(peer: Peer) -> None:
         (messages.Commit("t", 0, 1, "g", 1, member="m", generation=1), ErrorCode.GROUP_MISSING),
     ],
 )
-def test_wrong_commits_are_refused(peer: Peer, commit: messages.Commit, code: ErrorCode) -> None:
+def test_invalid_commits_are_refused(peer: Peer, commit: messages.Commit, code: ErrorCode) -> None:
     assert peer.ask(Verb.COMMIT, commit).error.code is code
 
 
@@ -79,7 +79,7 @@ def test_groups_need_a_topic_and_a_known_assignor(peer: Peer) -> None:
     assert join(peer, "a", "range").partitions == [0, 1, 2, 3]
 
 
-def test_groups_are_told_with_members_and_positions(peer: Peer) -> None:
+def test_groups_are_described_with_members_and_offsets(peer: Peer) -> None:
     membership = join(peer, "a")
     peer.ask(Verb.COMMIT, messages.Commit("t", 2, 1, "g", 42)).decode(Head)
     peer.ask(Verb.COMMIT, messages.Commit("t", 0, 1, "only-positions", 7)).decode(Head)
@@ -101,7 +101,7 @@ def test_groups_are_told_with_members_and_positions(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(("groups_max", "entries_max", "expected"), [(2, 100, 2), (100, 3, 1), (100, 100, 5)])
-def test_many_groups_are_told_in_pages(
+def test_many_groups_are_listed_in_pages(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, groups_max: int, entries_max: int, expected: int
 ) -> None:
     monkeypatch.setattr(groups, "GROUPS_MAX", groups_max)

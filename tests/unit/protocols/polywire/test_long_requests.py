@@ -1,4 +1,4 @@
-"""Requests for thousands of batches or partitions: carried out in slices, others' requests in between, and what holds in between."""
+"""Requests for thousands of batches or partitions are executed in slices, with other requests in between."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def memory() -> MemoryBroker:
 
 @pytest.fixture
 def peer(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> Peer:
-    """A peer of a broker whose every batch takes a tenth of a slice; ``t`` has many partitions."""
+    """Return a client of a broker on which each batch takes a tenth of a slice; ``t`` has many partitions."""
     made = peer_of(memory)
     made.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", PARTITIONS)).decode(messages.TopicDescription)
     for verb in ("produce", "stage"):
@@ -73,7 +73,7 @@ def request(verb: Verb, number: int = BY_KEY) -> Head:
 
 
 @pytest.mark.parametrize("verb", [Verb.PRODUCE, Verb.STAGE])
-def test_others_are_answered_between_two_slices_of_batches(peer: Peer, verb: Verb) -> None:
+def test_other_requests_are_answered_between_slices_of_batches(peer: Peer, verb: Verb) -> None:
     other = peer.another()
     taken, answered = [peer.broker.appended], 0
     peer.send(verb, request(verb), KEYED)
@@ -96,9 +96,7 @@ def test_others_are_answered_between_two_slices_of_batches(peer: Peer, verb: Ver
         assert answer.decode(messages.Staged).record_count == 2000
 
 
-def test_one_batch_of_many_keys_is_looked_at_in_stretches(
-    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_of_many_keys_is_scanned_in_parts(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     peer, looked, known = peer_of(memory), [0], partitions_of
 
     def slowly(source: memoryview, spans: memoryview, count: int, kind: KeyHash) -> array[int]:
@@ -123,13 +121,13 @@ def test_one_batch_of_many_keys_is_looked_at_in_stretches(
     assert stored(peer.broker) == 2000
 
 
-def test_long_keys_are_looked_at_in_stretches_of_few() -> None:
+def test_long_keys_are_scanned_in_smaller_parts() -> None:
     assert list(_stretches(7, 2 * STRETCH_BYTES)) == [(0, 3), (3, 6), (6, 7)]
     assert list(_stretches(2, 20 * STRETCH_BYTES)) == [(0, 1), (1, 2)]
     assert list(_stretches(STRETCH_RECORDS + 1, 200)) == [(0, STRETCH_RECORDS), (STRETCH_RECORDS, STRETCH_RECORDS + 1)]
 
 
-def test_many_batches_are_validated_in_slices_before_any_is_stored(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_batches_are_validated_in_slices_before_any_is_stored(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
     def slowly(payload: memoryview, at: int) -> int:
@@ -150,7 +148,7 @@ def test_many_batches_are_validated_in_slices_before_any_is_stored(peer: Peer, m
     assert peer.output.pins == 0
 
 
-def test_what_the_same_peer_asks_next_waits(peer: Peer) -> None:
+def test_the_next_request_of_the_same_client_waits(peer: Peer) -> None:
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
     assert peer.session.paused()
     peer.loop.run_due()
@@ -160,8 +158,8 @@ def test_what_the_same_peer_asks_next_waits(peer: Peer) -> None:
     assert answer.verb == Verb.PRODUCE
 
 
-def test_the_request_is_kept_as_it_is_until_its_last_batch_is_written(peer: Peer) -> None:
-    """Batches without keys are stored from where they were received."""
+def test_the_receive_buffer_is_pinned_until_the_last_batch_is_written(peer: Peer) -> None:
+    """Batches without keys are stored directly from the receive buffer."""
     plain = batch_of(b"v")
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE), plain * 100)
     while peer.broker.appended < 100:
@@ -173,7 +171,7 @@ def test_the_request_is_kept_as_it_is_until_its_last_batch_is_written(peer: Peer
     assert stored(peer.broker) == 100
 
 
-def test_a_stop_between_two_slices_leaves_what_was_handed_over(memory: MemoryBroker, peer: Peer) -> None:
+def test_a_stop_between_slices_keeps_the_batches_stored_so_far(memory: MemoryBroker, peer: Peer) -> None:
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
     for _ in range(5):
         memory.loop.run_pass()  # type: ignore[attr-defined]
@@ -185,7 +183,7 @@ def test_a_stop_between_two_slices_leaves_what_was_handed_over(memory: MemoryBro
     assert len(answer.appended) == PARTITIONS
 
 
-def test_a_topic_that_ends_between_two_slices_refuses_the_rest(peer: Peer) -> None:
+def test_a_topic_deleted_between_slices_refuses_the_rest(peer: Peer) -> None:
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
     peer.loop.run_pass()
     peer.another().ask(Verb.DELETE_TOPIC, messages.DeleteTopic("t"))
@@ -197,7 +195,7 @@ def test_a_topic_that_ends_between_two_slices_refuses_the_rest(peer: Peer) -> No
     assert not peer.session.paused()
 
 
-def test_the_rest_is_stored_when_the_connection_ends_between_two_slices(peer: Peer) -> None:
+def test_the_rest_is_stored_if_the_connection_closes_between_slices(peer: Peer) -> None:
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
     peer.session.close()
     peer.loop.run_due()
@@ -206,7 +204,7 @@ def test_the_rest_is_stored_when_the_connection_ends_between_two_slices(peer: Pe
     assert not peer.output.written
 
 
-def test_what_the_same_peer_asks_behind_a_change_of_a_wide_topic_finds_it_changed(memory: MemoryBroker) -> None:
+def test_requests_after_a_change_of_a_wide_topic_see_it(memory: MemoryBroker) -> None:
     peer, count = peer_of(memory), AT_ONCE_MAX + 1
     frames = [
         (Verb.CREATE_TOPIC, messages.CreateTopic("t", count), b""),
@@ -234,7 +232,7 @@ def test_what_the_same_peer_asks_behind_a_change_of_a_wide_topic_finds_it_change
     answers[6].decode(Head)
 
 
-def test_a_change_of_a_wide_topic_that_comes_too_late_is_refused(memory: MemoryBroker) -> None:
+def test_a_conflicting_change_of_a_wide_topic_is_refused(memory: MemoryBroker) -> None:
     peers = peer_of(memory), peer_of(memory)
     for peer in peers:
         peer.send(Verb.CREATE_TOPIC, messages.CreateTopic("t", AT_ONCE_MAX + 1))
@@ -250,7 +248,7 @@ TOKENS = [b"%016d" % n for n in range(2000)]
 
 @pytest.fixture
 def staged(memory: MemoryBroker) -> Peer:
-    """A peer that has staged a batch under each of ``TOKENS``."""
+    """Return a client that has staged a batch under each of ``TOKENS``."""
     peer = peer_of(memory)
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).decode(messages.TopicDescription)
     for token in TOKENS:
@@ -259,7 +257,7 @@ def staged(memory: MemoryBroker) -> Peer:
 
 
 def left(peer: Peer) -> int:
-    """Tokens that are still staged."""
+    """Return the number of tokens that are still staged."""
     found = 0
     for token in TOKENS:
         with suppress(Missing):
@@ -312,7 +310,7 @@ def test_many_tokens_are_checked_in_slices_and_published_at_once(staged: Peer, m
 
 @pytest.fixture
 def laid_out(monkeypatch: pytest.MonkeyPatch, memory: MemoryBroker) -> list[int]:
-    """How many tokens each pass of the loop has laid out; each takes a part of a slice."""
+    """Record how many tokens each pass of the loop lays out; each takes a part of a slice."""
     add, counts = MemoryPublication.add, [0]
 
     def slowly(made: MemoryPublication, tokens: Sequence[bytes]) -> Iterator[None]:
@@ -343,9 +341,7 @@ def test_many_batches_are_laid_out_in_slices_and_published_at_once(staged: Peer,
     assert not staged.session.paused()
 
 
-def test_a_repeat_that_comes_while_the_original_is_laid_out_waits_and_is_a_duplicate(
-    staged: Peer, laid_out: list[int]
-) -> None:
+def test_a_duplicate_publish_waits_for_the_original(staged: Peer, laid_out: list[int]) -> None:
     peers = staged, staged.another(), staged.another()
     for peer in peers:
         peer.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
@@ -355,7 +351,7 @@ def test_a_repeat_that_comes_while_the_original_is_laid_out_waits_and_is_a_dupli
     assert stored(staged.broker) == len(TOKENS) == sum(laid_out)
 
 
-def test_what_cannot_be_published_stays_staged(staged: Peer, laid_out: list[int]) -> None:
+def test_batches_of_a_refused_publish_stay_staged(staged: Peer, laid_out: list[int]) -> None:
     answer = staged.ask(Verb.PUBLISH, messages.Publish("w", 1, [*TOKENS, b"?" * 16]))
     assert answer.error.code is ErrorCode.STAGE_MISSING
     assert sum(laid_out) == len(TOKENS)
@@ -365,7 +361,7 @@ def test_what_cannot_be_published_stays_staged(staged: Peer, laid_out: list[int]
     assert stored(staged.broker) == len(TOKENS)
 
 
-def test_a_topic_that_ends_while_its_batches_are_laid_out(staged: Peer, laid_out: list[int]) -> None:
+def test_a_topic_deleted_while_its_batches_are_laid_out(staged: Peer, laid_out: list[int]) -> None:
     staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
     staged.loop.run_pass()
     assert 0 < sum(laid_out) < len(TOKENS)
@@ -375,7 +371,7 @@ def test_a_topic_that_ends_while_its_batches_are_laid_out(staged: Peer, laid_out
     assert left(staged) == len(TOKENS)
 
 
-def test_what_is_being_laid_out_is_not_abandoned(staged: Peer, laid_out: list[int]) -> None:
+def test_batches_being_published_cannot_be_abandoned(staged: Peer, laid_out: list[int]) -> None:
     staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
     staged.loop.run_pass()
     staged.another().send(Verb.ABANDON, messages.Abandon(TOKENS[:1]))
@@ -384,16 +380,14 @@ def test_what_is_being_laid_out_is_not_abandoned(staged: Peer, laid_out: list[in
     assert stored(staged.broker) == len(TOKENS) == sum(laid_out)
 
 
-def test_it_is_published_when_its_connection_ends_meanwhile(staged: Peer, laid_out: list[int]) -> None:
+def test_a_publish_completes_if_its_connection_closes_meanwhile(staged: Peer, laid_out: list[int]) -> None:
     staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
     staged.session.close()
     staged.loop.run_due()
     assert stored(staged.broker) == len(TOKENS) == sum(laid_out)
 
 
-def test_left_overs_of_many_failed_attempts_are_dropped_in_slices(
-    staged: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_of_many_failed_attempts_are_dropped_in_slices(staged: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [b"left%012d" % number for number in range(2000)]
     for token in tokens:
         staged.ask(Verb.STAGE, messages.Stage(token, "t", 0, writer="w", number=1), batch_of(b"v"))
@@ -411,7 +405,7 @@ def test_left_overs_of_many_failed_attempts_are_dropped_in_slices(
     assert max(dropped) <= LOT_TOKENS
 
 
-def test_what_is_staged_for_many_partitions_is_published_in_the_order_of_its_tokens(memory: MemoryBroker) -> None:
+def test_batches_for_many_partitions_are_published_in_token_order(memory: MemoryBroker) -> None:
     peer = peer_of(memory)
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3)).decode(messages.TopicDescription)
     tokens = TOKENS[:4]

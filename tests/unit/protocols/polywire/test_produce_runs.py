@@ -1,4 +1,4 @@
-"""PRODUCE frames that are taken as one: what ends a run, and that each frame is answered as if it had been alone."""
+"""Runs of PRODUCE frames handled as one: what ends a run, and that each frame gets its own response."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def frame(correlation: int, batch: Buffer, head: messages.Produce = HEAD) -> byt
 
 
 def send(peer: Peer, frames: Sequence[bytes]) -> list[Answer]:
-    """All in one receive; the answers by correlation."""
+    """Send all frames in one receive; return the responses by correlation."""
     data = bytearray(b"".join(frames))
     assert peer.session.receive(memoryview(data)) == len(data)
-    data[:] = bytes(len(data))  # nobody looks at the request any more once it is written
+    data[:] = bytes(len(data))  # the request buffer is not needed once it is written
     peer.loop.run_due()
     return sorted(peer.frames(), key=lambda answer: answer.correlation)
 
@@ -42,7 +42,7 @@ def created(settings: BrokerSettings | None = None, partitions: int = 2) -> Peer
 
 
 def stored(peer: Peer, partition: int = 0) -> list[bytes]:
-    """The batches of a partition as they lie in the log, which merges nothing itself here."""
+    """Return a partition's stored batches; the log itself merges nothing in these tests."""
     payload = peer.ask(Verb.FETCH, messages.Fetch("t", partition, 0)).payload
     return [payload[at:end] for at, end in pairwise([*walk(payload), len(payload)])]
 
@@ -56,7 +56,7 @@ def appended(answer: Answer) -> tuple[int, int, int]:
     return one.partition, one.base_offset, one.record_count
 
 
-def test_frames_that_say_the_same_become_one_batch_and_are_answered_each_for_itself() -> None:
+def test_similar_frames_become_one_batch_and_get_separate_responses() -> None:
     peer = created()
     sizes = [1, 3, 2, 300, 1]
     batches = [batch_of(*[b"%d" % number] * size) for number, size in enumerate(sizes)]
@@ -65,10 +65,10 @@ def test_frames_that_say_the_same_become_one_batch_and_are_answered_each_for_its
     assert [appended(answer) for answer in answers] == [(0, sum(sizes[:at]), size) for at, size in enumerate(sizes)]
     assert counts(peer) == [sum(sizes)]
     [one] = stored(peer)
-    assert bytes(one)[104:] == bytes(merge(batches))[104:], "every record is there, in the order sent"
+    assert bytes(one)[104:] == bytes(merge(batches))[104:], "every record is stored, in the order sent"
 
 
-def test_an_answer_has_the_bytes_that_it_has_alone() -> None:
+def test_a_response_has_the_same_bytes_as_for_a_single_frame() -> None:
     for offset in [*(2**power + by for power in (7, 8, 16, 32, 62) for by in (-1, 0)), 0]:
         for partition in (0, 127, 128, 70_000):
             asked = [(1, 1), (2**32 - 1, 127), (7, 128), (8, 70_000)]
@@ -101,14 +101,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
-def test_a_run_ends_where_something_else_is_said(other: bytes) -> None:
+def test_a_run_ends_at_a_different_frame(other: bytes) -> None:
     run = frame(1, batch_of(b"a")) + frame(2, batch_of(b"a"))
     assert run_bytes(run + other + LAST, 0, frames_max=9, batch_bytes_max=MERGED_BYTES_MAX) == len(run)
     assert run_bytes(b"front" + run + other, 5, frames_max=9, batch_bytes_max=MERGED_BYTES_MAX) == len(run)
     assert run_bytes(other + run, 0, frames_max=9, batch_bytes_max=MERGED_BYTES_MAX) == 0
 
 
-def test_what_is_not_whole_is_not_taken() -> None:
+def test_incomplete_frames_are_not_in_a_run() -> None:
     one = frame(1, batch_of(b"a"))
     for cut in range(len(one)):
         assert run_bytes(one + one[:cut], 0, frames_max=9, batch_bytes_max=MERGED_BYTES_MAX) == 0
@@ -125,7 +125,7 @@ def test_a_run_has_limits() -> None:
     assert run_bytes(frames, 0, frames_max=99, batch_bytes_max=0) == 0
 
 
-def test_no_more_answers_are_owed_than_ever() -> None:
+def test_pending_responses_stay_within_their_limit() -> None:
     peer = created()
     data = bytearray(frame(1, batch_of(b"a")) * (REQUESTS_MAX + 5))
     taken = peer.session.receive(memoryview(data))
@@ -137,7 +137,7 @@ def test_no_more_answers_are_owed_than_ever() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_batch_that_breaks_a_rule_is_refused_alone(place: int) -> None:
+def test_only_the_invalid_batch_of_a_run_is_refused(place: int) -> None:
     peer = created()
     frames = [frame(number, batch_of(b"a", b"b")) for number in range(3)]
     broken = bytearray(frames[place])
@@ -149,7 +149,7 @@ def test_a_batch_that_breaks_a_rule_is_refused_alone(place: int) -> None:
     assert sum(counts(peer)) == 4
 
 
-def test_what_is_refused_is_refused_for_each() -> None:
+def test_an_error_of_a_run_is_returned_for_each_frame() -> None:
     peer = created()
     for head, code in [
         (messages.Produce("none", 0), ErrorCode.TOPIC_MISSING),
@@ -160,13 +160,13 @@ def test_what_is_refused_is_refused_for_each() -> None:
         assert [(answer.correlation, answer.error.code) for answer in answers] == [(at, code) for at in range(3)]
 
 
-def test_a_topic_that_is_made_by_writing_to_it_has_all() -> None:
+def test_an_automatically_created_topic_has_all_records() -> None:
     peer = Peer()
     answers = send(peer, [frame(number, batch_of(b"a"), messages.Produce("t", 0, create=True)) for number in range(3)])
     assert [appended(answer) for answer in answers] == [(0, 0, 1), (0, 1, 1), (0, 2, 1)]
 
 
-def test_records_by_key_go_where_their_keys_say() -> None:
+def test_records_with_keys_are_routed_by_key() -> None:
     peer = created()
     frames = [frame(number, batch_of((b"%d" % number, b"v")), messages.Produce("t", BY_KEY)) for number in range(20)]
     answers = send(peer, frames)
@@ -175,7 +175,7 @@ def test_records_by_key_go_where_their_keys_say() -> None:
     assert min(sum(counts(peer, 0)), sum(counts(peer, 1))) > 0
 
 
-def test_a_small_limit_for_batches_holds_for_what_is_made_of_them() -> None:
+def test_a_small_limit_of_batches_applies_to_merged_ones() -> None:
     batch = batch_of(b"a" * 100)
     peer = created(BrokerSettings(batch_bytes_max=3 * len(batch), record_bytes_max=200))
     answers = send(peer, [frame(number, batch) for number in range(9)])
@@ -183,7 +183,7 @@ def test_a_small_limit_for_batches_holds_for_what_is_made_of_them() -> None:
     assert all(len(one) <= 3 * len(batch) for one in stored(peer))
 
 
-def test_what_the_log_fails_with_is_told_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_log_is_returned_for_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = created()
     broker = peer.broker
 
@@ -206,6 +206,6 @@ def test_what_the_log_fails_with_is_told_to_each(monkeypatch: pytest.MonkeyPatch
     assert not peer.session.owes()
 
 
-def test_batches_of_a_producer_stay_apart() -> None:
+def test_batches_of_a_producer_are_not_merged() -> None:
     one = frame(1, producing(1))
     assert run_bytes(one + one, 0, frames_max=9, batch_bytes_max=MERGED_BYTES_MAX) == 0

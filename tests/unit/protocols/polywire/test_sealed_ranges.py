@@ -1,4 +1,4 @@
-"""LOCATE: refused like FETCH, and answered with nothing where sealed records are no files."""
+"""LOCATE is refused like FETCH, and returns nothing if sealed records are not in files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def peer() -> Peer:
     return made
 
 
-def test_memory_has_no_directory(peer: Peer) -> None:
+def test_the_log_in_memory_has_no_directory(peer: Peer) -> None:
     located = peer.ask(Verb.LOCATE, messages.Locate("t", 0, 1)).decode(messages.Located)
     assert located == messages.Located("", b"", [], more=False)
 
@@ -38,7 +38,9 @@ def test_memory_has_no_directory(peer: Peer) -> None:
         (messages.Locate("t", 0, 0, 2**63 - 1, epoch=2), Missing, ErrorCode.OFFSET_OUT_OF_RANGE),
     ],
 )
-def test_it_is_refused_like_a_fetch(peer: Peer, head: messages.Locate, kind: type[Exception], code: ErrorCode) -> None:
+def test_locate_is_refused_like_a_fetch(
+    peer: Peer, head: messages.Locate, kind: type[Exception], code: ErrorCode
+) -> None:
     fetch = messages.Fetch(head.name, head.partition, head.offset, head.offset_end, head.incarnation, head.epoch)
     refused = peer.ask(Verb.LOCATE, head).error
     alike = peer.ask(Verb.FETCH, fetch).error

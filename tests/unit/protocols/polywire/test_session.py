@@ -1,4 +1,4 @@
-"""Requests over the session: opening, framing, order, topics, produce, fetch."""
+"""The session: handshake, framing, request order, topics, produce, fetch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def create(peer: Peer, name: str = "t", partition_count: int = 1) -> messages.To
     return peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic(name, partition_count)).decode(messages.TopicDescription)
 
 
-def test_opening_answers_magic_and_limits(peer: Peer) -> None:
+def test_the_handshake_returns_magic_and_limits(peer: Peer) -> None:
     assert peer.opening[:8] == b"\xf1PWIRE\x00\x01"
     prefix = decode_prefix(peer.opening, 8)
     assert (prefix.verb, prefix.correlation) == (Verb.HELLO, 0)
@@ -38,7 +38,7 @@ def test_opening_answers_magic_and_limits(peer: Peer) -> None:
     assert limits.stage_expiry_ms == 3_600_000
 
 
-def test_another_version_is_told_ours_and_closed(peer: Peer) -> None:
+def test_another_version_is_sent_ours_and_closed(peer: Peer) -> None:
     output = CapturedOutput()
     session = PolywireFactory(peer.broker).open(output, lambda: None)
     with pytest.raises(PeerError) as caught:
@@ -48,19 +48,19 @@ def test_another_version_is_told_ours_and_closed(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("opening", [b"GET / HT", b"\xf1PWIRF", b"\x00"])
-def test_another_wire_is_refused_and_not_recognised(peer: Peer, opening: bytes) -> None:
+def test_another_protocol_is_refused_and_not_detected(peer: Peer, opening: bytes) -> None:
     factory = PolywireFactory(peer.broker)
     assert factory.recognise(opening) is False
     with pytest.raises(PeerError):
         factory.open(CapturedOutput(), lambda: None).receive(memoryview(opening))
 
 
-def test_recognises_itself_once_its_name_is_whole(peer: Peer) -> None:
+def test_the_protocol_is_detected_once_its_magic_is_complete(peer: Peer) -> None:
     factory = PolywireFactory(peer.broker)
     assert [factory.recognise(MAGIC[:size]) for size in (1, 5, 6, 8)] == [None, None, True, True]
 
 
-def test_a_stream_cut_at_every_byte_gives_the_same_answers() -> None:
+def test_a_stream_split_at_every_byte_gets_the_same_responses() -> None:
     frames = b"".join(
         [
             encode_head(Verb.CREATE_TOPIC, 1, messages.CreateTopic("t", 1, level=1)),
@@ -95,7 +95,7 @@ def test_a_stream_cut_at_every_byte_gives_the_same_answers() -> None:
         PREFIX.pack(2 << 20, Verb.BOUNDS, 0, 0, 1, 2 << 20),
     ],
 )
-def test_a_broken_prefix_is_answered_and_fatal(peer: Peer, prefix: bytes) -> None:
+def test_an_invalid_prefix_gets_an_error_and_closes(peer: Peer, prefix: bytes) -> None:
     with pytest.raises(PeerError) as caught:
         peer.session.receive(memoryview(prefix))
     assert caught.value.fatal
@@ -105,7 +105,7 @@ def test_a_broken_prefix_is_answered_and_fatal(peer: Peer, prefix: bytes) -> Non
 @pytest.mark.parametrize(
     ("verb", "head"), [(99, b"\x90"), (Verb.FETCH, b"\x90"), (Verb.FETCH, b"\xc1"), (Verb.PRODUCE, b"")]
 )
-def test_an_unreadable_head_is_answered_and_the_connection_goes_on(peer: Peer, verb: int, head: bytes) -> None:
+def test_an_unreadable_head_gets_an_error_and_the_connection_stays_open(peer: Peer, verb: int, head: bytes) -> None:
     frame = PREFIX.pack(len(head), verb, 0, 0, 7, len(head)) + head
     assert peer.session.receive(memoryview(frame)) == len(frame)
     [answer] = peer.frames()
@@ -114,7 +114,7 @@ def test_an_unreadable_head_is_answered_and_the_connection_goes_on(peer: Peer, v
     peer.ask(Verb.PING, Head()).decode(Head)
 
 
-def test_what_a_request_breaks_for_good_ends_the_connection(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fatal_error_of_a_request_closes_the_connection(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise PeerError("nothing behind this can be read", fatal=True)
 
@@ -139,7 +139,7 @@ def test_topics_are_configured(peer: Peer) -> None:
     assert peer.ask(Verb.DESCRIBE, messages.Describe("orders")).decode(messages.TopicDescription).settings == after
 
 
-def test_what_other_wires_keep_of_a_topic_stays_when_it_is_configured(peer: Peer) -> None:
+def test_configuring_a_topic_preserves_options_of_other_protocols(peer: Peer) -> None:
     create(peer, "orders", 1)
     broker = peer.broker
     topic = broker.topic("orders")
@@ -149,7 +149,7 @@ def test_what_other_wires_keep_of_a_topic_stays_when_it_is_configured(peer: Peer
     assert (now.idempotent, now.wire_options, now.compaction) == (True, {"iggy": b"x"}, True)
 
 
-def test_topics_are_made_listed_described_grown_and_deleted(peer: Peer) -> None:
+def test_topics_are_created_listed_described_grown_and_deleted(peer: Peer) -> None:
     made = create(peer, "orders", 2)
     assert (made.name, len(made.id), len(made.incarnations)) == ("orders", 16, 2)
     listed = peer.ask(Verb.TOPICS, messages.ListTopics()).decode(messages.TopicList)
@@ -162,7 +162,7 @@ def test_topics_are_made_listed_described_grown_and_deleted(peer: Peer) -> None:
     assert peer.ask(Verb.DESCRIBE, messages.Describe("orders")).error.code is ErrorCode.TOPIC_MISSING
 
 
-def test_settings_of_a_topic_are_kept_and_wrong_ones_named(peer: Peer) -> None:
+def test_settings_of_a_topic_are_stored_and_invalid_ones_named(peer: Peer) -> None:
     head = messages.CreateTopic("t", 1, settings={"retention_bytes": 5, "key_hash": "xxh32"})
     made = peer.ask(Verb.CREATE_TOPIC, head).decode(messages.TopicDescription)
     assert made.settings == {
@@ -199,7 +199,7 @@ def test_numbers_of_a_topic_have_a_range(peer: Peer, name: str) -> None:
         assert made.decode(messages.TopicDescription).settings[name] == value
 
 
-def test_produced_batches_come_back_verbatim_but_for_their_numbers(peer: Peer) -> None:
+def test_batches_are_returned_verbatim_except_for_their_numbers(peer: Peer) -> None:
     create(peer)
     batches = [batch_of(b"one", b"two"), batch_of((b"k", None))]
     payload = b"".join(batches)
@@ -213,14 +213,14 @@ def test_produced_batches_come_back_verbatim_but_for_their_numbers(peer: Peer) -
     assert answer.payload[places[1] + 104 :] == batches[1][104:]
 
 
-def test_a_fetch_sees_what_was_produced_in_the_same_buffer(peer: Peer) -> None:
+def test_a_fetch_sees_records_produced_in_the_same_buffer(peer: Peer) -> None:
     create(peer)
     peer.send(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"x"))
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
     assert sorted(frame.verb for frame in peer.frames()) == [Verb.FETCH, Verb.PRODUCE]
 
 
-def test_a_missing_topic_is_made_only_when_asked(peer: Peer) -> None:
+def test_a_missing_topic_is_created_only_on_request(peer: Peer) -> None:
     assert peer.ask(Verb.PRODUCE, messages.Produce("new", 0), batch_of(b"x")).error.code is ErrorCode.TOPIC_MISSING
     peer.ask(Verb.PRODUCE, messages.Produce("new", 0, create=True), batch_of(b"x")).decode(messages.Produced)
     assert len(peer.ask(Verb.DESCRIBE, messages.Describe("new")).decode(messages.TopicDescription).incarnations) == 3
@@ -247,7 +247,7 @@ def test_requests_without_a_batch_or_with_a_wrong_partition_or_level_are_refused
     )
 
 
-def test_records_go_to_the_partition_of_their_key_and_the_answer_tells_which(peer: Peer) -> None:
+def test_records_with_keys_are_routed_and_the_response_has_the_partition(peer: Peer) -> None:
     create(peer, "t", 3)
     keys = [b"a", b"b", b"c", b"a", b"d", b"b", b"a"]
     batch = batch_of(*[(key, key + b"%d" % number) for number, key in enumerate(keys)])
@@ -276,7 +276,7 @@ def test_batches_without_keys_take_turns(peer: Peer) -> None:
     assert places[:3] == places[3:]
 
 
-def test_bounds_report_what_is_synced_and_offsets_of_times(peer: Peer) -> None:
+def test_bounds_have_synced_offsets_and_offsets_of_times(peer: Peer) -> None:
     create(peer)
     peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"a", b"b"))
     early = peer.loop.clock.now_us()
@@ -292,7 +292,7 @@ def test_bounds_report_what_is_synced_and_offsets_of_times(peer: Peer) -> None:
     assert too_many.code is ErrorCode.INVALID_REQUEST
 
 
-def test_bounds_are_limited_and_repeated_names_count_once() -> None:
+def test_bounds_are_limited_and_duplicate_names_count_once() -> None:
     peer = Peer(BrokerSettings(partitions_max=20_000))
     create(peer, "wide", 9000)
     again = peer.ask(Verb.BOUNDS, messages.AskBounds(["wide"] * 900)).decode(messages.BoundsList)
@@ -301,7 +301,7 @@ def test_bounds_are_limited_and_repeated_names_count_once() -> None:
     assert "count=153000" in error.message
 
 
-def test_another_life_of_the_partition_is_a_conflict(peer: Peer) -> None:
+def test_another_incarnation_of_the_partition_is_a_conflict(peer: Peer) -> None:
     incarnation = create(peer).incarnations[0]
     peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"a"))
     peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0, incarnation=incarnation)).decode(messages.Fetched)
@@ -322,7 +322,7 @@ def test_offsets_outside_the_partition_are_missing(peer: Peer) -> None:
     assert peer.ask(Verb.FETCH, messages.Fetch("t", 0, 1)).payload == b""
 
 
-def test_reading_pauses_above_the_limit_of_owed_answers(peer: Peer) -> None:
+def test_reading_pauses_above_the_limit_of_pending_responses(peer: Peer) -> None:
     create(peer)
     frame = encode_head(
         Verb.PRODUCE, 9, messages.Produce("t", 0, level=2), payload_bytes=len(batch_of(b"x"))
@@ -339,7 +339,7 @@ def test_reading_pauses_above_the_limit_of_owed_answers(peer: Peer) -> None:
     assert len(peer.frames()) == REQUESTS_MAX + 5
 
 
-def test_what_waited_for_an_answer_that_is_given_at_once_is_taken_up_again(peer: Peer) -> None:
+def test_reading_resumes_after_a_response_that_is_ready_at_once(peer: Peer) -> None:
     create(peer)
     peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"a"))
     fetch = encode_head(Verb.FETCH, 8, messages.Fetch("t", 0, 0))
@@ -347,8 +347,8 @@ def test_what_waited_for_an_answer_that_is_given_at_once_is_taken_up_again(peer:
     stored = encode_head(Verb.PRODUCE, 9, messages.Produce("t", 0, level=2), payload_bytes=len(batch)) + batch
     requests = fetch + stored * (REQUESTS_MAX - 1)
     data = bytearray(requests + encode_head(Verb.PING, 10, Head()))
-    assert peer.session.receive(memoryview(data)) == len(requests), "so many answers are owed"
-    assert peer.session.paused(), "what is left is offered again only to who has waited"
+    assert peer.session.receive(memoryview(data)) == len(requests), "the limit of pending responses is reached"
+    assert peer.session.paused(), "the rest is offered again only to a session that was paused"
     peer.loop.run_due()
     assert peer.resumes == 1
     assert peer.session.receive(memoryview(data)[len(requests) :]) == len(data) - len(requests)
@@ -371,20 +371,20 @@ def _fnv1a_32(data: bytes) -> int:
     return digest
 
 
-def test_counts_in_a_late_answer_do_not_depend_on_the_receive_buffer(peer: Peer) -> None:
+def test_a_late_response_does_not_depend_on_the_receive_buffer(peer: Peer) -> None:
     create(peer)
     batch = batch_of(b"a", b"b")
     frame = bytearray(encode_head(Verb.PRODUCE, 5, messages.Produce("t", 0, level=2), payload_bytes=len(batch)) + batch)
     peer.session.receive(memoryview(frame))
     peer.broker.commit()
-    frame[:] = b"\xff" * len(frame)  # as the connection may, once the turn was committed
+    frame[:] = b"\xff" * len(frame)  # the connection may reuse the buffer once the turn was committed
     peer.loop.run_due()
     [answer] = peer.frames()
     assert [(a.base_offset, a.record_count) for a in answer.decode(messages.Produced).appended] == [(0, 2)]
 
 
-def test_a_connection_gives_others_their_turn(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reading of the clock takes as long as a whole pass may, so every request is a pass of its own."""
+def test_a_connection_yields_to_others(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock takes a whole pass, so that every request needs its own."""
     times = count()
     monkeypatch.setattr(SimulatedClock, "monotonic", lambda _: float(next(times)))
     frames = b"".join(encode_head(Verb.PING, number, Head()) for number in range(3))

@@ -1,4 +1,4 @@
-"""Staged produce and idempotent produce over the wire."""
+"""Staged and idempotent produce over the `polywire` protocol."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def next_offsets(peer: Peer) -> list[int]:
     return [partition.next_offset for partition in topic.partitions]
 
 
-def test_staged_batches_are_invisible_until_published_and_published_once(peer: Peer) -> None:
+def test_staged_batches_are_visible_once_published_and_published_once(peer: Peer) -> None:
     staged = peer.ask(Verb.STAGE, messages.Stage(ONE, "t", 0), batch_of(b"a", b"b")).decode(messages.Staged)
     assert staged.record_count == 2
     peer.ask(Verb.STAGE, messages.Stage(TWO, "t", 1), batch_of(b"c")).decode(messages.Staged)
@@ -55,7 +55,7 @@ def test_abandoned_tokens_are_gone(peer: Peer) -> None:
     assert peer.ask(Verb.PUBLISH, messages.Publish("q", 1, [ONE])).error.code is ErrorCode.STAGE_MISSING
 
 
-def test_staged_records_split_by_key(peer: Peer) -> None:
+def test_staged_records_are_split_by_key(peer: Peer) -> None:
     batch = batch_of(*[(b"k%d" % n, b"v") for n in range(20)])
     assert peer.ask(Verb.STAGE, messages.Stage(ONE, "t", -1), batch).decode(messages.Staged).record_count == 20
     peer.ask(Verb.PUBLISH, messages.Publish("q", 1, [ONE])).decode(messages.Published)
@@ -69,7 +69,7 @@ def test_tokens_have_sixteen_bytes(peer: Peer, token: bytes) -> None:
     assert peer.ask(Verb.ABANDON, messages.Abandon([token])).error.code is ErrorCode.INVALID_REQUEST
 
 
-def test_a_repeated_batch_of_a_producer_answers_its_original_offset(peer: Peer) -> None:
+def test_a_duplicate_batch_of_a_producer_returns_its_original_offset(peer: Peer) -> None:
     def produced(base: int, *values: bytes, epoch: int = 1) -> messages.Produced:
         batch = from_records(
             [Record(value) for value in values], producer_id=b"p", producer_epoch=epoch, base_sequence=base
@@ -94,12 +94,12 @@ def test_a_batch_with_a_producer_must_name_its_partition(peer: Peer) -> None:
     assert peer.ask(Verb.PRODUCE, messages.Produce("t", -1), batch).error.code is ErrorCode.INVALID_BATCH
 
 
-def test_what_only_the_broker_or_another_wire_may_set_is_refused(peer: Peer) -> None:
+def test_fields_reserved_for_the_broker_or_other_protocols_are_refused(peer: Peer) -> None:
     event = from_records([Record(b"v", event=Event("made", 1, 1), flags=2)])
     assert peer.ask(Verb.PRODUCE, messages.Produce("t", 0), event).error.code is ErrorCode.INVALID_BATCH
 
 
-def test_records_with_headers_split_by_key_keep_them(peer: Peer) -> None:
+def test_records_with_headers_keep_them_when_split_by_key(peer: Peer) -> None:
     records = [Record(b"v%d" % n, b"k%d" % n, id=bytes([n]) * 16, origin_time_us=n) for n in range(12)]
     answer = peer.ask(Verb.PRODUCE, messages.Produce("t", -1), from_records(records))
     assert sum(a.record_count for a in answer.decode(messages.Produced).appended) == 12

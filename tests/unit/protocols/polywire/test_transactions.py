@@ -1,4 +1,4 @@
-"""Listing and deleting what the broker keeps, over the `polywire` wire (spec: polywire#transactions-and-writers)."""
+"""Listing and deleting transactions and writers (spec: polywire#transactions-and-writers)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = "produce,consume,group,transaction"
 
 
 def kept() -> Peer:
-    """Bob, who may do everything with topics, and alice, who manages servers, each with a writer and a transactional id."""
+    """Return a broker with bob, who may do everything with topics, and alice, a server manager; each owns state."""
     peer = closed(WORDS)
     for name in ("alice", "bob"):
         log_in(peer, name)
@@ -38,7 +38,7 @@ def transactions(peer: Peer) -> list[tuple[str, str]]:
     return [(entry.name, entry.owner) for entry in answer.entries]
 
 
-def test_everybody_is_told_of_what_is_theirs_and_administrators_of_all() -> None:
+def test_users_see_their_own_entries_and_administrators_all() -> None:
     peer = kept()
     assert writers(peer) == transactions(peer) == [("bobs", "bob")]
     log_in(peer, "alice")
@@ -48,7 +48,7 @@ def test_everybody_is_told_of_what_is_theirs_and_administrators_of_all() -> None
     peer.broker.access.configure([ConfiguredUser("alice", HASH, parse_grants(["admin"]))])
     log_in(peer, "alice")
     bob = writers(peer)[1][1]
-    assert bob.startswith("#")  # who is no longer there
+    assert bob.startswith("#")  # the owner was deleted
 
 
 DELETIONS: list[tuple[Verb, Head]] = [
@@ -59,7 +59,7 @@ DELETIONS: list[tuple[Verb, Head]] = [
 
 
 @pytest.mark.parametrize(("verb", "head"), DELETIONS)
-def test_only_an_owner_or_an_administrator_deletes_and_only_once(verb: Verb, head: Head) -> None:
+def test_only_the_owner_or_an_administrator_can_delete_and_once_only(verb: Verb, head: Head) -> None:
     peer = kept()
     refused = peer.ask(verb, head).error
     assert isinstance(refused, Denied if verb is Verb.DELETE_GROUP else Missing)
@@ -70,14 +70,14 @@ def test_only_an_owner_or_an_administrator_deletes_and_only_once(verb: Verb, hea
 
 
 @pytest.mark.parametrize("verb", [Verb.TRANSACTIONS, Verb.DELETE_TRANSACTION, Verb.WRITERS, Verb.DELETE_WRITER])
-def test_who_may_not_use_them_is_not_told_of_them(verb: Verb) -> None:
+def test_users_without_permission_cannot_list_or_delete(verb: Verb) -> None:
     peer = closed("consume,group")
     log_in(peer, "bob")
     head: Head = messages.DeleteKept("x") if "DELETE" in verb.name else messages.AskKept()
     assert isinstance(peer.ask(verb, head).error, Denied)
 
 
-def test_long_lists_come_in_pieces() -> None:
+def test_long_lists_are_paged() -> None:
     peer = Peer()
     for number in range(ENTRIES_MAX + 5):
         peer.broker.publish(f"w{number:05}", 3, [], done=None)
@@ -90,7 +90,7 @@ def test_long_lists_come_in_pieces() -> None:
     assert not rest.more
 
 
-def test_a_group_that_has_only_positions_is_deleted_too() -> None:
+def test_a_group_with_offsets_only_is_deleted_too() -> None:
     peer = Peer()
     peer.broker.create_topic(TopicName("default", "t"), 1)
     peer.ask(Verb.COMMIT, messages.Commit("t", 0, 1, "g", 5))

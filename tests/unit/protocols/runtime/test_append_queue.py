@@ -1,4 +1,4 @@
-"""Batches on their way into a log that has no room for a while."""
+"""The queue of batches for a log that temporarily has no capacity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOO_LARGE = b"x" * 100
 
 
 class Door:
-    """A log that lets in as many batches as it is told to, and never the one of ``TOO_LARGE``."""
+    """A log that accepts a set number of batches, and never ``TOO_LARGE``."""
 
     def __init__(self) -> None:
         self.memory = MemoryBroker()
@@ -58,7 +58,7 @@ def door() -> Door:
     return Door()
 
 
-def test_what_finds_room_does_not_wait(door: Door) -> None:
+def test_batches_with_capacity_do_not_wait(door: Door) -> None:
     door.room = 2
     door.send(b"a")
     door.send(b"b")
@@ -67,12 +67,12 @@ def test_what_finds_room_does_not_wait(door: Door) -> None:
     assert door.reported == [("a", 0), ("b", 1)]
 
 
-def test_what_waits_keeps_its_order() -> None:
+def test_waiting_batches_keep_their_order() -> None:
     door = Door()
     door.send(b"a")
     door.room = 1
     door.send(b"b")
-    assert len(door.append_queue.waiting) == 2, "b has room and waits behind a"
+    assert len(door.append_queue.waiting) == 2, "b has capacity and waits behind a"
     door.memory.advance(2 * BUSY_PAUSE_S)
     assert door.reported == [("a", 0)]
     door.room = 9
@@ -82,7 +82,7 @@ def test_what_waits_keeps_its_order() -> None:
     assert len(door.reported) == 3
 
 
-def test_what_has_waited_long_in_number_goes_on_in_several_passes(door: Door) -> None:
+def test_many_waiting_batches_are_appended_in_several_passes(door: Door) -> None:
     loop, let_in = door.memory.loop, door.broker._append
     assert isinstance(loop, ManualLoop)
     clock = loop.clock
@@ -106,7 +106,7 @@ def test_what_has_waited_long_in_number_goes_on_in_several_passes(door: Door) ->
     assert [number for what, number in door.reported if what != "gone on"] == list(range(40))
 
 
-def test_what_finds_no_room_in_time_is_refused_and_the_next_one_waits_anew(door: Door) -> None:
+def test_batches_without_capacity_in_time_are_refused_and_later_ones_wait_again(door: Door) -> None:
     door.send(b"a")
     door.memory.advance(WAIT_S / 2)
     door.send(b"b")
@@ -119,7 +119,7 @@ def test_what_finds_no_room_in_time_is_refused_and_the_next_one_waits_anew(door:
     assert len(door.reported) == 3
 
 
-def test_what_the_log_never_takes_is_refused_in_its_turn(door: Door) -> None:
+def test_a_batch_that_the_log_never_accepts_is_refused_in_its_turn(door: Door) -> None:
     door.send(b"a")
     door.send(TOO_LARGE)
     door.send(b"b")
@@ -129,19 +129,19 @@ def test_what_the_log_never_takes_is_refused_in_its_turn(door: Door) -> None:
     assert sorted(door.reported[1:]) == [("a", 0), ("b", 1), ("gone on", 0)]
 
 
-def test_a_refusal_comes_from_the_loop_and_holds_up_what_is_behind_it(door: Door) -> None:
-    """Never from inside the call that handed the batch over (decision 0107)."""
+def test_a_refusal_is_delivered_by_the_loop_and_delays_later_batches(door: Door) -> None:
+    """Never inside the call that submitted the batch (decision 0107)."""
     door.room = 1
     door.send(TOO_LARGE)
     assert door.reported == []
     door.send(b"b")
-    assert len(door.append_queue.waiting) == 2, "b has room and waits behind what is not refused yet"
+    assert len(door.append_queue.waiting) == 2, "b has capacity and waits for the refusal"
     door.memory.run()
     assert door.reported[0] == ("x", ErrorCode.RECORD_TOO_LARGE)
     assert sorted(door.reported[1:]) == [("b", 0), ("gone on", 0)]
 
 
-def test_what_comes_behind_a_refusal_may_wait_as_long_as_anything(door: Door) -> None:
+def test_a_batch_after_a_refusal_has_the_full_waiting_time(door: Door) -> None:
     door.send(TOO_LARGE)
     door.send(b"b")
     door.memory.advance(WAIT_S / 2)
@@ -151,8 +151,8 @@ def test_what_comes_behind_a_refusal_may_wait_as_long_as_anything(door: Door) ->
     assert sorted(door.reported[1:]) == [("b", 0), ("gone on", 0)]
 
 
-def test_batches_are_produced_by_who_sends_them(door: Door) -> None:
-    """Whether they are taken at once or had to wait: a producer of one user is no other's."""
+def test_batches_are_produced_as_the_sending_user(door: Door) -> None:
+    """Whether they are accepted at once or wait: a producer of one user is refused to others."""
     guard(door.memory)
     alice, bob = user(door.memory, "alice"), user(door.memory, "bob")
     reported: list[tuple[Caller, int | ErrorCode]] = []
@@ -175,8 +175,8 @@ def test_batches_are_produced_by_who_sends_them(door: Door) -> None:
     assert reported == [(alice, 0), (alice, 1), (bob, ErrorCode.DENIED)]
 
 
-def test_a_refusal_may_drop_the_rest(door: Door) -> None:
-    """As a wire does that has no word for a refusal: it closes, and nothing behind it is stored."""
+def test_a_refusal_can_drop_the_rest(door: Door) -> None:
+    """A protocol without error responses closes the connection and stores nothing after the refusal."""
     refused: list[BrokerError] = []
 
     def end(done: Completion[int] | None, error: BrokerError) -> None:
@@ -190,10 +190,10 @@ def test_a_refusal_may_drop_the_rest(door: Door) -> None:
     door.memory.advance(WAIT_S)
     assert [error.code for error in refused] == [ErrorCode.RECORD_TOO_LARGE]
     assert not append_queue.waiting
-    assert door.partition.log.next_offset == 1, "what was before it is stored"
+    assert door.partition.log.next_offset == 1, "earlier batches are stored"
 
 
-def test_what_is_dropped_is_not_tried_again(door: Door) -> None:
+def test_dropped_batches_are_not_retried(door: Door) -> None:
     door.send(b"a")
     door.append_queue.drop()
     door.room = 9

@@ -1,4 +1,4 @@
-"""The descriptor of commands, and every wire's table of them."""
+"""Command descriptors, and every protocol's table of them."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ TABLES: dict[str, Mapping[Any, Command[Any, Any]]] = {
 
 
 def handle() -> None:
-    """Stand for a handler."""
+    """Stand in for a handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Odd(Command[str, object]):
-    """A wire's own."""
+    """A protocol's own command class."""
 
     odd: bool = False
 
 
-def test_a_command_is_for_those_who_may_do_all_that_it_asks_for() -> None:
+def test_a_command_is_anonymous_if_all_its_actions_are() -> None:
     assert Command("hello", handle, (Action.CONNECT,)).anonymous
     assert not Command("whoami", handle, (Action.SELF_DESCRIBE,)).anonymous
     assert not Command("both", handle, (Action.CONNECT, Action.FETCH)).anonymous
 
 
-def test_a_command_waits_for_those_before_it_unless_it_says_otherwise() -> None:
+def test_a_command_waits_for_earlier_ones_unless_declared_otherwise() -> None:
     assert not Command("last", handle, (Action.CONNECT,)).pipelined
     assert Command("next", handle, (Action.CONNECT,), pipelined=True).pipelined
 
 
-def test_a_wire_adds_words_of_its_own() -> None:
+def test_a_protocol_can_add_fields_to_commands() -> None:
     odd = Odd("odd", handle, (Action.CONNECT,), pipelined=True, odd=True)
     assert (odd.anonymous, odd.pipelined, odd.odd) == (True, True, True)
 
 
-def test_a_command_without_an_action_is_none() -> None:
+def test_a_command_needs_an_action() -> None:
     with pytest.raises(AssertionError, match="who may use it"):
         Command("free", handle, ())
 
 
-def test_a_table_has_a_name_once() -> None:
+def test_a_name_is_in_a_table_once() -> None:
     one, other = (Command(name, handle, (Action.CONNECT,)) for name in ("one", "other"))
     assert table(one, other) == {"one": one, "other": other}
     with pytest.raises(AssertionError, match="one name"):
@@ -65,7 +65,7 @@ def test_a_table_has_a_name_once() -> None:
 
 
 @pytest.mark.parametrize("wire", TABLES)
-def test_every_wire_has_its_commands_by_their_names(wire: str) -> None:
+def test_every_protocol_has_its_commands_by_name(wire: str) -> None:
     assert TABLES[wire]
     assert all(command.name == name for name, command in TABLES[wire].items())
     assert any(command.pipelined for command in TABLES[wire].values())

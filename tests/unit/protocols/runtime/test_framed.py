@@ -1,4 +1,4 @@
-"""The loop over frames, without any wire."""
+"""The loop over frames, without any protocol."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tests.unit.protocols.polywire.peer import CapturedOutput
 
 
 class Words(FramedSession[WireBroker]):
-    """A frame is four bytes that tell how many follow, and these. ``slow`` takes a quantum, ``later`` has to wait the first time it is
-    offered, ``last`` is the last."""
+    """Frames of a four-byte length and a word. ``slow`` uses up a quantum, ``later`` waits once, ``last`` ends."""
 
     def __init__(self) -> None:
         self.clock = SimulatedClock()
@@ -52,7 +51,7 @@ class Words(FramedSession[WireBroker]):
         return self._phase
 
     def offer(self, *words: str, cut: int = 0) -> int:
-        """Offer frames, without the last so many bytes; returns how many bytes were taken."""
+        """Offer frames without their last ``cut`` bytes; return how many bytes were consumed."""
         data = framed(*words)
         return self.receive(memoryview(bytearray(data[: len(data) - cut])))
 
@@ -61,27 +60,27 @@ def framed(*words: str) -> bytes:
     return b"".join(len(word).to_bytes(4, "big") + word.encode() for word in words)
 
 
-def test_whole_frames_are_carried_out_in_order() -> None:
+def test_complete_frames_are_executed_in_order() -> None:
     session = Words()
     assert session.offer("one", "two", "") == len(framed("one", "two", ""))
     assert (session.handled, session.wanted()) == (["one", "two", ""], 0)
 
 
-def test_a_frame_that_is_not_whole_stays_and_tells_its_length() -> None:
+def test_an_incomplete_frame_stays_and_reports_its_length() -> None:
     session = Words()
     assert session.offer("one", "three", cut=2) == len(framed("one"))
     assert (session.handled, session.wanted()) == (["one"], len(framed("three")))
     assert session.offer("three", cut=6) == 0
-    assert session.wanted() == 0, "its length has not come"
+    assert session.wanted() == 0, "its length has not arrived"
 
 
-def test_a_length_is_not_believed_before_something_of_it_has_come() -> None:
+def test_a_length_is_not_trusted_before_some_of_its_bytes_arrive() -> None:
     session = Words()
     assert session.receive(memoryview(b"\x7f\xff\xff\xff...")) == 0
     assert session.wanted() == GROWTH_BYTES_MIN
 
 
-def test_cut_at_every_byte_the_same_frames_are_carried_out() -> None:
+def test_frames_split_at_every_byte_are_all_executed() -> None:
     data = framed("one", "", "three", "four")
     for at in range(len(data) + 1):
         session = Words()
@@ -90,7 +89,7 @@ def test_cut_at_every_byte_the_same_frames_are_carried_out() -> None:
         assert session.handled == ["one", "", "three", "four"]
 
 
-def test_others_have_their_turn_after_a_quantum() -> None:
+def test_others_get_their_turn_after_a_quantum() -> None:
     session = Words()
     assert session.offer("one", "slow", "two") == len(framed("one", "slow"))
     assert session.paused()
@@ -99,7 +98,7 @@ def test_others_have_their_turn_after_a_quantum() -> None:
     assert session.offer("two") == len(framed("two"))
 
 
-def test_nobody_gives_way_when_nothing_is_left() -> None:
+def test_a_session_without_more_frames_does_not_yield() -> None:
     session = Words()
     session.offer("one", "slow")
     assert not session.paused()
@@ -109,13 +108,13 @@ def test_a_frame_that_must_wait_is_offered_again() -> None:
     session = Words()
     assert session.offer("one", "later", "two") == len(framed("one"))
     assert session.offer("later", "two") == 0
-    assert (session.offered, session.paused()) == (1, True), "while it sleeps nothing is looked at"
+    assert (session.offered, session.paused()) == (1, True), "a paused session handles no frame"
     session.wake()
     assert session.offer("later", "two") == len(framed("later", "two"))
     assert session.handled == ["one", "later", "two"]
 
 
-def test_nothing_is_carried_out_while_answers_are_not_read() -> None:
+def test_nothing_is_executed_while_responses_are_unread() -> None:
     session = Words()
     session.captured.backlog = session.captured.backlog_max + 1
     assert session.offer("one") == 0
@@ -123,7 +122,7 @@ def test_nothing_is_carried_out_while_answers_are_not_read() -> None:
     assert session.offer("one") == len(framed("one"))
 
 
-def test_what_follows_the_last_request_is_dropped_and_the_connection_ends() -> None:
+def test_bytes_after_the_last_request_are_dropped_and_the_connection_ends() -> None:
     session = Words()
     assert session.offer("one", "last", "two", cut=1) == len(framed("one", "last", "two")) - 1
     assert (session.handled, session.phase, session.captured.closed) == (["one", "last"], Phase.ENDING, True)

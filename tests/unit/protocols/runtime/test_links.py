@@ -1,4 +1,4 @@
-"""Links whose answers come in the order of requests: pieces of answers, answers that nobody asked for, and the end."""
+"""Links with responses in request order: split responses, unrequested responses, and lost links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polywire.protocols.runtime.shards import Link, LinkPeer, Shards
 
 
 class _Wire:
-    """Implements ``Shards`` and ``Link`` as far as a link asks for them."""
+    """Implements the parts of ``Shards`` and ``Link`` that a link uses."""
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         del shard, peer
@@ -33,7 +33,7 @@ class _Owner:
 
 
 class _Lines(AnsweredLink[Callable[[str], None]]):
-    """Answers are lines."""
+    """Responses are lines."""
 
     def __init__(self, seen: list[str]) -> None:
         super().__init__(cast(Shards, _Wire()), 7, _Owner(seen))
@@ -56,7 +56,7 @@ class _Lines(AnsweredLink[Callable[[str], None]]):
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_answers_are_handed_on_in_order_however_they_come(size: int) -> None:
+def test_responses_are_delivered_in_order_however_they_are_split(size: int) -> None:
     seen: list[str] = []
     link = _Lines(seen)
     for word in "ab":
@@ -69,7 +69,7 @@ def test_answers_are_handed_on_in_order_however_they_come(size: int) -> None:
     assert seen.count("handed on") == (1 if size >= len(data) else 2)
 
 
-def test_what_nobody_has_asked_for_waits() -> None:
+def test_a_response_without_a_request_is_held() -> None:
     seen: list[str] = []
     link = _Lines(seen)
     link.received(b"1\n")
@@ -79,7 +79,7 @@ def test_what_nobody_has_asked_for_waits() -> None:
     assert seen == ["a=1", "handed on"]
 
 
-def test_the_owner_knows_of_the_end_before_those_who_wait() -> None:
+def test_the_owner_is_notified_of_a_lost_link_before_pending_requests() -> None:
     seen: list[str] = []
     link = _Lines(seen)
     for word in "ab":

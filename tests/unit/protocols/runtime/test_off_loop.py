@@ -1,4 +1,4 @@
-"""One large request at a time, beside the loop, whoever leaves."""
+"""One large request at a time off the event loop, whichever clients disconnect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_S = 60.0
 
 
 class Rig:
-    """A queue whose loop runs until something is true."""
+    """A queue whose loop runs until a condition holds."""
 
     def __init__(self) -> None:
         self.loop = ManualLoop()
@@ -29,20 +29,20 @@ class Rig:
             time.sleep(0.001)
 
 
-def test_work_is_done_in_a_thread_and_told_on_the_loop() -> None:
+def test_work_runs_in_a_thread_and_completes_on_the_loop() -> None:
     rig = Rig()
     work = rig.off_loop.put(
         threading.current_thread().is_alive, rig.reported.append, lambda: rig.reported.append("released")
     )
     assert rig.reported == []
     rig.until(lambda: rig.reported)
-    assert rig.reported == [True], "who has the turn keeps what was received until it leaves"
+    assert rig.reported == [True], "the received bytes are pinned until the request leaves"
     work.leave()
     work.leave()
     assert rig.reported == [True, "released"]
 
 
-def test_one_at_a_time_in_their_order() -> None:
+def test_requests_run_one_at_a_time_in_order() -> None:
     rig = Rig()
     first = rig.off_loop.put(lambda: 1, rig.reported.append, lambda: None)
     second = rig.off_loop.put(None, rig.reported.append, lambda: None)
@@ -59,27 +59,27 @@ def test_one_at_a_time_in_their_order() -> None:
     assert rig.reported == [1, "gone", None, 4]
 
 
-def test_who_leaves_while_the_thread_is_at_it_is_not_told_and_released_afterwards() -> None:
+def test_a_request_cancelled_during_its_work_is_released_afterwards_without_a_result() -> None:
     rig = Rig()
     begun, go_on = threading.Event(), threading.Event()
 
     def slow() -> str:
         begun.set()
         go_on.wait(WAIT_S)
-        return "never told"
+        return "never delivered"
 
     work = rig.off_loop.put(slow, rig.reported.append, lambda: rig.reported.append("released"))
     rig.off_loop.put(lambda: "next", rig.reported.append, lambda: None)
     rig.until(begun.is_set)
     work.leave()
     rig.loop.run_due()
-    assert rig.reported == [], "the thread still looks at what was received"
+    assert rig.reported == [], "the thread still reads the received bytes"
     go_on.set()
     rig.until(lambda: len(rig.reported) == 2)
     assert rig.reported == ["released", "next"]
 
 
-def test_what_makes_no_sense_is_told_as_an_error() -> None:
+def test_an_exception_is_delivered_as_the_result() -> None:
     def refuse() -> None:
         raise PeerError("no sense", fatal=True)
 

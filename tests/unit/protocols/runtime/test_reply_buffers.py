@@ -1,11 +1,11 @@
-"""Buffers of replies: who has them, and how many are kept."""
+"""Reuse of reply buffers, and the limit of cached ones."""
 
 from __future__ import annotations
 
 from polywire.protocols.runtime.reply_buffers import KEPT_BYTES_MAX, REPLY_BYTES_MIN, ReplyBuffers
 
 
-def test_a_buffer_is_used_again_once_it_was_given_back() -> None:
+def test_a_returned_buffer_is_reused() -> None:
     buffers = ReplyBuffers()
     first = buffers.take()
     assert len(first) == REPLY_BYTES_MIN
@@ -15,7 +15,7 @@ def test_a_buffer_is_used_again_once_it_was_given_back() -> None:
     assert buffers.take(1) is first
 
 
-def test_a_buffer_is_as_large_as_was_asked_for() -> None:
+def test_a_buffer_has_the_requested_size() -> None:
     buffers = ReplyBuffers()
     small, large = buffers.take(), buffers.take(4 * REPLY_BYTES_MIN)
     assert len(large) == 4 * REPLY_BYTES_MIN
@@ -25,7 +25,7 @@ def test_a_buffer_is_as_large_as_was_asked_for() -> None:
     assert buffers.take(2 * REPLY_BYTES_MIN) is not small
 
 
-def test_what_is_kept_has_a_limit_and_the_oldest_goes_first() -> None:
+def test_cached_buffers_are_bounded_and_the_oldest_are_dropped() -> None:
     buffers = ReplyBuffers()
     size = KEPT_BYTES_MAX // 4
     given = [bytearray(size) for _ in range(5)]
@@ -37,7 +37,7 @@ def test_what_is_kept_has_a_limit_and_the_oldest_goes_first() -> None:
     assert buffers.kept_bytes == 0
 
 
-def test_one_that_has_grown_too_large_is_not_kept() -> None:
+def test_a_buffer_that_has_grown_too_large_is_not_cached() -> None:
     buffers = ReplyBuffers()
     kept = buffers.take()
     buffers.give(kept)

@@ -1,4 +1,4 @@
-"""Phases of a conversation, and what the next request waits for, without any wire."""
+"""Phases of a session, and the reasons for which the next request waits, without any protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tests.unit.protocols.polywire.peer import CapturedOutput
 
 
 class Letters(SequentialSession[WireBroker]):
-    """Each byte is a request. ``y`` ends the quantum, ``e`` is the last, ``!`` makes no sense, ``o`` is owed until ``pay``."""
+    """Each byte is a request.
+
+    ``y`` ends the quantum, ``e`` is the last, ``!`` is invalid, ``o`` is pending until ``pay``.
+    """
 
     def __init__(self) -> None:
         self.memory = MemoryBroker(loop=ManualLoop())
@@ -31,7 +34,7 @@ class Letters(SequentialSession[WireBroker]):
     def _receive(self, data: memoryview) -> int:
         for at, letter in enumerate(bytes(data).decode()):
             if letter == ".":
-                return at  # a request that is not whole
+                return at  # an incomplete request
             self.handled += letter
             if letter == "!":
                 raise PeerError("no letter", fatal=True)
@@ -81,7 +84,7 @@ WAYS: dict[Phase, tuple[Phase, ...]] = {
 
 
 @pytest.mark.parametrize(("old", "new"), list(product(Phase, Phase)))
-def test_a_phase_is_entered_only_as_the_table_says(old: Phase, new: Phase) -> None:
+def test_phases_change_only_as_in_the_table(old: Phase, new: Phase) -> None:
     session = Letters()
     for phase in WAYS[old]:
         session.enter(phase)
@@ -93,25 +96,25 @@ def test_a_phase_is_entered_only_as_the_table_says(old: Phase, new: Phase) -> No
             session.enter(new)
 
 
-def test_no_phase_is_left_for_an_earlier_one() -> None:
+def test_no_phase_returns_to_an_earlier_one() -> None:
     assert all(new > old for old, news in TRANSITIONS.items() for new in news)
     assert not TRANSITIONS[Phase.CLOSED]
 
 
-def test_a_peer_that_finishes_with_nothing_left_ends() -> None:
+def test_a_half_closed_session_without_requests_ends() -> None:
     session = Letters()
     session.receive(memoryview(b"ab"))
     session.finish(memoryview(b""))
     assert (session.phase, session.captured.closed) == (Phase.ENDING, True)
 
 
-def test_half_a_request_is_dropped_and_whole_ones_are_carried_out() -> None:
+def test_incomplete_requests_are_dropped_and_complete_ones_executed() -> None:
     session = Letters()
     session.finish(memoryview(b"ab."))
     assert (session.handled, session.phase, session.captured.closed) == ("ab", Phase.ENDING, True)
 
 
-def test_whole_requests_wait_for_a_quantum_each_and_then_the_connection_ends() -> None:
+def test_waiting_requests_get_a_quantum_each_before_the_connection_ends() -> None:
     session = Letters()
     session.finish(memoryview(b"yyab"))
     assert (session.handled, session.phase, session.captured.closed) == ("y", Phase.FINISHING, False)
@@ -119,7 +122,7 @@ def test_whole_requests_wait_for_a_quantum_each_and_then_the_connection_ends() -
     assert (session.handled, session.phase, session.captured.closed) == ("yyab", Phase.ENDING, True)
 
 
-def test_all_reasons_have_to_go_before_the_next_request() -> None:
+def test_all_reasons_to_wait_must_end_before_the_next_request() -> None:
     session = Letters()
     session.receive(memoryview(b"y"))
     session.sleep()
@@ -130,7 +133,7 @@ def test_all_reasons_have_to_go_before_the_next_request() -> None:
     assert (session.resumed, session.paused()) == (1, False)
 
 
-def test_what_is_owed_goes_out_before_the_end() -> None:
+def test_pending_responses_are_sent_before_the_end() -> None:
     session = Letters()
     session.finish(memoryview(b"oa"))
     assert (session.handled, session.phase, session.captured.closed) == ("oa", Phase.ENDING, False)
@@ -139,7 +142,7 @@ def test_what_is_owed_goes_out_before_the_end() -> None:
 
 
 @pytest.mark.parametrize("last", [b"ae", b"a!"])
-def test_nothing_behind_the_last_request_is_carried_out(last: bytes) -> None:
+def test_nothing_after_the_last_request_is_executed(last: bytes) -> None:
     session = Letters()
     session.sleep()
     session.finish(memoryview(last + b"bc"))
@@ -150,10 +153,10 @@ def test_nothing_behind_the_last_request_is_carried_out(last: bytes) -> None:
     assert session.handled == last.decode()
 
 
-def test_who_has_gone_is_not_waited_for() -> None:
+def test_a_closed_session_executes_no_more_requests() -> None:
     session = Letters()
     session.finish(memoryview(b"yab"))
     session.close()
     session.run()
     assert (session.handled, session.phase) == ("y", Phase.CLOSED)
-    assert not session.captured.closed, "nobody is left to close"
+    assert not session.captured.closed, "the connection is closed already"

@@ -1,4 +1,4 @@
-"""Answers made in slices of the loop's time."""
+"""Responses that are built in slices of the loop's time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polywire.testing.memory_broker import MemoryBroker
 
 
 class Made:
-    """An iterator that takes half a slice for each part, and what is told of it."""
+    """An iterator that takes half a slice for each part, and its recorded result."""
 
     def __init__(self, count: int, *, error: BrokerError | None = None) -> None:
         self.clock = SimulatedClock()
@@ -35,9 +35,9 @@ class Made:
             raise error
 
 
-def test_others_have_their_turn_between_two_slices() -> None:
+def test_others_get_their_turn_between_two_slices() -> None:
     made = Made(5)
-    assert made.asked == 0, "nothing is made inside the call that asked"
+    assert made.asked == 0, "nothing is built inside the call"
     asked = []
     while not made.reported:
         made.loop.run_pass()
@@ -46,13 +46,13 @@ def test_others_have_their_turn_between_two_slices() -> None:
     assert made.reported == [[b"0", b"1", b"2", b"3", b"4"]]
 
 
-def test_an_error_is_told_instead() -> None:
+def test_an_error_is_delivered_as_the_result() -> None:
     made = Made(1, error=Missing(ErrorCode.TOPIC_MISSING, "gone"))
     made.loop.run_due()
     assert [type(reported) for reported in made.reported] == [Missing]
 
 
-def test_nobody_is_told_once_it_was_cancelled() -> None:
+def test_nothing_is_delivered_after_a_cancel() -> None:
     made = Made(5)
     made.loop.run_pass()
     made.slices.cancel()
@@ -60,7 +60,7 @@ def test_nobody_is_told_once_it_was_cancelled() -> None:
     assert (made.reported, made.asked) == ([], 2)
 
 
-def test_a_pass_makes_one_slice_however_many_ask() -> None:
+def test_a_pass_runs_one_slice_however_many_wait() -> None:
     first = Made(5)
     asked = [0, 0, 0]
 
