@@ -1,6 +1,6 @@
-"""A backup, or a restore, that is killed as it is about to do the file system's verb of a given number.
+"""A backup or a restore that kills itself before its n-th operation on the file system.
 
-Arguments: ``create`` or ``restore``, that number, from, to. Prints how many verbs there were when none was reached.
+Arguments: ``create`` or ``restore``, n, source, target. If n is not reached, it prints the number of operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERBS: Final = (
 
 
 def dying(verb: Callable[..., Any], numbers: count[int], last: int) -> Callable[..., Any]:
-    """The verb, but for one time."""
+    """Wrap the operation so that the n-th call kills the process."""
 
     def called(*args: Any, **kept: Any) -> Any:
         if next(numbers) == last:

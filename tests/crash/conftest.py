@@ -1,4 +1,4 @@
-"""What crash tests share."""
+"""Fixtures of the crash tests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.crash.disk import JournalDisk
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> JournalDisk:
-    """Watches what reaches the disk of journals that the test itself opens."""
+    """Record what reaches the disk of journals that the test itself opens."""
     return JournalDisk(monkeypatch)

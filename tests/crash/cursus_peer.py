@@ -1,6 +1,6 @@
-"""A client of the Cursus wire that goes on whenever its broker is killed.
+"""A client of the Cursus protocol that continues whenever its broker is killed.
 
-Promises: one request at a time; whoever was not answered knows that it was not. Must not know: what is asked.
+It sends one request at a time, and knows which requests got no response.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tests.broker_process import BrokerProcess
 
 
 class Gone(Exception):
-    """The broker died under the request."""
+    """The broker died during the request."""
 
 
 class Peer:
-    """One connection that asks one thing at a time."""
+    """One connection with one request at a time."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._socket = socket.create_connection(broker.addresses["cursus"], timeout=60.0)
@@ -32,7 +32,7 @@ class Peer:
         self._socket.close()
 
     def read(self) -> bytes:
-        """The body of the next frame."""
+        """Return the body of the next frame."""
         while len(self._data) < 4 or len(self._data) < 4 + int.from_bytes(self._data[:4], "big"):
             part = self._socket.recv(1 << 16)
             if not part:
@@ -43,22 +43,19 @@ class Peer:
         return body
 
     def ask(self, text: str) -> str:
-        """One command and its answer."""
+        """Send one command and return its response."""
         self._socket.sendall(frame(text.encode()))
         return self.read().decode()
 
     def sure(self, text: str) -> str:
-        """One command and its answer, which is no error."""
+        """Send one command and return its response, which must be no error."""
         answer = self.ask(text)
         assert answer.startswith("OK"), (text, answer)
         return answer
 
 
 class Worker(ABC):
-    """Does something over one connection after the other, for a thread.
-
-    Invariant: ``done`` is the number of the latest that was acknowledged.
-    """
+    """Work in a thread over consecutive connections. Invariant: ``done`` is the latest acknowledged number."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
@@ -67,7 +64,7 @@ class Worker(ABC):
         self.fault: BaseException | None = None
 
     def run(self) -> None:
-        """Until ``stopped``, or until something is wrong."""
+        """Work until ``stopped`` is set or something fails."""
         try:
             while not self.stopped:
                 self._live()
@@ -75,12 +72,12 @@ class Worker(ABC):
             self.fault = error
 
     def until(self, beyond: int) -> None:
-        """Wait until more than this is acknowledged, or something is wrong."""
+        """Wait until more than this is acknowledged, or something fails."""
         while self.done <= beyond and self.fault is None:
             time.sleep(0.02)
 
     def _live(self) -> None:
-        """One connection's life."""
+        """Use one connection until it is lost."""
         try:
             with Peer(self._broker) as peer:
                 self.work(peer)
@@ -89,4 +86,4 @@ class Worker(ABC):
 
     @abstractmethod
     def work(self, peer: Peer) -> None:
-        """Go on from what the broker tells until ``stopped``."""
+        """Resume from what the broker reports, until ``stopped`` is set."""

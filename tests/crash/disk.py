@@ -1,6 +1,6 @@
-"""The disk below a journal: which pages of its slots a power loss leaves, because a sync had covered them, and how they were then.
+"""The disk below a journal: which pages of its slots survive a power loss, and with which content.
 
-Promises: a page that was flushed is kept as it was flushed last; what was only written is lost, or kept by chance. Must not know: groups.
+A flushed page survives as of its last flush. A page that was only written is lost, or survives at random.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ PAGE = 4096
 
 
 class JournalDisk:
-    """Watches every flush of a slot. Guards: ``_pages`` holds, by inode, what is on the disk of a file made of zeros."""
+    """Records every flush of a slot.
+
+    Invariant: by inode, ``_pages`` has what the disk holds of a file created with zeros.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._pages: dict[int, dict[int, bytes]] = {}
@@ -41,9 +44,9 @@ class JournalDisk:
         self.flushed_bytes += stop - start
 
     def lose_power(self, directory: Path, keep: random.Random | None, *, origin: Path | None = None) -> int:
-        """Take from a log's journal what never reached the disk, but for pages that ``keep`` keeps; returns how many pages went.
+        """Remove from a log's journal what never reached the disk, except the pages that ``keep`` selects.
 
-        origin: the log of which ``directory`` is a copy.
+        Returns how many pages were removed. origin: the log of which ``directory`` is a copy.
         """
         lost = 0
         for path in sorted((directory / "journal").glob("slot-*")):

@@ -1,8 +1,8 @@
-"""A process that writes to a log until it is killed, and tells on its standard output what was acknowledged.
+"""A process that writes to a log until it is killed, and prints what was acknowledged.
 
-Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, and
-``p <partition> <first offset> <number> <count>`` for a published stage. Values are ``<partition>:<number>``, numbers rise by one in
-each partition.
+Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, and ``p
+<partition> <first offset> <number> <count>`` for a published stage. Values are ``<partition>:<number>``; numbers are
+consecutive in each partition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PUBLISHED = b"published"
 
 
 class Writer:
-    """Appends, stages and changes at random. Guards: ``numbers`` and ``changes`` count what the log took."""
+    """Appends, stages and changes at random. Invariant: ``numbers`` and ``changes`` count what the log accepted."""
 
     def __init__(self, rig: Rig, chosen: random.Random) -> None:
         self.rig = rig
@@ -34,7 +34,7 @@ class Writer:
         self.changes = sum(change != PUBLISHED for change in rig.memory.changes)
 
     def write(self) -> None:
-        """One addition or two. Raises Busy."""
+        """Make one or two random writes. Raises Busy."""
         which = self.chosen.randrange(PARTITIONS)
         partition, number = self.partitions[which], self.numbers[which]
         count = self.chosen.choice((1, 1, 1, 3, 40))
@@ -72,7 +72,7 @@ def find_or_open(rig: Rig, incarnation: int) -> FilePartition:
 
 
 def stage(rig: Rig, partition: FilePartition, values: list[bytes], which: int, number: int) -> None:
-    """Stage in two batches and publish at once."""
+    """Stage two batches and publish them at once."""
     token = os.urandom(16)
     half = len(values) // 2
     for part in (values[:half], values[half:]):

@@ -1,7 +1,6 @@
-"""A client of Kafka with transactions that knows several brokers: it asks who leads and who coordinates, over blocking sockets.
+"""A transactional Kafka client of several brokers that looks up leaders and coordinators, over blocking sockets.
 
-Promises: an answer is what came, a connection that ends raises OSError, an error that is answered raises ``Failed``. Must not know: what is
-done with transactions.
+A lost connection raises OSError, and an error response raises ``Failed``.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from polywire.records.columns import Record
 
 TIMEOUT_S: Final = 20.0
 TRANSACTIONAL: Final = 16
-GROUP, TRANSACTION = 0, 1  # types of keys that coordinators are found by
-COUNTING: Final = "counting"  # the group whose position counts
+GROUP, TRANSACTION = 0, 1  # key types in coordinator lookups
+COUNTING: Final = "counting"  # the group whose offset counts
 STEPS: Final = ("begun", "written", "moved", "asked", "ended")
 WAIT_S: Final = 60.0
-PAUSE_S = 0.05  # before it begins anew
+PAUSE_S = 0.05  # before it starts again
 
 
 class Failed(Exception):
-    """A broker has answered with an error."""
+    """A broker responded with an error."""
 
     def __init__(self, api: Api, error: int) -> None:
         super().__init__(f"{api.name} {WireError(error).name}")
@@ -49,7 +48,7 @@ class Transactor:
         self.number, self.epoch = -1, -1
 
     def close(self) -> None:
-        """Forget all connections, and who is where."""
+        """Close all connections, and forget leaders and coordinators."""
         for one in self._sockets.values():
             one.close()
         self._sockets.clear()
@@ -61,13 +60,13 @@ class Transactor:
         return self.hear(at, api, version)
 
     def tell(self, at: tuple[str, int], api: Api, version: int, /, **fields: Any) -> None:
-        """Send a request, and wait for nothing."""
+        """Send a request without waiting."""
         if at not in self._sockets:
             self._sockets[at] = socket.create_connection(at, TIMEOUT_S)
         self._sockets[at].sendall(encode_request(api, version, 1, schema.request(api)(**fields), client_id="test"))
 
     def hear(self, at: tuple[str, int], api: Api, version: int) -> Any:
-        """What is answered."""
+        """Return the response."""
         size = int.from_bytes(self._take(at, 4), "big")
         body = decode_response(api, version, self._take(at, size))[1]
         if getattr(body, "error", 0):
@@ -84,14 +83,14 @@ class Transactor:
         return bytes(found)
 
     def coordinator(self, key: str, kind: int) -> tuple[str, int]:
-        """Where a group or transactional id is at home."""
+        """Return the coordinator of a group or transactional id."""
         if (kind, key) not in self._places:
             reported = self._ask(self._address, Api.FIND_COORDINATOR, 3, key=key, key_type=kind)
             self._places[kind, key] = reported.host, reported.port
         return self._places[kind, key]
 
     def leader(self, topic: str) -> tuple[str, int]:
-        """Where a topic is."""
+        """Return the leader of a topic."""
         if topic not in self._leaders:
             asked = schema.request(Api.METADATA).Topics(name=topic)
             reported = self._ask(self._address, Api.METADATA, 9, topics=[asked], may_create=True)
@@ -103,28 +102,28 @@ class Transactor:
 
     @property
     def home(self) -> tuple[str, int]:
-        """Where its transactional id is at home."""
+        """Return the coordinator of its transactional id."""
         return self.coordinator(self._id, TRANSACTION)
 
     def who(self) -> dict[str, Any]:
-        """What its requests say of it."""
+        """Return the fields that identify it in requests."""
         return {"transactional_id": self._id, "producer_id": self.number, "producer_epoch": self.epoch}
 
     def init(self) -> None:
-        """Hold the id anew."""
+        """Initialize the producer again."""
         reported = self._ask(
             self.home, Api.INIT_PRODUCER_ID, 4, transactional_id=self._id, transaction_timeout_ms=60_000
         )
         self.number, self.epoch = reported.producer_id, reported.producer_epoch
-        self._begin(anew=True)
+        self._begin(restart=True)
 
-    def _begin(self, *, anew: bool) -> None:
+    def _begin(self, *, restart: bool) -> None:
         self._added.clear()
-        if anew:
+        if restart:
             self._sequences.clear()
 
     def write(self, topic: str, value: bytes) -> None:
-        """A record to the first partition of a topic."""
+        """Write a record to the first partition of a topic."""
         if self._dialect == 1 and topic not in self._added:
             added = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name=topic, partitions=[0])
             reported = self._ask(self.home, Api.ADD_PARTITIONS_TO_TXN, 3, **self.who(), topics=[added])
@@ -146,7 +145,7 @@ class Transactor:
         self._sequences[topic] = at + 1
 
     def move(self, group: str, topic: str, offset: int) -> None:
-        """A position of a group, with the transaction."""
+        """Add an offset of a group to the transaction."""
         if self._dialect == 1:
             self._ask(self.home, Api.ADD_OFFSETS_TO_TXN, 3, **self.who(), group_id=group)
         made = schema.request(Api.TXN_OFFSET_COMMIT).Topics
@@ -163,18 +162,18 @@ class Transactor:
             raise Failed(api, error)
 
     def tell_end(self, *, commits: bool) -> None:
-        """Ask for the end, and wait for nothing."""
+        """Request the end without waiting."""
         self.tell(self.home, Api.END_TXN, 3 if self._dialect == 1 else 5, **self.who(), committed=commits)
 
     def hear_end(self) -> None:
-        """What is answered to that."""
+        """Return the response to the end request."""
         reported = self.hear(self.home, Api.END_TXN, 3 if self._dialect == 1 else 5)
         if self._dialect == 2:
             self.number, self.epoch = reported.producer_id, reported.producer_epoch
-        self._begin(anew=self._dialect == 2)
+        self._begin(restart=self._dialect == 2)
 
     def position(self, group: str, topic: str) -> int:
-        """The next offset of a group that nothing can change any more; 0 where it has none."""
+        """Return a group's offset once it is stable; 0 if it has none."""
         asked = schema.request(Api.OFFSET_FETCH).Topics(name=topic, indexes=[0])
         reported = self._ask(
             self.coordinator(group, GROUP), Api.OFFSET_FETCH, 7, group_id=group, topics=[asked], require_stable=True
@@ -185,7 +184,7 @@ class Transactor:
 
 
 class Counting:
-    """Counts, over whatever is killed. ``done``: the last transaction whose commit was acknowledged."""
+    """Counts through kills. ``done``: the last transaction whose commit was acknowledged."""
 
     def __init__(self, transactor: Transactor, topics: list[str]) -> None:
         self._transactor = transactor
@@ -195,10 +194,10 @@ class Counting:
         self.done = 0
 
     def one(self, at: Callable[[str], None]) -> None:
-        """Commit one transaction more. at: called at each step of the first attempt."""
+        """Commit one more transaction. at: called at each step of the first attempt."""
         end, count = time.monotonic() + WAIT_S, self.done + 1
         while self.done < count:
-            assert time.monotonic() < end, "it does not go on"
+            assert time.monotonic() < end, "it makes no progress"
             try:
                 self._hold()
                 if self._number > self.done:
@@ -234,5 +233,5 @@ class Counting:
 
 
 def nothing(step: str) -> None:
-    """Nobody is killed here."""
+    """Kill no process."""
     del step

@@ -1,6 +1,6 @@
-"""Several shards on one loop, in memory, of which each can end before any call of the loop, by a kill or a power loss.
+"""Several shards in memory on one loop, each of which can end before any call of the loop, by kill or power loss.
 
-Promises: what was written, or only what was synced, is there when a shard starts again. Must not know: what is asked of them.
+A restarted shard has what was written, or only what was synced.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SHARDS: Final = 3
 
 @pytest.fixture
 def interruptible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have shards in memory use a loop that can be interrupted."""
+    """Make shards in memory use a loop that can be interrupted."""
     monkeypatch.setattr(shards_in_memory, "ManualLoop", Interrupted)
 
 
 class Interrupted(ManualLoop):
-    """A loop that has something done before its n-th call."""
+    """A loop that runs an action before its n-th call."""
 
     __slots__ = ("calls", "interrupt_at", "interruption")
 
@@ -55,7 +55,7 @@ class Interrupted(ManualLoop):
 
 
 class Mortal(Seen):
-    """The shards as one life of a process sees them; a dead one reaches nobody."""
+    """The shards as one process sees them until it is killed; then it reaches no shard."""
 
     def __init__(self, shards: shards_in_memory.MemoryShards, own: int) -> None:
         super().__init__(shards, own)
@@ -85,14 +85,14 @@ class Cluster(Processes):
         return self._lives[own]
 
     def calm(self) -> None:
-        """Let everything happen that is due."""
+        """Run everything that is due."""
         for _ in range(8):
             for broker in self.shards.brokers:
                 broker.commit()
             self.loop.run_due()
 
     def kill(self, own: int, *, synced_only: bool) -> None:
-        """End a process, and start another in its place."""
+        """Kill a process and start another in its place."""
         dead, log = self._lives[own], self.shards.brokers[own]._log
         dead.is_dead = True
         self.shards.brokers[own].branches.stop()

@@ -1,4 +1,4 @@
-"""Backups of a log that is written meanwhile, by processes that are killed: each holds one moment, whole, or is not there."""
+"""Backups of a log during writes, by processes that are killed: each backup is consistent and complete, or absent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.crash.journal_writer import PARTITIONS
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop
 
 BACKUPS: Final = 6
-KILLS: Final = 4  # places at which a backup, or a restore, is killed
+KILLS: Final = 4  # points at which a backup or a restore is killed
 TRIES: Final = 5
 
 Counts = list[int]
@@ -29,7 +29,7 @@ Counts = list[int]
 
 
 class WriterProcess:
-    """Writes to a log as fast as it can; ``acknowledged`` is what it was told so far."""
+    """Writes to a log as fast as it can; ``acknowledged`` counts acknowledged writes."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         command = [sys.executable, "-m", "tests.crash.journal_writer", str(directory), str(seed)]
@@ -51,7 +51,7 @@ class WriterProcess:
             self.acknowledged[which] = max(self.acknowledged[which], end)
 
     def wait(self, count: int) -> None:
-        """Until so much was acknowledged."""
+        """Wait until that many writes were acknowledged."""
         while sum(self.acknowledged) < count:
             assert self.process.poll() is None
             time.sleep(0.002)
@@ -69,11 +69,11 @@ def environment() -> dict[str, str]:
 
 
 def back_up(directory: Path, shelf: Path, writer: WriterProcess | None = None) -> Path:
-    """A backup, however slow this machine is beside the writer's, whose journal is tiny: in the end the writer is held up."""
+    """Make a backup. The writer's journal is tiny, so that a slow backup in the end blocks the writer."""
     try:
         taken = attempt(directory, shelf, TRIES)
     except Busy:
-        assert writer is not None, "nobody writes"
+        assert writer is not None, "the writer makes no progress"
         writer.process.send_signal(signal.SIGSTOP)
         try:
             taken = attempt(directory, shelf, 1)
@@ -84,7 +84,7 @@ def back_up(directory: Path, shelf: Path, writer: WriterProcess | None = None) -
 
 
 def attempt(directory: Path, shelf: Path, tries: int) -> Taken:
-    """Raises Busy when the journal was elsewhere each time."""
+    """Raises Busy if the journal had moved on in every attempt."""
     for _ in range(tries - 1):
         with suppress(Busy):
             return take_backup(directory, shelf, replay=Memory, loop=RigLoop(), clock=SystemClock())
@@ -92,12 +92,14 @@ def attempt(directory: Path, shelf: Path, tries: int) -> Taken:
 
 
 def counted(directory: Path) -> Counts:
-    """What a log holds, which is a beginning of what was written to it."""
+    """Return how much of the written sequence a log holds."""
     rig = Rig(directory, SMALL)
     counts = []
     for which in range(PARTITIONS):
         values = rig.read(rig.log.partition(which + 1))
-        assert values == [b"%d:%d" % (which, number) for number in range(len(values))], "neither doubled nor reordered"
+        assert values == [b"%d:%d" % (which, number) for number in range(len(values))], (
+            "neither duplicated nor reordered"
+        )
         counts.append(len(values))
     changes = [change for change in rig.memory.changes if change != b"published"]
     assert changes == [b"%d" % number for number in range(len(changes))]
@@ -111,7 +113,7 @@ def restored(backup: Path, directory: Path) -> Counts:
     return counted(directory)
 
 
-def test_what_was_acknowledged_before_is_in_it(tmp_path: Path) -> None:
+def test_a_backup_has_everything_acknowledged_before_it(tmp_path: Path) -> None:
     directory, shelf = tmp_path / "log", tmp_path / "shelf"
     least: list[Counts] = []
     paths = []
@@ -145,7 +147,7 @@ def test_segments_are_copied_once(tmp_path: Path) -> None:
 
 
 def fill(rig: Rig, partition: FilePartition) -> None:
-    """Records of a kilobyte, sealed."""
+    """Append records of a kilobyte until they are sealed."""
     for _ in range(200):
         rig.loop.run_until(lambda: not rig.log.congested)
         rig.append(partition, [b"." * 1000])
@@ -154,7 +156,7 @@ def fill(rig: Rig, partition: FilePartition) -> None:
 
 
 def victim(what: str, last: int, source: Path, target: Path) -> int | None:
-    """Verbs that a run took; None when it was killed."""
+    """Return the number of operations of a run, or None if it was killed."""
     command = [sys.executable, "-m", "tests.crash.backup_victim", what, str(last), str(source), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     if done.returncode == -signal.SIGKILL:
@@ -163,7 +165,7 @@ def victim(what: str, last: int, source: Path, target: Path) -> int | None:
     return int(done.stdout)
 
 
-def test_a_backup_that_is_killed_is_not_there_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_a_killed_backup_is_absent_and_the_next_one_continues(tmp_path: Path) -> None:
     writer = WriterProcess(tmp_path / "log", 5)
     try:
         writer.wait(3000)
@@ -176,7 +178,7 @@ def test_a_backup_that_is_killed_is_not_there_and_the_next_one_goes_on(tmp_path:
         shelf = tmp_path / f"shelf-{number}"
         assert victim("create", number * (verbs - 1) // (KILLS - 1), tmp_path / "log", shelf) is None
         finished = list_backups(shelf)
-        assert len(finished) == (number == KILLS - 1), "it has its name by its last verb but one"
+        assert len(finished) == (number == KILLS - 1), "it gets its name with its last operation but one"
         if not finished:
             back_up(tmp_path / "log", shelf)
         assert restored(find_backup(shelf), tmp_path / f"restored-{number}") == expected

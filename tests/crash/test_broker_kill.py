@@ -1,7 +1,7 @@
-"""``kill -9`` of a real broker while clients produce: what was acknowledged is there, once, in order.
+"""``kill -9`` of a real broker while clients produce: acknowledged records are stored once and in order.
 
-Every producer sends numbered values to a partition of its own, one request at a time, and notes what was acknowledged. A request that was
-under way when the broker died may be there or not: the producer then goes on with the next number.
+Each producer sends numbered values to its own partition, one request at a time, and records what was acknowledged. A
+request in flight at a kill may be stored or not: the producer then continues with the next number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOPIC = "numbers"
 
 @dataclass(slots=True)
 class Producer:
-    """One client's numbered values and the places the broker acknowledged for them."""
+    """The numbered values of one client, and the offsets that the broker acknowledged."""
 
     url: Callable[[], str]
     key: bytes
@@ -43,7 +43,7 @@ class Producer:
 
     @property
     def done(self) -> int:
-        """How many records are acknowledged."""
+        """Return how many records are acknowledged."""
         return len(self.acknowledged)
 
     async def run(self) -> None:
@@ -86,8 +86,8 @@ def test_killed_while_producing(tmp_path: Path, wire: str, level: Level) -> None
         assert broker.stop() == 0, broker.log_text()
 
 
-def test_an_idempotent_producer_repeats_until_it_is_told(tmp_path: Path) -> None:
-    """What was under way at a kill is sent again as it was: every record is stored exactly once."""
+def test_an_idempotent_producer_retries_until_acknowledged(tmp_path: Path) -> None:
+    """Requests in flight at a kill are sent again unchanged: every record is stored exactly once."""
     with BrokerProcess(tmp_path / "data") as broker:
         producers = [RepeatingProducer(lambda: broker.url("polywire"), b"p%d" % number) for number in range(PRODUCERS)]
         asyncio.run(_produce_and_kill(broker, producers))
@@ -99,7 +99,7 @@ def test_an_idempotent_producer_repeats_until_it_is_told(tmp_path: Path) -> None
 
 @dataclass(slots=True)
 class RepeatingProducer:
-    """A producer with an id that sends the same batch until it is acknowledged, also the last one. owed: one is not yet."""
+    """A producer with an id that retries each batch until it is acknowledged. owed: one is pending."""
 
     url: Callable[[], str]
     id: bytes
@@ -109,7 +109,7 @@ class RepeatingProducer:
 
     @property
     def done(self) -> int:
-        """How many records are acknowledged."""
+        """Return how many records are acknowledged."""
         return self.next_number
 
     @property
@@ -127,7 +127,7 @@ class RepeatingProducer:
                 while self.running or self.owed:
                     await self._produce_once(client)
             except BrokerError as error:
-                if error.code is not ErrorCode.UNREACHABLE:  # only a lost connection is a reason to send again
+                if error.code is not ErrorCode.UNREACHABLE:  # only a lost connection is a reason to retry
                     raise
             finally:
                 await client.close()
@@ -147,7 +147,7 @@ STARTS = 9
 
 
 def test_records_of_many_starts_are_read_together(tmp_path: Path) -> None:
-    """Every kill leaves a segment of its own; one read goes over all of them."""
+    """Every kill leaves a separate segment; one read covers all of them."""
     with BrokerProcess(tmp_path / "data") as broker:
         for start in range(STARTS):
             asyncio.run(_produce_sixty(broker.url("polywire"), start))
@@ -160,7 +160,7 @@ def test_records_of_many_starts_are_read_together(tmp_path: Path) -> None:
 
 
 async def _produce_sixty(url: str, start: int) -> None:
-    """One request each, so that a segment holds many small batches."""
+    """Send one request each, so that a segment holds many small batches."""
     client = await connect(url)
     for number in range(60):
         await client.produce(TOPIC, [Record(value=b"%d-%d" % (start, number), key=b"k")])
@@ -180,7 +180,7 @@ async def _produce_and_kill(broker: BrokerProcess, producers: Sequence[Producer]
 async def end(
     producers: Sequence[Producer] | Sequence[RepeatingProducer], tasks: Sequence[asyncio.Task[None]], *, beyond: int
 ) -> None:
-    """Let producers end once each has had more records acknowledged than this, however long a busy machine takes to it."""
+    """Stop producers once each has more acknowledged records than this, however slow the machine is."""
     while min(producer.done for producer in producers) <= beyond and not any(task.done() for task in tasks):  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(0.02)
     for producer in producers:
@@ -190,19 +190,19 @@ async def end(
 
 
 async def check(url: str, producers: list[Producer]) -> int:
-    """Compare every acknowledged place with what is stored there, and look for doubles and disorder; the number of records."""
+    """Check every acknowledged offset, and detect duplicates and disorder; return the number of records."""
     stored = await _read_all(url, TOPIC)
     for producer in producers:
         for number, place in producer.acknowledged.items():
             assert stored.get(place) == b"%s-%d" % (producer.key, number), f"acknowledged record lost place={place}"
         mine = [value for _, value in sorted(stored.items()) if value.startswith(producer.key + b"-")]
         numbers = [int(value.rpartition(b"-")[2]) for value in mine]
-        assert numbers == sorted(set(numbers)), "a record is doubled or out of order"
+        assert numbers == sorted(set(numbers)), "a record is duplicated or out of order"
     return len(stored)
 
 
 async def _read_all(url: str, topic: str) -> dict[tuple[int, int], bytes]:
-    """Values of a topic by partition and offset, whose offsets must have no gaps."""
+    """Return the values of a topic by partition and offset, asserting that offsets have no gaps."""
     client = await connect(url)
     stored: dict[tuple[int, int], bytes] = {}
     for bounds in await client.bounds(topic):

@@ -1,4 +1,4 @@
-"""``kill -9`` of a broker whose log lies in a bucket, and its directory goes with it: what was acknowledged is there, once, in order."""
+"""``kill -9`` of a broker with its log in a bucket, and loss of its directory: nothing acknowledged is lost."""
 
 from __future__ import annotations
 

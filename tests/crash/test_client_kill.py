@@ -1,4 +1,4 @@
-"""The client lives on while its broker is killed: what it sends is stored once and in order, and what it reads comes once."""
+"""A client that survives kills of its broker: records it sends are stored once and in order, and delivered once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.broker_process import BrokerProcess
 RECORDS: Final = int(os.environ.get("POLYWIRE_CLIENT_RECORDS", "60000"))
 KILLS: Final = 3
 STEP: Final = 500
-AHEAD: Final = 20_000  # records that are sent before others were read: each kill finds some on their way in and some on their way out
+AHEAD: Final = 20_000  # how far sending is ahead of reading, so that each kill finds records in both directions
 TOPIC: Final = "orders"
 PARTITIONS: Final = 4
-PATIENCE_S: Final = 300.0  # for a broker that starts on a machine that does much else
+PATIENCE_S: Final = 300.0  # for a broker that starts on a busy machine
 
 
-def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_duplicated(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=["polywire"]) as broker:
         sent, seen = asyncio.run(_through_kills(broker))
         assert sent == RECORDS
@@ -56,7 +56,7 @@ async def _produce(client: Client, seen: Counter[int]) -> int:
 
 
 async def _consume(client: Client, seen: Counter[int]) -> None:
-    """Read as a group, storing positions of what was counted."""
+    """Read as a group, committing offsets of counted records."""
     last: dict[bytes, int] = {}
     async with client.consumer(TOPIC, group="counting", auto_commit=False, buffer_bytes=256 << 10) as consumer:
         while len(seen) < RECORDS:
@@ -65,13 +65,13 @@ async def _consume(client: Client, seen: Counter[int]) -> None:
                 number = int(record.value or b"")
                 seen[number] += 1
                 assert record.key is not None
-                assert last.get(record.key, -1) < number, "records of a key come in the order in which they were sent"
+                assert last.get(record.key, -1) < number, "records of a key arrive in the order in which they were sent"
                 last[record.key] = number
             await consumer.commit()
 
 
 async def _kill(broker: BrokerProcess, seen: Counter[int]) -> None:
-    """Kill the broker each time another part of the records has come through, and start it again."""
+    """Kill and restart the broker each time another part of the records has arrived."""
     loop = asyncio.get_running_loop()
     for number in range(1, KILLS + 1):
         while len(seen) < RECORDS * number // (KILLS + 2):  # noqa: ASYNC110 - looking is the point

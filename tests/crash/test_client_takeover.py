@@ -1,6 +1,6 @@
-"""The client lives on while brokers of a bucket follow each other: what it sends is stored once, what it reads comes once.
+"""A client that survives takeovers between brokers of a bucket: records are stored once and delivered once.
 
-It is given all three addresses; of the brokers that lead one is killed and not started again, and one is told to let another lead.
+It is given all three addresses. One leader is killed for good, and one is asked to hand over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP = 500
 PARTITIONS = 4
 
 
-def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_duplicated(tmp_path: Path) -> None:
     bucket = f"file://{tmp_path / 'bucket'}"
     with ExitStack() as running:
         brokers = [
@@ -62,7 +62,7 @@ async def _produce(client: Client, seen: Counter[int]) -> int:
 
 
 async def _consume(client: Client, seen: Counter[int]) -> None:
-    """Read as a group, storing positions of what was counted."""
+    """Read as a group, committing offsets of counted records."""
     async with client.consumer(TOPIC, group="counting", auto_commit=False, buffer_bytes=64 << 10) as consumer:
         while len(seen) < RECORDS:
             for record in await consumer.batch(500):

@@ -1,4 +1,4 @@
-"""A partition is compacted while it is written, trimmed and stopped at every step: the newest record of each key is there, in its place."""
+"""Compaction during writes, trims and stops at every step keeps the newest record of each key at its offset."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Model:
-    """What was written, and what a reader must find."""
+    """The written records, and those that a reader must find."""
 
     def __init__(self, rig: Rig, seed: int = 1) -> None:
         self.rig = rig
@@ -70,14 +70,14 @@ class Model:
         self.synced = len(self.records)
 
     def needed(self, end: int) -> set[int]:
-        """Offsets below ``end`` that must be there: no later record below ``end`` has the key."""
+        """Return the offsets below ``end`` that must exist: no later record below ``end`` has the key."""
         newest = {record.key: offset for offset, record in enumerate(self.records[:end])}
         return {offset for offset in range(end) if newest[self.records[offset].key] == offset} | {
             offset for offset in range(end) if self.records[offset].key is None
         }
 
     def check(self, rig: Rig, *, first: int = 0, tombstones: bool = True) -> int:
-        """Read everything; returns how many records there are."""
+        """Read everything and check it; return the number of records."""
         partition = rig.log.partition(KEPT)
         assert partition.next_offset >= self.synced
         found, offset = {}, max(first, partition.first_offset)
@@ -97,7 +97,9 @@ class Model:
         forgotten = {self.records[offset].key for offset in missing}
         ends = {partition.runs.entry(number)[0] - 1 for number in range(1, len(partition.runs))}
         assert not [o for o in found.keys() - ends if self.records[o].key in forgotten], "no older value came back"
-        assert all(self.records[offset].value is None for offset in missing), "nulls may go, in time"
+        assert all(self.records[offset].value is None for offset in missing), (
+            "null values may be removed after their time"
+        )
         assert tombstones or not missing
         return len(found)
 
@@ -117,19 +119,19 @@ class Model:
             assert near == following
 
     def tidy(self) -> None:
-        """One merge, if any blob is worth it."""
+        """Run one merge, if any segment is worth it."""
         tidy(self.rig)
         sealer = self.rig.log._sealer
         self.rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
 
     def compact(self, null_time_us: int = 0) -> None:
-        """A whole pass."""
+        """Run a whole pass."""
         assert compaction.is_worth_a_pass(self.partition)
         compact(self.rig, null_time_us)
 
 
 def compact(rig: Rig, null_time_us: int) -> None:
-    """A whole pass over the partition that is kept, worth it or not."""
+    """Run a whole pass over the kept partition, even if it is not worth it."""
     sealer = rig.log._sealer
     sealer._to_compact[rig.log.partition(KEPT)] = null_time_us
     tidy(rig)
@@ -171,13 +173,13 @@ def test_newest_records_stay(tmp_path: Path, pack: Compression | None) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "close"])
-def test_a_restart_goes_on_where_compaction_was(tmp_path: Path, how: str) -> None:
+def test_compaction_resumes_after_a_restart(tmp_path: Path, how: str) -> None:
     model = make(tmp_path)
     model.fill_slots(3)
     model.compact()
     clean = model.partition.clean_offset
     assert clean > 0
-    while model.rig.log.partition(OTHER).next_offset < 300:  # until a snapshot knows
+    while model.rig.log.partition(OTHER).next_offset < 300:  # until a snapshot has it
         model.rig.append(model.rig.log.partition(OTHER), [bytes(800)] * 20)
         model.rig.log.commit()
         model.rig.settle()
@@ -202,7 +204,7 @@ def test_a_restart_goes_on_where_compaction_was(tmp_path: Path, how: str) -> Non
     model.rig.log.close()
 
 
-def test_a_damaged_partition_is_looked_at_again_after_a_restart(tmp_path: Path) -> None:
+def test_a_damaged_partition_is_compacted_again_after_a_restart(tmp_path: Path) -> None:
     model = make(tmp_path)
     model.fill_slots(2)
     model.partition.clean_offset = compaction.NEVER
@@ -213,7 +215,7 @@ def test_a_damaged_partition_is_looked_at_again_after_a_restart(tmp_path: Path) 
     model.rig.log.close()
 
 
-def test_nulls_go_in_time(tmp_path: Path) -> None:
+def test_null_values_are_removed_after_their_time(tmp_path: Path) -> None:
     model = make(tmp_path)
     model.fill_slots(1)
     model.fill_slots(2, values=False)
@@ -246,7 +248,7 @@ def test_passes_over_a_table_that_is_too_small(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(compaction, "KEY_SLOTS", 2)
     model.partition.clean_offset = 0
     model.compact()
-    assert model.partition.clean_offset == compaction.NEVER, "a batch has more keys than the table: it is let be"
+    assert model.partition.clean_offset == compaction.NEVER, "a batch with more keys than the table is not compacted"
     model.check(model.rig)
     model.rig.log.close()
 
@@ -271,7 +273,7 @@ def test_stops_while_compacting(tmp_path: Path, disk: JournalDisk, before: int) 
             numbers = other.read(other.log.partition(OTHER))
             assert numbers == [b"%d" % number for number in range(len(numbers))]
             assert bool(before) <= bool(other.log.partition(KEPT).clean_offset)
-            if before and keep is None:  # a pass goes on where the last one had ended
+            if before and keep is None:  # a pass starts where the last one ended
                 compact(other, FOREVER)
                 model.check(other, first=model.partition.first_offset)
             other.log.close()
@@ -299,7 +301,7 @@ def test_stops_while_compacting(tmp_path: Path, disk: JournalDisk, before: int) 
     assert steps >= (1 if before else 2), "before the next pass, small neighbours were merged"
     first = model.partition.first_offset
     model.fill_slots(2)
-    model.tidy()  # blobs that compaction left half empty
+    model.tidy()  # segments that compaction left half empty
     model.check(rig, first=first)
     check_stops()
     rig.kill()
@@ -308,7 +310,7 @@ def test_stops_while_compacting(tmp_path: Path, disk: JournalDisk, before: int) 
     rig.log.close()
 
 
-def test_damaged_partition_is_left_alone(tmp_path: Path) -> None:
+def test_a_damaged_partition_is_not_compacted(tmp_path: Path) -> None:
     model = make(tmp_path)
     model.fill_slots(2)
     path = sorted((tmp_path / "log" / "segments").iterdir())[0]
@@ -324,8 +326,8 @@ def test_damaged_partition_is_left_alone(tmp_path: Path) -> None:
     model.rig.log.close()
 
 
-def test_all_of_it_beside_rewriting(tmp_path: Path, disk: JournalDisk) -> None:
-    """Compaction leaves shared blobs half empty; writing those anew does not bring back what was compacted."""
+def test_compaction_and_merging_together(tmp_path: Path, disk: JournalDisk) -> None:
+    """Compaction leaves shared segments half empty; merging them must not bring removed records back."""
     model = make(tmp_path)
     stops = Stops(model.rig, disk)
     for _ in range(2):

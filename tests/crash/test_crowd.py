@@ -1,4 +1,4 @@
-"""Many peers that send long requests at once: those that progress are held back, never cut."""
+"""Many clients that send long requests at once: those that make progress are slowed down, never closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.protocols.cursus.test_produce import batch, messages
 PRODUCERS = 300
 FRAMES = 4  # of each
 VALUE_BYTES = 150_000
-PIECE_BYTES = 16_384  # of a frame, as a network delivers it: every frame is half there for a while
+PIECE_BYTES = 16_384  # of a frame, as a network delivers it: every frame is incomplete for a while
 SECONDS_MAX = 120.0
 
 
@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @dataclass(slots=True)
 class Peer:
-    """One producer. Invariant: ``left`` is what was not sent yet."""
+    """One producer. Invariant: ``left`` has the bytes not sent yet."""
 
     socket: socket.socket
     left: memoryview
@@ -54,14 +54,14 @@ def produced(topic: str, value_bytes: int) -> bytes:
 
 
 def send_all(peers: list[Peer], answers: int) -> None:
-    """Send everything, piece by piece and a random peer at a time, and take so many answers from each."""
+    """Send everything in pieces, a random client at a time, and read that many responses of each."""
     end = time.monotonic() + SECONDS_MAX
     with selectors.DefaultSelector() as selector:
         for peer in peers:
             peer.socket.setblocking(False)
             selector.register(peer.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
         while any(peer.got.count(b'"status":"OK"') < answers for peer in peers):
-            assert time.monotonic() < end, "somebody was not answered"
+            assert time.monotonic() < end, "a client got no response"
             ready = selector.select(1.0)
             random.shuffle(ready)
             for key, events in ready:
@@ -71,7 +71,7 @@ def send_all(peers: list[Peer], answers: int) -> None:
 def turn(selector: selectors.BaseSelector, peer: Peer, events: int) -> None:
     if events & selectors.EVENT_READ:
         data = peer.socket.recv(1 << 16)
-        assert data, "a producer that progressed was cut"
+        assert data, "a producer that made progress was closed"
         peer.got += data
         assert b"ERROR" not in peer.got
     if events & selectors.EVENT_WRITE:
@@ -92,7 +92,7 @@ def test_hundreds_of_producers_with_long_frames_are_all_served(broker: BrokerPro
     assert f"latest={PRODUCERS * FRAMES}".encode() in asked(broker, b"LIST_OFFSETS topic=crowd")
 
 
-def test_the_longest_frame_is_taken_beside_others_that_have_begun_one(broker: BrokerProcess) -> None:
+def test_the_longest_frame_is_accepted_during_other_incomplete_frames(broker: BrokerProcess) -> None:
     assert b"OK" in asked(broker, b"CREATE topic=crowd partitions=1")
     size = FRAME_BYTES_MAX // 8 - 200
     values = [{**message, "payload": bytes(size)} for message in messages(*range(1, 9))]

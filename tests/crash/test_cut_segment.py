@@ -1,4 +1,4 @@
-"""A segment that is cut short under a running broker: who asks for what is gone is told, and nothing ends."""
+"""A segment that is truncated under a running broker: reads of lost records fail, and nothing else does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.behaviour.test_damage import COUNT, DAMAGED, sealed_values
 from tests.broker_process import BrokerProcess
 
 
-def test_what_is_gone_is_told_and_nothing_ends(tmp_path: Path) -> None:
-    """A file that were mapped would end the process where it is touched behind its end."""
+def test_reads_of_a_truncated_segment_fail_and_the_broker_keeps_running(tmp_path: Path) -> None:
+    """A memory-mapped file would end the process at an access beyond its end."""
     with BrokerProcess(tmp_path / "data", wires=("polywire",)) as broker:
         asyncio.run(cut_and_read(broker))
         assert broker.stop() == 0, broker.log_text()
@@ -29,7 +29,7 @@ async def cut_and_read(broker: BrokerProcess) -> None:
     path, content, _ = await sealed_values(broker, "t")
     assert b"in the same file" in content
     client = await connect(broker.url())
-    assert [record.value for record in await client.fetch("beside", 0, 0)] == [b"in the same file"], "it is open"
+    assert [record.value for record in await client.fetch("beside", 0, 0)] == [b"in the same file"], "the file is open"
     os.truncate(path, 0)  # within its last page a mapping would read zeros
     for offset in (*range(COUNT), DAMAGED, 0):
         with pytest.raises(BrokerError) as reported:

@@ -1,5 +1,4 @@
-"""Damage to sealed segments under a running log: what is damaged is named to who asks for it, everything else is served, and nothing ends
-the process."""
+"""Damage to sealed segments under a running log: reads of damaged records fail, everything else is served."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ VALUE = b"." * 1000
 
 
 def sealed_rig(directory: Path, *, batches: int = 160) -> tuple[Rig, FilePartition]:
-    """A log with one partition, most of it sealed; record n holds ``n`` and a thousand dots."""
+    """Return a log with one partition, mostly sealed; record n holds ``n`` and a thousand dots."""
     rig = Rig(directory)
     partition = rig.log.open_partition(1)
     for number in range(batches):
@@ -37,7 +36,7 @@ def segment_of(rig: Rig, partition: FilePartition, offset: int) -> Segment:
 
 
 def place_of(rig: Rig, partition: FilePartition, offset: int) -> tuple[Path, int]:
-    """The file that holds a record, and where its batch begins."""
+    """Return the file that holds a record, and the position of its batch."""
     segment = segment_of(rig, partition, offset)
     start, stop = segment.locate(1, offset)
     data = segment.stored(start, stop)
@@ -56,7 +55,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def read_all(rig: Rig, partition: FilePartition, bytes_max: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Numbers of all records that can be read, and ranges of those that cannot; a reader that steps over damage."""
+    """Read like a client that skips damage: return the readable numbers, and the ranges of unreadable ones."""
     offset, found, damaged = 0, list[int](), list[tuple[int, int]]()
     while offset < partition.next_offset:
         try:
@@ -77,7 +76,7 @@ def read_all(rig: Rig, partition: FilePartition, bytes_max: int) -> tuple[list[i
 
 @pytest.mark.parametrize("bytes_max", [1, 5_000, 1 << 20])
 @pytest.mark.parametrize("byte", [5, 33, 75, 100, 900])
-def test_a_flipped_bit_in_a_sealed_batch_is_named_and_the_rest_is_served(
+def test_a_flipped_bit_in_a_sealed_batch_is_reported_and_the_rest_is_served(
     tmp_path: Path, byte: int, bytes_max: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig, partition = sealed_rig(tmp_path)
@@ -89,16 +88,16 @@ def test_a_flipped_bit_in_a_sealed_batch_is_named_and_the_rest_is_served(
         assert set(damaged) <= {offset for first, end in reported for offset in range(first, end)}
         lost = {offset for first, end in reported for offset in range(first, end)}
         assert found == [offset for offset in range(partition.next_offset) if offset not in lost]
-        if byte not in (5, 75):  # the length is damaged, so what follows is found by the index
+        if byte not in (5, 75):  # the length is damaged, so the index is needed to find what follows
             assert lost == set(damaged)
     logged = capsys.readouterr().out.count("stored records are damaged")
     assert logged == len(reported), "each is logged once"
     rig.log.close()
 
 
-def test_a_segment_cut_short_is_corrupt_behind_its_end_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_truncated_segment_is_corrupt_after_its_end_only(tmp_path: Path) -> None:
     rig, partition = sealed_rig(tmp_path)
-    read_all(rig, partition, 5_000)  # what was read once may be at hand, mapped or open
+    read_all(rig, partition, 5_000)  # earlier reads may be cached, mapped or open
     path, at = place_of(rig, partition, 20)
     end = partition.runs.entry(partition.runs.find_offset(20) + 1)[0]
     os.truncate(path, at + 10)
@@ -113,7 +112,7 @@ def test_a_segment_cut_short_is_corrupt_behind_its_end_and_nowhere_else(tmp_path
     rig.log.close()
 
 
-def test_what_was_verified_is_verified_again_when_it_is_read_from_the_disk_again(
+def test_batches_are_verified_again_when_read_from_the_disk_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, partition = sealed_rig(tmp_path)
@@ -124,7 +123,7 @@ def test_what_was_verified_is_verified_again_when_it_is_read_from_the_disk_again
     preadv = os.preadv
 
     def dropped(descriptor: int, buffers: list[memoryview], position: int, flags: int = 0) -> int:
-        if flags:  # as a page cache answers that has dropped what it held; a real one drops it when it likes
+        if flags:  # simulates a page cache that has dropped its content; a real one does so at any time
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return preadv(descriptor, buffers, position, flags)
 
@@ -137,7 +136,7 @@ def test_what_was_verified_is_verified_again_when_it_is_read_from_the_disk_again
     rig.log.close()
 
 
-def test_a_bad_place_of_the_disk_costs_what_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_block_of_the_disk_costs_its_records_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, partition = sealed_rig(tmp_path)
     path, at = place_of(rig, partition, 20)
     preadv, bad = os.preadv, (at // 4096 * 4096, at // 4096 * 4096 + 4096)
@@ -157,7 +156,7 @@ def test_a_bad_place_of_the_disk_costs_what_lies_there(tmp_path: Path, monkeypat
     rig.log.close()
 
 
-def test_a_damaged_body_that_was_staged_is_named_once_it_is_published(tmp_path: Path) -> None:
+def test_a_damaged_staged_body_is_reported_once_it_is_published(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     token = b"t" * 16
@@ -184,10 +183,10 @@ def test_a_damaged_body_that_was_staged_is_named_once_it_is_published(tmp_path: 
 
 @pytest.mark.parametrize("compression", [None, Compression.LZ4])
 @pytest.mark.parametrize("filling", [b"", b"." * 40_000])
-def test_what_is_damaged_before_it_is_sealed_gets_no_new_checksum(
+def test_records_damaged_before_sealing_get_no_new_checksum(
     tmp_path: Path, compression: Compression | None, filling: bytes
 ) -> None:
-    """Batches to be merged, or compressed, and one so large that it is copied as it is."""
+    """Batches to be merged or compressed, and one so large that it is copied unchanged."""
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     partition.compression = compression

@@ -1,4 +1,4 @@
-"""A disk without space: writes are refused and say why, reading, committing and deleting go on, and deleting brings the space back."""
+"""A full disk: writes are refused with the reason; reads, commits and deletions work, and deletions free space."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = replace(SMALL, disk_reserve_bytes=FULL_AFTER_BYTES // 4)
 
 
 class SmallDisk:
-    """Stands in for ``os.statvfs``: what the directory holds is all there may be."""
+    """Replaces ``os.statvfs``: what the directory holds is all the space there is."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -42,7 +42,7 @@ class SmallDisk:
         return sum(file.stat().st_size for file in self._directory.rglob("*") if file.is_file())
 
 
-def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletions_work_on_a_full_disk_and_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = RigLoop()
     broker = Broker.open(tmp_path / "data", BrokerSettings(), loop, SystemClock(), log_settings=SETTINGS)
     monkeypatch.setattr(os, "statvfs", SmallDisk(tmp_path))
@@ -93,7 +93,7 @@ def _has_room(broker: Broker) -> bool:
     return True
 
 
-def test_removals_find_room_where_positions_have_used_up_theirs(tmp_path: Path) -> None:
+def test_removals_have_space_after_commits_have_used_up_theirs(tmp_path: Path) -> None:
     loop = RigLoop()
     broker = Broker.open(tmp_path / "data", BrokerSettings(), loop, SystemClock(), log_settings=SETTINGS)
     for name in ("deleted", "purged", "trimmed"):
@@ -116,7 +116,7 @@ def test_removals_find_room_where_positions_have_used_up_theirs(tmp_path: Path) 
         broker.commit_position("purged", 0, PositionKind.GROUP, "g", 1)
     loop.run_until(lambda: len(reported) == 2)
     assert reported == [NO_OFFSET, NO_OFFSET]
-    assert log.has_capacity(1), "and the sealer has its own"
+    assert log.has_capacity(1), "and the sealer has its own reserve"
     broker.close()
 
 

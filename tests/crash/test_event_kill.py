@@ -1,6 +1,6 @@
 """``kill -9`` of a real broker while events of aggregates and plain records are written into one partition.
 
-What was acknowledged is there, versions have no gaps, and every place that is kept leads to its own event, also after the journal was sealed.
+Acknowledged events survive, versions have no gaps, and every stored offset leads to its own event, also after sealing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEYS = ("a", "b")
 
 
 class Writer(Worker):
-    """Appends the events of one aggregate, with plain records between."""
+    """Appends the events of one aggregate, with plain records in between."""
 
     def __init__(self, broker: BrokerProcess, key: str) -> None:
         super().__init__(broker)
@@ -66,7 +66,7 @@ def test_killed_while_appending(tmp_path: Path) -> None:
 
 
 def check(broker: BrokerProcess, writers: list[Writer]) -> None:
-    """Every stream is whole."""
+    """Assert that every stream is complete."""
     with Peer(broker) as peer:
         for key, writer in zip(KEYS, writers, strict=True):
             head = json.loads(peer.ask(f"READ_STREAM topic=ev key={key}"))

@@ -1,5 +1,8 @@
-"""Bytes of every file of a data directory, flipped one after the other, after a clean stop and after a kill: each start gives everything that
-was acknowledged, or says what is damaged. Never less without a word, and never anything else."""
+"""Flipped bytes in every file of a data directory, after a clean stop and after a kill.
+
+Each start has everything that was acknowledged, or reports what is damaged. It never silently returns less, or anything
+else.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SAMPLES = 30  # flips of each kind of file
 
 
 def write_history(directory: Path, *, clean: bool) -> tuple[list[bytes], list[bytes]]:
-    """Sealed, unsealed, staged and published records, all of them synced; returns the values of partition 1, and the changes."""
+    """Write synced records of all kinds; return the values of partition 1, and the changes."""
     rig = Rig(directory, SMALL)
     partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
     rig.log.stage(TOKENS[0], partition, batch_of([b"staged"]), expires_at_us=2**62, level=Level.WRITTEN, done=None)
@@ -43,14 +46,14 @@ def write_history(directory: Path, *, clean: bool) -> tuple[list[bytes], list[by
     if clean:
         rig.log.close()
     else:
-        rig.log._expire()  # the log's timer: what was synced last is told
+        rig.log._expire()  # the log's timer: records which sequence was synced last
         rig.settle()
         rig.kill()
     return values, changes
 
 
 def read_what_is_sound(rig: Rig, partition: FilePartition) -> tuple[dict[int, bytes], set[int]]:
-    """Values by offset, and the offsets that are told to be damaged."""
+    """Return values by offset, and the offsets that are reported as damaged."""
     offset, found, reported = 0, dict[int, bytes](), set[int]()
     while offset < partition.next_offset:
         try:
@@ -82,7 +85,7 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stop", ["stopped", "killed"])
-def test_a_flipped_byte_is_harmless_or_told(tmp_path: Path, stop: str, kind: str) -> None:
+def test_a_flipped_byte_is_harmless_or_reported(tmp_path: Path, stop: str, kind: str) -> None:
     origin = tmp_path / "origin"
     values, changes = write_history(origin, clean=stop == "stopped")
     files = sorted(
@@ -100,7 +103,7 @@ def test_a_flipped_byte_is_harmless_or_told(tmp_path: Path, stop: str, kind: str
             rig = Rig(copy, SMALL)
         except Corrupt as error:
             refused += 1
-            assert Severity.BROKEN in worst, "the doctor says the same"
+            assert Severity.BROKEN in worst, "the doctor agrees"
             named = any(name in error.message for name in ("slot-", "segments/", "journal"))
         else:
             named = True
@@ -112,7 +115,7 @@ def test_a_flipped_byte_is_harmless_or_told(tmp_path: Path, stop: str, kind: str
             assert Severity.BROKEN not in worst
             assert (Severity.DAMAGED in worst) >= bool(reported), "the doctor finds it, too"
             rig.log.close()
-        assert named, "what is damaged has a name"
+        assert named, "damage is reported with a name"
         shutil.rmtree(copy)
     if kind == "segments/":
         assert damaged, "most of a segment is records"

@@ -1,4 +1,4 @@
-"""Starts on a disk without any space: everything is there, removals work, and what was recovered is sealed once there is space again."""
+"""Starts on a completely full disk: everything is there, removals work, and sealing resumes once there is space."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = [bytes([number]) * 16 for number in (1, 2, 3)]
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Nothing new finds space; what is allocated can be overwritten."""
+    """Make new allocations fail; allocated space can be overwritten."""
 
     def refuse(store: object, name: str, *_: object) -> None:
         raise Busy(ErrorCode.DISK_FULL, f"disk is full name={name!r}")
@@ -39,7 +39,7 @@ def full_disk() -> Iterator[None]:
 
 
 class Story:
-    """What was done to a log, and what it must hold."""
+    """The actions on a log, and the content that they require."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -74,7 +74,7 @@ class Story:
         self.rig.log.trim(1, self.first)
 
     def fill(self) -> None:
-        """Until the journal has room for removals only; sealing has not begun."""
+        """Write until the journal has capacity for removals only; sealing has not started."""
         self.rig.log._sealer._stopped = True
         self.stage(0)
         for number in range(10_000):
@@ -150,8 +150,8 @@ def test_a_killed_log_starts_on_a_full_disk(tmp_path: Path, sealed: bool, slot_c
     rig.log.close()
 
 
-def test_a_start_on_a_full_disk_can_be_cut_anywhere(tmp_path: Path) -> None:
-    """What an unsealed start wrote may be there or not: the groups before it count."""
+def test_a_start_on_a_full_disk_can_be_killed_anywhere(tmp_path: Path) -> None:
+    """Batches that an unsealed start wrote may be there or not: the groups before it count."""
     origin = tmp_path / "origin"
     story = begin(origin, replace(SMALL, slot_count_max=2), sealed=True)
     story.fill()

@@ -1,4 +1,4 @@
-"""``kill -9`` of a real broker under a group of Kafka's wire that shares the work out itself: its members do not notice."""
+"""``kill -9`` of a real broker under a classic Kafka group: its members do not notice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS_MAX = 120.0
 
 
 class Peer:
-    """A connection over the Kafka wire that waits for each answer."""
+    """A connection over the Kafka protocol that waits for each response."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._socket = socket.create_connection(broker.addresses["kafka"], timeout=SECONDS_MAX)
@@ -61,7 +61,7 @@ def join(peer: Peer, name: str, member_id: str = "") -> None:
 
 
 def ids_of(broker: BrokerProcess) -> dict[str, tuple[str, int]]:
-    """Have all members join, and the leader assign to each its own name; returns id and generation by name."""
+    """Let all members join, and the leader assign each its own name; return id and generation by name."""
     peers = {name: Peer(broker) for name in MEMBERS}
     ids = dict.fromkeys(MEMBERS, "")
     for name in MEMBERS[:2]:
@@ -69,7 +69,7 @@ def ids_of(broker: BrokerProcess) -> dict[str, tuple[str, int]]:
         reported = peers[name].heard(Api.JOIN_GROUP, 9)
         assert reported.error == WireError.MEMBER_ID_REQUIRED
         ids[name] = reported.member_id
-    for name in reversed(MEMBERS):  # who has an id and is not there yet is waited for
+    for name in reversed(MEMBERS):  # the coordinator waits for members that have an id and have not joined
         join(peers[name], name, ids[name])
     joined = {name: peers[name].heard(Api.JOIN_GROUP, 9) for name in MEMBERS}
     [lead] = [name for name, reported in joined.items() if reported.members]
@@ -132,7 +132,7 @@ def test_members_keep_their_generation_over_kills(tmp_path: Path) -> None:
         broker.start()
         with Peer(broker) as peer:
             assert beat(peer, ids, "second") == WireError.UNKNOWN_MEMBER_ID, (
-                "who is left joins anew, with nobody to wait for"
+                "the remaining member rejoins and waits for no other"
             )
     finally:
         broker.kill()

@@ -1,7 +1,7 @@
-"""Members of a group of the newer protocol read topics of several shards, which end at any moment, or answer late: no partition is told to
-two of them, no position goes back, and all is read in the end (decision 0128).
+"""Members of a newer-protocol group read topics of several shards, which end at any moment or respond late.
 
-The shards are brokers in memory on one loop, which is interrupted before one of its calls.
+No partition is assigned to two members, no offset goes back, and everything is read in the end (decision 0128). The
+shards are brokers in memory on one loop, which is interrupted before one of its calls.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["interruptible"]
 pytestmark = pytest.mark.usefixtures("interruptible")
 
 TOPICS: Final = ["a", "bb", "ccc", "aaaa"]  # of shards 1, 2, 0 and 1
-GROUP: Final = "ggg"  # at home in shard 0
+GROUP: Final = "ggg"  # coordinated by shard 0
 STEP_S, WAIT_S = 0.1, 3.0
-ROUNDS: Final = 14  # of signs of life until everybody has what it should
+ROUNDS: Final = 14  # of heartbeats until every member has its assignment
 SESSION_S: Final = 46.0
 STEPS: Final = 40
 RUNS: Final = int(os.environ.get("POLYWIRE_GROUP_RUNS", "40"))
@@ -39,13 +39,13 @@ Place = tuple[str, int]
 
 @dataclass
 class Reader(Consumer):
-    """A member that stores positions of what it reads, and comes again when its connection was lost."""
+    """A member that commits offsets of what it reads, and reconnects when its connection was lost."""
 
     says_all: bool = False
     next_offsets: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def ask(self, api: Api, version: int, **fields: Any) -> Any:
-        """The answer; None where the process has ended, which makes the connection another one, or none comes."""
+        """Return the response; None if there is none, or if the process has ended, after which it reconnects."""
         if self.is_connected:
             self.client.tell(api, version, **fields)
         for _ in range(int(WAIT_S / STEP_S)):
@@ -64,12 +64,12 @@ class Reader(Consumer):
         return self.client.session.shared is self.processes.outside[self.processes.shards.home(GROUP)].shared
 
     def _crash(self) -> None:
-        """Its machine ends without a word: its connection stays, with what it has asked for, and it comes again as somebody else."""
+        """Crash silently: its connection and requests stay, and it returns as another member."""
         self.client = Client(self.processes, self.processes.shards.home(GROUP))
         self.id, self.epoch, self.reading, self.owned, self.next_offsets = f"{self.id}+", 0, {}, None, {}
 
     def give_sign(self, *, is_lost: bool = False, **fields: Any) -> bool:
-        """A sign of life; whether something is different now."""
+        """Send a heartbeat; return whether something has changed."""
         before = self.epoch, self.reading
         if self.says_all and self.epoch:
             owned = [OWNED(topic_id=id_, partitions=held) for id_, held in self.reading.items()]
@@ -85,14 +85,14 @@ class Reader(Consumer):
         return (self.epoch, self.reading) != before or reported.heartbeat_interval_ms < 3000
 
     def read_on(self) -> None:
-        """Read a record of each partition, and store that."""
+        """Read a record of each partition, and commit the offsets."""
         names = {topic.id: topic.name.full for broker in self.processes.shards.brokers for topic in broker.topics()}
         for id_, held in list(self.reading.items()):
             if id_ in names and self._find(id_, names[id_], held):
                 self._commit(id_, names[id_], held)
 
     def _find(self, id_: bytes, name: str, held: list[int]) -> bool:
-        """Know where to go on; whether that is known of all."""
+        """Look up the offsets to resume at; return whether all are known."""
         if all((id_, one) in self.next_offsets for one in held):
             return True
         asked = schema.request(Api.OFFSET_FETCH).Groups
@@ -119,7 +119,7 @@ class Reader(Consumer):
 
 
 class World:
-    """A cluster, members of one group, and what was seen of them."""
+    """A cluster, members of one group, and what was observed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -130,7 +130,7 @@ class World:
         self.positions: dict[tuple[bytes, int], int] = {}
         self.late: list[tuple[MemoryLink, Any]] = []
 
-    # What happens
+    # Faults
 
     def come(self) -> None:
         if len(self.members) < 4:
@@ -158,7 +158,7 @@ class World:
         self.cluster.loop.advance(self.random.choice([0.5, 2.0, 20.0, 50.0]))
 
     def kill(self) -> None:
-        """A process ends soon."""
+        """End a process soon."""
         loop, victim = self.cluster.loop, self.random.randrange(SHARDS)
         loop.interrupt_at = loop.calls + self.random.randint(1, 80)
         loop.interruption = lambda: self._kill(victim)
@@ -168,7 +168,7 @@ class World:
         self.cluster.kill(victim, synced_only=False)
 
     def hold(self) -> None:
-        """What one link brings comes late, if it still comes."""
+        """Deliver what arrives on one link late, or never."""
         held = [link for link, _ in self.late]
         living = [link for link in self.cluster.shards.links if link._peer is not None and link not in held]
         if living and len(self.late) < 2:
@@ -199,10 +199,10 @@ class World:
         self.random.choice(actions)()
         self.check()
 
-    # What must be true
+    # Checks
 
     def reading(self) -> list[tuple[bytes, int, str]]:
-        """Who reads which partition, of those that home knows as members."""
+        """Return which partition each member reads, of the members that the coordinator knows."""
         consumers = self.cluster.shards.brokers[self.cluster.shards.home(GROUP)].consumers
         return [
             (id_, one, member.id)
@@ -223,12 +223,12 @@ class World:
                     self.positions[topic.id, number] = position.offset
 
     def settle(self) -> None:
-        """Left alone, everybody comes to what it should have, and all is read."""
+        """Without faults, every member gets its assignment and everything is read."""
         self.cluster.loop.interrupt_at = -1
         self.let_go()
         if not self.members:
             self.come()
-        for _ in range(2):  # the session of whoever vanished ends
+        for _ in range(2):  # the session of vanished members expires
             for _ in range(ROUNDS):
                 changes = [member.give_sign() for member in self.members]
                 self.cluster.loop.advance(SESSION_S / ROUNDS)
@@ -251,7 +251,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_whatever_happens_nobody_reads_what_another_reads(seed: int) -> None:
+def test_two_members_never_read_the_same_partition(seed: int) -> None:
     world = World(seed)
     for _ in range(STEPS):
         world.step()
@@ -259,7 +259,7 @@ def test_whatever_happens_nobody_reads_what_another_reads(seed: int) -> None:
 
 
 def handed_over(victim: int, interrupt_at: int) -> int:
-    """Let partitions change hands while a process ends before this call of the loop; how many calls that took."""
+    """Move partitions between members while a process ends before this call of the loop; return the number of calls."""
     world = World(0)
     loop = world.cluster.loop
     first, second = (Reader(world.cluster, GROUP, f"m{number}", [*TOPICS]) for number in range(2))
@@ -281,15 +281,15 @@ def handed_over(victim: int, interrupt_at: int) -> int:
 
 
 @pytest.mark.parametrize("victim", range(SHARDS))
-def test_a_shard_ends_at_any_moment_of_a_handing_over(victim: int) -> None:
+def test_a_shard_ends_at_any_moment_of_a_handover(victim: int) -> None:
     at, calls = 1 + victim, 1
     while at <= calls:
         calls = handed_over(victim, at)
         at += STRIDE
 
 
-def test_who_has_not_come_back_yet_may_store_what_it_has_read() -> None:
-    """Home was killed, and knows nothing of topics elsewhere until somebody joins again."""
+def test_members_can_commit_before_they_rejoin_a_restarted_coordinator() -> None:
+    """The coordinator was killed, and knows nothing of topics of other shards until a member rejoins."""
     world = World(0)
     member = Reader(world.cluster, GROUP, "m1", [*TOPICS])
     world.members = [member]

@@ -1,4 +1,4 @@
-"""Hostile Cursus peers against a real broker: garbage, lies about lengths, bombs, streams nobody reads; everybody else is served."""
+"""Hostile Cursus clients against a real broker: other clients are served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.broker_process import BrokerProcess
 from tests.crash.test_hostile_peers import MEMORY_MB_MAX, memory_mb
 from tests.unit.protocols.cursus.test_produce import batch, messages
 
-ANSWERED_S_MAX = 5.0  # far above what any request takes, far below what a broker that hangs takes
+ANSWERED_S_MAX = 5.0  # far above what any request takes, far below what a blocked broker takes
 CREATE = frame(b"CREATE topic=good partitions=1")
 GOOD = frame(batch("good", 0, messages(1)))
 
@@ -23,7 +23,7 @@ def connect(broker: BrokerProcess) -> socket.socket:
 
 
 def ask(broker: BrokerProcess, request: bytes) -> bytes:
-    """One request on a connection of its own."""
+    """Send one request on a new connection."""
     with connect(broker) as peer:
         try:
             peer.sendall(request)
@@ -33,7 +33,7 @@ def ask(broker: BrokerProcess, request: bytes) -> bytes:
 
 
 def is_turned_away(broker: BrokerProcess, request: bytes) -> bool:
-    """Whether a request ends its connection; the system may tell that as a reset."""
+    """Return whether a request closes its connection, possibly with a reset."""
     with connect(broker) as peer:
         try:
             peer.sendall(request)
@@ -42,11 +42,11 @@ def is_turned_away(broker: BrokerProcess, request: bytes) -> bool:
             return True
 
 
-def test_hostile_peers_cost_the_others_nothing(tmp_path: Path) -> None:
+def test_hostile_clients_do_not_affect_others(tmp_path: Path) -> None:
     chance = random.Random(2)
     with BrokerProcess(tmp_path / "data") as broker:
         assert ask(broker, CREATE).startswith(b"OK")
-        for _ in range(80):  # garbage, and good frames that are cut or damaged
+        for _ in range(80):  # garbage, and valid frames that are truncated or damaged
             with connect(broker) as peer:
                 damaged = bytearray(GOOD * 3)
                 damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
@@ -59,7 +59,7 @@ def test_hostile_peers_cost_the_others_nothing(tmp_path: Path) -> None:
         liars = [connect(broker) for _ in range(100)]  # each announces 64 MiB and sends a little
         for liar in liars:
             liar.sendall((64 << 20).to_bytes(4, "big") + b"\xba\x7c\x00\x04good")
-        for name in ("gzip", "lz4", "xerial"):  # bombs: below the limit an error, above it the end
+        for name in ("gzip", "lz4", "xerial"):  # bombs: below the limit an error, above it the connection is closed
             answer = ask(broker, frame(algorithm(name).compress(bytes(32 << 20))))  # in the compression of the request
             assert bytes(algorithm(name).expand(memoryview(answer), 1 << 20)).startswith(b"ERROR: ")
             assert is_turned_away(broker, frame(algorithm(name).compress(bytes(100 << 20))))
@@ -72,7 +72,7 @@ def test_hostile_peers_cost_the_others_nothing(tmp_path: Path) -> None:
         assert broker.stop() == 0
 
 
-def test_a_stream_nobody_reads_holds_up_nobody(tmp_path: Path) -> None:
+def test_unread_streams_block_no_other_client(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         assert ask(broker, CREATE).startswith(b"OK")
         deaf = [connect(broker) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""Peers of the Iggy wire that flood, stall and lie, against a real broker: everybody else is served and memory is bounded."""
+"""Iggy clients that flood, stall and lie, against a real broker: other clients are served and memory is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polywire.protocols.iggy.messages import HEAD, U32, U64, Code, Consumer
 from tests.broker_process import BrokerProcess
 from tests.crash.test_hostile_peers import RawPeer, attacked, memory_mb, running
 
-broker = running  # a fixture: a broker whose log and memory are looked at when it is over
+broker = running  # a fixture: a broker whose log and memory are checked at the end
 
 FLOOD_S = 0.7
 MEMORY_MB_MAX = 300
@@ -24,7 +24,7 @@ MESSAGE = bytes(20) + U32.pack(1) + b"x"
 
 
 def _ask(peer: RawPeer, code: int, body: bytes = b"") -> int:
-    """Send one request; returns the status."""
+    """Send one request; return the status."""
     peer.send(request(code, body))
     status, size = HEAD.unpack(peer._take(HEAD.size))
     peer._take(size)
@@ -40,7 +40,7 @@ def _prepare(broker: BrokerProcess) -> None:
         assert _ask(peer, Code.SEND, TOPIC + to_partition(1) + message * 50) == 0
 
 
-def test_answers_that_nobody_reads(broker: BrokerProcess) -> None:
+def test_unread_responses(broker: BrokerProcess) -> None:
     _prepare(broker)
     at = place(READER, TOPIC, 1)
     requests = [
@@ -74,7 +74,7 @@ def test_requests_of_very_many_messages(broker: BrokerProcess) -> None:
         assert _ask(peer, Code.PING) == 0
 
 
-def test_announced_frames_that_never_come(broker: BrokerProcess) -> None:
+def test_announced_frames_that_never_arrive(broker: BrokerProcess) -> None:
     with attacked(broker):
         stalled = [RawPeer(broker, "iggy") for _ in range(100)]
         for peer in stalled:
@@ -89,8 +89,8 @@ def test_announced_frames_that_never_come(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("announced", [60_000, 70_000])
-def test_no_room_for_a_long_request_among_many(broker: BrokerProcess, announced: int) -> None:
-    """Somebody is ended for want of memory, the one that asks or those that stand still, and never the process."""
+def test_a_long_request_without_memory_among_many(broker: BrokerProcess, announced: int) -> None:
+    """The broker closes a connection for lack of memory, the requesting or a stalled one, and never ends itself."""
     with attacked(broker):
         stalled = [RawPeer(broker, "iggy") for _ in range(700)]
         for peer in stalled:
@@ -101,7 +101,7 @@ def test_no_room_for_a_long_request_among_many(broker: BrokerProcess, announced:
             peer.socket.close()
 
 
-def test_garbage_behind_good_requests(broker: BrokerProcess) -> None:
+def test_garbage_after_valid_requests(broker: BrokerProcess) -> None:
     _prepare(broker)
     chance = random.Random(7)
     codes = [code.value for code in Code]
@@ -119,7 +119,7 @@ def test_garbage_behind_good_requests(broker: BrokerProcess) -> None:
         assert _ask(good, Code.PING) == 0
 
 
-def test_numbers_at_the_edges(broker: BrokerProcess) -> None:
+def test_extreme_numbers(broker: BrokerProcess) -> None:
     _prepare(broker)
     with RawPeer(broker, "iggy") as peer:
         for number in (0, 1, 2**31 - 1, 2**31, 2**32 - 1):
@@ -130,7 +130,7 @@ def test_numbers_at_the_edges(broker: BrokerProcess) -> None:
 
 
 def _edge_requests(number: int) -> list[tuple[int, bytes]]:
-    """Requests that hold this number, or a long one made of it, wherever they can."""
+    """Return requests with this number, or a long number made of it, in every field."""
     group, numbers = TOPIC + U32.pack(number), U32.pack(number) * 3
     groups = (Code.CREATE_GROUP, Code.JOIN_GROUP, Code.GET_GROUP, Code.LEAVE_GROUP, Code.DELETE_GROUP)
     own = place(Consumer(group=False, who=number), TOPIC, number)
@@ -149,7 +149,7 @@ def _edge_requests(number: int) -> list[tuple[int, bytes]]:
 
 
 def _drain(peer: socket.socket) -> None:
-    """Read until the broker hangs up; it must come to an end."""
+    """Read until the broker closes the connection, which it must do."""
     with suppress(ConnectionError):
         while peer.recv(65_536):
             pass

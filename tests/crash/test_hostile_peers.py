@@ -1,7 +1,7 @@
-"""Peers that flood, stall, lie and vanish, against a real broker: everybody else is served, no surprise is logged, memory is bounded.
+"""Clients that flood, stall, lie and vanish, against a real broker: other clients are served and memory is bounded.
 
-Every attack is bounded in count; beside it a well-behaved client produces over both wires. The limits asserted are far above what
-is measured on an idle machine, and far below what each attack once cost.
+Every attack is bounded in count; a well-behaved client produces at the same time over both protocols. The asserted
+limits are far above what an idle machine needs, and far below what each attack cost without protection.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from polywire.records.batch import from_spans
 from tests.broker_process import BrokerProcess
 from tests.processor import loop_seconds
 
-# Processor time of the broker's loop from a request of the well-behaved client to its answer, at most; an attack that held the loop took many
-# seconds. On the clock a busy machine adds to it. Uncompiled, a batch of four million records is looked at record by record in Python, and no
-# latency is promised (decision 0108).
+# Upper limit of the broker loop's processor time from a request of the well-behaved client to its response. An attack
+# that held the loop took many seconds. Wall-clock time would add what a busy machine adds. Uncompiled code handles a
+# batch of four million records one by one in Python, and promises no latency (decision 0108).
 HELD_S_MAX = 1.5 if all(compiled_modules().values()) else 30.0
 SETTLED_S_MAX = 60.0
 MEMORY_MB_MAX = 500
@@ -46,7 +46,7 @@ TOPICS = 2_000
 
 
 class RawPeer:
-    """A connection that sends whatever it is told; on the `polywire` wire it has greeted."""
+    """A connection that sends any bytes; on the `polywire` protocol it has made its handshake."""
 
     def __init__(self, broker: BrokerProcess, wire: str = "polywire") -> None:
         self.socket = socket.create_connection(broker.addresses[wire], timeout=60)
@@ -66,7 +66,7 @@ class RawPeer:
         self.socket.sendall(data)
 
     def read(self) -> Prefix:
-        """The next frame; its head and payload are dropped."""
+        """Read the next frame and drop its head and payload."""
         prefix = decode_answer_prefix(self._take(PREFIX_BYTES))
         self._take(prefix.length)
         return prefix
@@ -76,12 +76,12 @@ class RawPeer:
         return self.read()
 
     def read_on(self, answer: Prefix) -> None:
-        """Read the frames that still belong to an answer."""
+        """Read the remaining frames of a response."""
         while answer.flags & MORE:
             answer = self.read()
 
     def flood(self, data: bytes, seconds: float) -> None:
-        """Send this again and again and read nothing; ends early when the broker takes no more."""
+        """Send this repeatedly and read nothing; end early when the broker accepts no more."""
         self.socket.settimeout(seconds)
         end = time.monotonic() + seconds
         try:
@@ -101,7 +101,7 @@ class RawPeer:
 
 
 class GoodClient:
-    """Produces one record after the other over both wires and notes how long the broker's loop is busy until each is answered."""
+    """Produces single records over both protocols, and records how long the broker's loop is busy with each."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.times: list[float] = []
@@ -119,11 +119,11 @@ class GoodClient:
         self._thread.join(60)
 
     def wait(self, count: int) -> None:
-        """Until so many requests were answered, or one was not."""
+        """Wait until that many requests were answered, or one was not."""
         wait(lambda: len(self.times) > count or self._failures, "the client makes no progress")
 
     def check(self) -> None:
-        """Every request was answered, and none while the loop was held."""
+        """Assert that every request was answered, and none while the loop was held."""
         assert not self._failures, self._failures
         assert max(self.times) < HELD_S_MAX, (
             f"median {statistics.median(self.times):.4f} s, max {max(self.times):.3f} s"
@@ -145,12 +145,12 @@ class GoodClient:
 
 
 def record_batch(count: int, *, keyed: bool = False) -> bytes:
-    """A batch of so many empty records."""
+    """Return a batch of that many empty records."""
     return bytes(from_spans(b"", memoryview(array("q", [0, 0 if keyed else -1, 0, 0]) * count)))
 
 
 def memory_mb(broker: BrokerProcess) -> int:
-    """The most memory the broker has ever had."""
+    """Return the broker's peak memory."""
     status = Path(f"/proc/{broker.pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
 
@@ -171,7 +171,7 @@ def running(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @contextmanager
 def attacked(broker: BrokerProcess) -> Iterator[None]:
-    """While this lasts a good client must be served."""
+    """Run an attack during which a well-behaved client must be served."""
     with GoodClient(broker) as client:
         client.wait(1)
         client.times.clear()
@@ -180,7 +180,7 @@ def attacked(broker: BrokerProcess) -> Iterator[None]:
     client.check()
 
 
-def test_garbage_and_cut_frames_close_their_own_connection_only(broker: BrokerProcess) -> None:
+def test_garbage_and_truncated_frames_close_their_own_connection_only(broker: BrokerProcess) -> None:
     chance = random.Random(1)
     frame = encode_head(Verb.FETCH, 1, messages.Fetch("good", 0, 0))
     with attacked(broker):
@@ -194,7 +194,7 @@ def test_garbage_and_cut_frames_close_their_own_connection_only(broker: BrokerPr
 
 
 def _claim(broker: BrokerProcess, length: int) -> None:
-    """Announce a frame that is too long: that is an error, and the end."""
+    """Announce a frame that is too long: that is an error and closes the connection."""
     with RawPeer(broker) as liar:
         liar.send(PREFIX.pack(length, Verb.PRODUCE, 0, 0, 1, 16))
         assert liar.read().flags & ERROR
@@ -203,7 +203,7 @@ def _claim(broker: BrokerProcess, length: int) -> None:
 
 
 @pytest.mark.parametrize("number", [-(2**63), -1, 2**31, 2**63 - 1, 2**63, 2**64 - 1])
-def test_numbers_at_the_edges_are_answered(broker: BrokerProcess, number: int) -> None:
+def test_extreme_numbers_get_a_response(broker: BrokerProcess, number: int) -> None:
     batch = record_batch(3)
     heads: list[tuple[Verb, Head]] = [
         (Verb.FETCH, messages.Fetch("good", number, 0)),
@@ -234,7 +234,7 @@ def test_numbers_at_the_edges_are_answered(broker: BrokerProcess, number: int) -
             peer.read_on(answer)
 
 
-def test_floods_whose_answers_nobody_reads(broker: BrokerProcess) -> None:
+def test_floods_of_requests_with_unread_responses(broker: BrokerProcess) -> None:
     with RawPeer(broker) as peer:
         for number in range(TOPICS):
             peer.send(encode_head(Verb.CREATE_TOPIC, number, messages.CreateTopic(f"topic-{number:05}", 2)))
@@ -254,7 +254,7 @@ def test_floods_whose_answers_nobody_reads(broker: BrokerProcess) -> None:
                 peer.flood(request * count, 0.7)
         with RawPeer(broker, "flux") as peer:
             peer.flood(b"V1|1|ADMIN_GET_METADATA|\n" * 1000, 0.7)
-    assert memory_mb(broker) < 250, "answers that nobody reads are not collected"
+    assert memory_mb(broker) < 250, "unread responses must not accumulate"
 
 
 def test_the_largest_number_of_records_in_one_batch(broker: BrokerProcess) -> None:
@@ -280,7 +280,7 @@ def test_a_thousand_connections_that_stall(broker: BrokerProcess) -> None:
     wait(lambda: descriptors(broker) <= before + 8, "descriptors leak")
 
 
-def test_storm_of_connections_leaks_nothing(broker: BrokerProcess) -> None:
+def test_connection_storms_leak_nothing(broker: BrokerProcess) -> None:
     before = descriptors(broker)
     with attacked(broker):
         for number in range(2000):
@@ -289,7 +289,7 @@ def test_storm_of_connections_leaks_nothing(broker: BrokerProcess) -> None:
     wait(lambda: descriptors(broker) <= before + 8, "descriptors leak")
 
 
-def test_long_polls_by_the_thousand(broker: BrokerProcess) -> None:
+def test_thousands_of_long_polls(broker: BrokerProcess) -> None:
     poll = b"".join(
         encode_head(Verb.FETCH, number, messages.Fetch("quiet", 0, 0, wait_ms=60_000)) for number in range(1, 61)
     )
@@ -306,7 +306,7 @@ def test_long_polls_by_the_thousand(broker: BrokerProcess) -> None:
             peer.socket.close()
 
 
-def test_topics_that_come_and_go_while_they_are_read(broker: BrokerProcess) -> None:
+def test_topics_created_and_deleted_while_they_are_read(broker: BrokerProcess) -> None:
     stopping = threading.Event()
     failures: list[BaseException] = []
 

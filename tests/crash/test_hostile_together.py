@@ -1,6 +1,6 @@
-"""Hostile peers of all wires at once against one broker: what each wire's limits allow alone, all together must not exceed.
+"""Hostile clients of all protocols at once against one broker: together they must stay within the memory limit.
 
-Memory is the process's largest resident size, the mapped journal included.
+Memory is the process's peak resident size, including the mapped journal.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, m
 
 ATTACK_S = 8.0
 FLOOD_S = 0.7
-REQUEST_MB_MAX = 100  # Kafka 0.7 requests are that long, and one request of any wire may be held beside all others
-HELD_CONNECTIONS = 50  # per wire, 300 in all, each with a large request that never ends
+REQUEST_MB_MAX = 100  # Kafka 0.7 requests can be that long, and one request of any protocol may exceed the shared limit
+HELD_CONNECTIONS = 50  # per protocol, 300 in all, each with a large incomplete request
 TOPIC = b"large"
 IGGY_TOPIC = client_codec.ident("default") + client_codec.ident("large")
 VALUES = [bytes(900)] * 1_000
-# Uncompiled, each record is looked at in Python; requests as long as the wires allow would take minutes each.
+# Uncompiled code handles each record in Python; requests of the maximum length would take minutes each.
 COMPILED = all(compiled_modules().values())
 RECORDS = 3_900_000 if COMPILED else 20_000
 IGGY_MESSAGES = 1_300_000 if COMPILED else 10_000
@@ -50,13 +50,13 @@ Attack = Callable[[BrokerProcess], None]
 
 
 def flood(broker: BrokerProcess, wire: str, request: bytes) -> None:
-    """Ask again and again and read no answer."""
+    """Send requests repeatedly and read no response."""
     with RawPeer(broker, wire) as peer:
         peer.flood(request, FLOOD_S)
 
 
 def send(broker: BrokerProcess, wire: str, data: bytes) -> None:
-    """One request on a connection of its own, and whatever is answered."""
+    """Send one request on a new connection, and read the response if there is one."""
     with RawPeer(broker, wire) as peer:
         peer.send(data)
         peer.socket.recv(65_536)
@@ -73,7 +73,7 @@ def iggy_messages(count: int) -> bytes:
 
 
 def attacks() -> list[Attack]:
-    """What is done over and over, each by a thread of its own."""
+    """Return the attacks, each repeated by its own thread."""
     fetch = encode_head(Verb.FETCH, 1, messages.Fetch("large", 0, 0)) * 100
     topics = encode_head(Verb.BOUNDS, 1, messages.AskBounds(["large"])) * 1_000
     many = record_batch(RECORDS)
@@ -99,7 +99,7 @@ def attacks() -> list[Attack]:
 
 
 def unfinished(wire: str) -> bytes:
-    """The beginning of a request as long as the wire allows."""
+    """Return the beginning of a request of the maximum length."""
     begun = {
         "flux": b"V1|1|PRODUCE|large k:",
         "cursus": (64 << 20).to_bytes(4, "big") + b"\xba\x7c\x00\x05large",
@@ -112,7 +112,7 @@ def unfinished(wire: str) -> bytes:
 
 
 def stall(broker: BrokerProcess) -> list[RawPeer]:
-    """Connections of every wire that hold a large unfinished request each, as much of it as the broker takes."""
+    """Open connections of every protocol that each hold a large incomplete request, as far as the broker accepts it."""
     held = []
     for wire in [wire for wire in broker.addresses for _ in range(HELD_CONNECTIONS)]:
         peer = RawPeer(broker, wire)
@@ -124,7 +124,7 @@ def stall(broker: BrokerProcess) -> list[RawPeer]:
 
 
 class Attacker(threading.Thread):
-    """Repeats an attack; the broker may end its connections at any time."""
+    """Repeats an attack; the broker may close its connections at any time."""
 
     def __init__(self, attack: Attack, broker: BrokerProcess, end: float) -> None:
         super().__init__(daemon=True)
@@ -141,7 +141,7 @@ class Attacker(threading.Thread):
 
 
 def fill(broker: BrokerProcess) -> None:
-    """A topic that is worth reading, some 45 MB."""
+    """Fill a topic with about 45 MB."""
     with socket.create_connection(broker.addresses["kafka07"], timeout=60) as peer:
         produce = encode_produce(TOPIC, 0, encode_set(VALUES))
         for _ in range(50):
@@ -151,7 +151,7 @@ def fill(broker: BrokerProcess) -> None:
 
 
 def attack(broker: BrokerProcess) -> tuple[list[int], int]:
-    """All attacks at once, for a while; how often each was carried out, and the most memory of its own that the broker had."""
+    """Run all attacks at once for a while; return how often each ran, and the broker's peak memory."""
     held = stall(broker)
     attackers = [Attacker(attack, broker, time.monotonic() + ATTACK_S) for attack in attacks()]
     for attacker in attackers:
@@ -166,7 +166,7 @@ def attack(broker: BrokerProcess) -> tuple[list[int], int]:
 
 
 @pytest.mark.slow
-def test_all_wires_at_once_stay_within_the_memory(tmp_path: Path) -> None:
+def test_all_protocols_at_once_stay_within_the_memory_limit(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         fill(broker)
         with GoodClient(broker) as good:

@@ -1,5 +1,4 @@
-"""A data directory is brought into a bucket by ``polywire cluster import``, which is killed on its way: a broker on the bucket goes on with
-everything that the one on the directory had acknowledged."""
+"""``polywire cluster import``, killed repeatedly: a broker on the bucket has everything acknowledged."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from tests.crash.test_broker_kill import TOPIC, Producer, check, end
 START_S = 0.4  # before which no process does anything
 STEP_S = 0.3
 USED = ("polywire", "http")
-STEP_FACTOR = 1.25  # a busy machine takes long to an import: steps grow, or there are very many
+STEP_FACTOR = 1.25  # a busy machine takes long for an import: steps grow, or there would be very many
 
 
 def run_import(source: Path, bucket: str, seconds: float) -> int | None:
-    """Its exit code; None where it was killed before its end."""
+    """Return its exit code, or None if it was killed first."""
     command = [sys.executable, "-m", "polywire", "cluster", "import", str(source), bucket]
     process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.PIPE)
     try:
@@ -44,7 +43,7 @@ def run_import(source: Path, bucket: str, seconds: float) -> int | None:
     return process.returncode
 
 
-def test_the_bucket_goes_on_where_the_directory_was(tmp_path: Path) -> None:
+def test_a_broker_on_the_bucket_resumes_where_the_directory_ended(tmp_path: Path) -> None:
     bucket = f"file://{tmp_path / 'bucket'}"
     producers: list[Producer] = []
     with BrokerProcess(tmp_path / "data", "--slot-mib", "17", wires=("polywire", "cursus")) as broker:
@@ -67,8 +66,8 @@ def test_the_bucket_goes_on_where_the_directory_was(tmp_path: Path) -> None:
         assert broker.stop() == 0, broker.log_text()
 
 
-def test_users_and_what_they_may_come_along(tmp_path: Path) -> None:
-    """Those of the file, those that were made while the broker ran, and tokens: nobody may do anything without a login in between."""
+def test_users_permissions_and_tokens_are_imported(tmp_path: Path) -> None:
+    """Users of the file, users created at run time, and tokens; a login is required throughout."""
     users, bucket = tmp_path / "users", f"file://{tmp_path / 'bucket'}"
     add_user(users, "boss", "of-file", "all")
     with BrokerProcess(tmp_path / "data", "--users", str(users), wires=USED) as broker:
@@ -92,7 +91,7 @@ def test_users_and_what_they_may_come_along(tmp_path: Path) -> None:
 
 
 def ask(broker: BrokerProcess, verb: str, path: str, login: str, body: Any = None) -> tuple[int, Any]:
-    """What HTTP answers to who says so."""
+    """Return the HTTP response to this login."""
     connection = HTTPConnection(*broker.addresses["http"], timeout=60)
     try:
         headers = {"Authorization": "Basic " + b64encode(login.encode()).decode()}
@@ -107,7 +106,7 @@ def ask(broker: BrokerProcess, verb: str, path: str, login: str, body: Any = Non
 
 
 async def _may(broker: BrokerProcess, login: str) -> tuple[bool, bool]:
-    """Whether somebody may read a topic, and write to it."""
+    """Return whether a login may read a topic, and write to it."""
     host, port = broker.addresses["polywire"]
     client = await connect(f"polywire://{login}@{host}:{port}" if login else f"polywire://{host}:{port}")
     try:
@@ -122,7 +121,7 @@ async def _may(broker: BrokerProcess, login: str) -> tuple[bool, bool]:
 
 
 async def _produce(broker: BrokerProcess, producers: list[Producer]) -> list[int | None]:
-    """Produce for a while, have a group commit positions; where these are."""
+    """Produce for a while, and commit offsets of a group; return the offsets."""
     for producer in producers:
         producer.running = True
     tasks = [asyncio.create_task(producer.run()) for producer in producers]

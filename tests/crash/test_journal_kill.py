@@ -1,4 +1,4 @@
-"""``kill -9`` of a writer at random moments, and a power loss behind it: nothing acknowledged is missing, doubled or reordered."""
+"""``kill -9`` of a writer and power losses: nothing acknowledged is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.unit.log.rig import SMALL, Rig, batch_of
 
 KILLS = 10
 RUN_SECONDS = (0.05, 0.7)
-LINES_MIN = 30  # of a run, however long a busy machine takes to them
+LINES_MIN = 30  # of a run, however slow a busy machine is
 
 
 def run_writer(directory: Path, seed: int, seconds: float) -> list[str]:
-    """What a writer was told before it was killed."""
+    """Return what was acknowledged to a writer before it was killed."""
     command = [sys.executable, "-m", "tests.crash.journal_writer", str(directory), str(seed)]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=paths) as process:
@@ -45,7 +45,7 @@ def run_writer(directory: Path, seed: int, seconds: float) -> list[str]:
     return [line.strip() for line in lines if line.endswith("\n")]
 
 
-def test_nothing_acknowledged_is_lost_by_kill(tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path: Path) -> None:
     chosen = random.Random(4)
     acknowledged: list[list[tuple[int, int, int]]] = [[] for _ in range(PARTITIONS)]
     changes = 0
@@ -64,16 +64,18 @@ def test_nothing_acknowledged_is_lost_by_kill(tmp_path: Path) -> None:
     assert len(kept) >= changes
     for which in range(PARTITIONS):
         values = rig.read(rig.log.partition(which + 1))
-        assert values == [b"%d:%d" % (which, number) for number in range(len(values))], "neither doubled nor reordered"
+        assert values == [b"%d:%d" % (which, number) for number in range(len(values))], (
+            "neither duplicated nor reordered"
+        )
         for offset, number, count in acknowledged[which]:
-            assert offset == number, "an acknowledgement tells the place"
+            assert offset == number, "the acknowledged offset is right"
             assert offset + count <= len(values), "nothing acknowledged is missing"
     assert sum(map(len, acknowledged)) > 100, "the writers had time to write"
     rig.log.close()
 
 
 @pytest.mark.parametrize("interval_ms", [2, 600_000])
-def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path, disk: JournalDisk, interval_ms: int) -> None:
+def test_power_loss_drops_only_unsynced_records(tmp_path: Path, disk: JournalDisk, interval_ms: int) -> None:
     for seed in range(8):
         directory = tmp_path / str(seed)
         chosen = random.Random(seed)
@@ -97,16 +99,16 @@ def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path, disk: Journal
         values = numbered(rig.read(partition))
         assert values == list(range(len(values)))
         for reported in synced:
-            assert not reported or reported[0] < len(values), "what was acknowledged as synced survives"
+            assert not reported or reported[0] < len(values), "records acknowledged as synced survive"
         assert partition.epoch_end(epoch) == len(values)
         rig.append(partition, [b"of the next epoch"] * (seen - len(values) + 2), Level.SYNCED)
         rig.settle()
-        assert partition.epoch_end(epoch) == len(values), "a reader that had seen more is told where its epoch ended"
+        assert partition.epoch_end(epoch) == len(values), "a reader that had read further learns where its epoch ended"
         rig.log.close()
 
 
 def test_slots_are_sealed_without_being_synced(tmp_path: Path, disk: JournalDisk) -> None:
-    """Where slots hold nothing but records, one small group of the journal is all that is flushed of it; and it is enough."""
+    """Of slots that hold only records, one small group of the journal is flushed, and that is enough."""
     rig = Rig(tmp_path / "log", replace(SMALL, sync_interval_ms=600_000))
     partition = rig.log.open_partition(1)
     rig.settle()
@@ -129,15 +131,15 @@ def test_slots_are_sealed_without_being_synced(tmp_path: Path, disk: JournalDisk
         other = Rig(copy, SMALL)
         values = numbered(other.read(other.log.partition(1)))
         assert values == list(range(len(values)))
-        assert len(values) >= sealed, "what was sealed is there"
+        assert len(values) >= sealed, "sealed records are there"
         other.log.close()
-    assert lost > 16, "slots that were used again were never on the disk"
+    assert lost > 16, "reused slots never reached the disk"
     rig.log.close()
 
 
 @pytest.mark.parametrize("interval_ms", [2, 600_000])
 def test_power_loss_among_changes(tmp_path: Path, disk: JournalDisk, interval_ms: int) -> None:
-    """Changes, trims, drops, stages and publishes beside records: whatever goes, what is left is the state after some group."""
+    """Changes, trims, drops, stages and publishes beside records: what is left is the state after some group."""
     for seed in range(6):
         chosen = random.Random(seed)
         rig = Rig(tmp_path / f"log-{seed}", replace(SMALL, sync_interval_ms=interval_ms))
@@ -173,7 +175,7 @@ def test_power_loss_among_changes(tmp_path: Path, disk: JournalDisk, interval_ms
         assert len(values) >= synced
         changes = [int(change) for change in rig.memory.changes if change != b"published"]
         assert changes == sorted(changes)
-        assert all(at <= len(values) for at in changes), "a change is not there without what came before it"
+        assert all(at <= len(values) for at in changes), "a change survives only with everything before it"
         assert trimmed.first_offset <= trimmed_at
         first = trimmed.first_offset
         assert numbered(rig.read(trimmed, first)) == list(range(first, trimmed.next_offset))

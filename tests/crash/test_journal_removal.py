@@ -1,4 +1,4 @@
-"""A stop of any kind after segments were removed: what was dropped since the snapshot is not missed, the rest is still there."""
+"""Stops after segments were removed: records dropped since the snapshot are not missed, and the rest is there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def blobs(rig: Rig) -> set[str]:
 
 
 def until_removed(rig: Rig, count: int = 1) -> None:
-    """Until so many segments less are there."""
+    """Wait until that many segments have been removed."""
     before = len(blobs(rig))
     rig.loop.run_until(lambda: len(blobs(rig)) <= before - count)
 
@@ -43,8 +43,8 @@ def test_segment_removed_after_the_snapshot(tmp_path: Path, how: str) -> None:
     rig = Rig(tmp_path, SMALL)
     shared, other = rig.log.open_partition(1), rig.log.open_partition(2)
     rig.append(other, [b"0"])
-    fill_slot(rig, shared)  # a blob of both
-    fill_slot(rig, shared)  # a blob of one
+    fill_slot(rig, shared)  # a segment of both partitions
+    fill_slot(rig, shared)  # a segment of one partition
     if how == "drop":
         rig.log.drop_partition(1)
     else:
@@ -66,7 +66,7 @@ def test_segment_removed_after_the_snapshot(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["drop", "trim"])
 @pytest.mark.parametrize("sealed", [True, False])
-def test_published_and_gone_after_the_snapshot(tmp_path: Path, how: str, *, sealed: bool) -> None:
+def test_published_and_removed_after_the_snapshot(tmp_path: Path, how: str, *, sealed: bool) -> None:
     rig = Rig(tmp_path, SMALL)
     first, second = rig.log.open_partition(1), rig.log.open_partition(2)
     rig.log.stage(TOKEN, first, batch_of([b"staged"]), expires_at_us=NEVER, level=Level.SYNCED, done=None)
@@ -96,7 +96,7 @@ def test_published_and_gone_after_the_snapshot(tmp_path: Path, how: str, *, seal
     rig.log.close()
 
 
-def test_staged_blob_removed_after_the_snapshot(tmp_path: Path) -> None:
+def test_a_staged_segment_removed_after_the_snapshot(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     partition, filler = rig.log.open_partition(1), rig.log.open_partition(2)
     for number in range(3):
@@ -119,7 +119,7 @@ def test_staged_blob_removed_after_the_snapshot(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_removal_synced_together_with_the_end_of_its_slot(tmp_path: Path) -> None:
+def test_a_removal_synced_together_with_the_end_of_its_slot(tmp_path: Path) -> None:
     """The snapshot of a slot must not list segments whose removal is journalled in that slot."""
     rig = Rig(tmp_path, SMALL)
     gone, kept = rig.log.open_partition(1), rig.log.open_partition(2)
@@ -129,7 +129,7 @@ def test_removal_synced_together_with_the_end_of_its_slot(tmp_path: Path) -> Non
     rig.log.drop_partition(1)
     rig.log.commit()
     slot = rig.log._journal.current
-    rig.hold_syncs(True)  # no sync begins, so that one sync ends removal and slot together
+    rig.hold_syncs(True)  # no sync begins, so that one sync covers removal and slot together
     rig.log._sealer.remove()
     while rig.log._journal.current is slot:
         rig.append(kept, [b"%d" % kept.next_offset + b"." * 2000])
@@ -144,7 +144,7 @@ def test_removal_synced_together_with_the_end_of_its_slot(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("folder", ["segments", "snapshots"])
-def test_missing_blob_is_corrupt(tmp_path: Path, folder: str) -> None:
+def test_a_missing_segment_is_corrupt(tmp_path: Path, folder: str) -> None:
     rig = Rig(tmp_path, SMALL)
     fill_slot(rig, rig.log.open_partition(1))
     rig.log.close()

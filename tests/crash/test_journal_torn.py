@@ -1,4 +1,4 @@
-"""The journal's end, torn at every byte and with every bit flipped: what lies before is served, and what is gone is told."""
+"""The journal's end, torn at every byte and with every bit flipped: earlier groups survive."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from polywire.types import Level
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop
 
 PARTITION = 7
-QUIET = replace(SMALL, sync_interval_ms=600_000, slot_bytes=32 * 1024)  # nothing is synced but what a test asks for
+QUIET = replace(SMALL, sync_interval_ms=600_000, slot_bytes=32 * 1024)  # nothing is synced unless a test requests it
 
 
 def write_groups(directory: Path, *, synced: int, unsynced: int) -> None:
-    """A journal of small groups; the last ``unsynced`` were only written. Group n holds the record ``value-n`` and a change."""
+    """Write a journal of small groups, the last ``unsynced`` of them only written.
+
+    Group n has record ``value-n`` and a change.
+    """
     rig = Rig(directory, QUIET)
     partition = rig.log.open_partition(PARTITION)
     for number in range(synced + unsynced):
@@ -67,11 +70,11 @@ def test_torn_at_every_byte(tmp_path: Path) -> None:
         if lost:
             assert expected <= chain.sequence <= expected + 1
         if chain.sequence == expected and cut - (whole[-1].position + whole[-1].length if whole else begin) >= 40:
-            assert chain.torn is not None, "a torn tail is told"
+            assert chain.torn is not None, "a torn tail is reported"
 
 
-def test_torn_by_what_lay_there_before(tmp_path: Path) -> None:
-    """The end of a write did not reach the disk: there lies what was written in an earlier round."""
+def test_a_tail_torn_into_stale_bytes(tmp_path: Path) -> None:
+    """The end of a write did not reach the disk, which still has bytes of an earlier round there."""
     write_groups(tmp_path, synced=3, unsynced=3)
     found_groups = last_groups(tmp_path, 2)
     path = found_groups[0].slot.path
@@ -159,7 +162,7 @@ def test_damage_of_synced_groups_is_corrupt(tmp_path: Path) -> None:
     Rig(tmp_path, QUIET).log.close()
 
 
-def test_damage_of_the_start_is_corrupt_once_something_follows(tmp_path: Path) -> None:
+def test_damage_of_the_start_is_corrupt_once_another_group_follows(tmp_path: Path) -> None:
     write_groups(tmp_path, synced=2, unsynced=1)
     Rig(tmp_path, QUIET).kill()
     rig = Rig(tmp_path, QUIET)
@@ -172,7 +175,7 @@ def test_damage_of_the_start_is_corrupt_once_something_follows(tmp_path: Path) -
         Rig(tmp_path, QUIET)
 
 
-def test_start_that_did_not_reach_the_disk_is_begun_again(tmp_path: Path) -> None:
+def test_a_start_that_did_not_reach_the_disk_is_written_again(tmp_path: Path) -> None:
     write_groups(tmp_path, synced=2, unsynced=1)
     rig = Rig(tmp_path, QUIET)
     epoch = rig.log.epoch
@@ -185,7 +188,7 @@ def test_start_that_did_not_reach_the_disk_is_begun_again(tmp_path: Path) -> Non
     rig.log.close()
 
 
-def test_missing_journal_is_corrupt(tmp_path: Path) -> None:
+def test_a_missing_journal_is_corrupt(tmp_path: Path) -> None:
     write_groups(tmp_path, synced=2, unsynced=1)
     Rig(tmp_path, QUIET).log.close()
     shutil.rmtree(tmp_path / "journal")
@@ -197,8 +200,8 @@ def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes((content[at] ^ 1,)) + content[at + 1 :]
 
 
-def test_a_record_that_imitates_a_later_group_is_none(tmp_path: Path) -> None:
-    """What a producer sent may lie anywhere in a recycled slot; it must not pass for proof that something synced was damaged."""
+def test_a_record_that_imitates_a_later_group_is_not_taken_for_one(tmp_path: Path) -> None:
+    """Producers' bytes may lie anywhere in a reused slot; they must not pass as proof that synced data was damaged."""
     write_groups(tmp_path, synced=3, unsynced=3)
     last = last_groups(tmp_path, 1)[0]
     head = GroupHead(0)
@@ -221,7 +224,7 @@ def test_without_its_seed_a_journal_is_corrupt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SEED_NAMES)
-def test_a_damaged_copy_of_the_seed_is_made_anew(tmp_path: Path, name: str) -> None:
+def test_a_damaged_copy_of_the_seed_is_rewritten(tmp_path: Path, name: str) -> None:
     write_groups(tmp_path, synced=3, unsynced=0)
     path = tmp_path / "journal" / name
     sound = path.read_bytes()
@@ -248,7 +251,7 @@ def test_a_plain_seed_of_earlier_versions_is_read_and_replaced(tmp_path: Path) -
     assert first.read_bytes() == second.read_bytes() == sound
 
 
-def test_a_journal_is_never_begun_anew_over_slots_that_are_not_empty(tmp_path: Path) -> None:
+def test_a_new_journal_is_never_created_over_slots_that_are_not_empty(tmp_path: Path) -> None:
     write_groups(tmp_path, synced=3, unsynced=0)
     directory = tmp_path / "journal"
     before = {path: path.read_bytes() for path in directory.glob("slot-*")}
@@ -269,7 +272,7 @@ def test_damage_of_the_last_group_before_a_clean_stop_is_corrupt(tmp_path: Path)
     synced = rig.log.synced_sequence
     rig.log.close()
     closing, last = chain_of(tmp_path).groups[-1], chain_of(tmp_path).groups[-2]
-    assert last.sequence == synced, "behind it there is a group that holds nothing"
+    assert last.sequence == synced, "a group without entries follows"
     content = last.slot.path.read_bytes()
     for at in range(last.position, last.position + last.length):
         last.slot.path.write_bytes(flipped(content, at))
@@ -278,15 +281,15 @@ def test_damage_of_the_last_group_before_a_clean_stop_is_corrupt(tmp_path: Path)
             assert f"sequence={last.sequence} " in reported
             assert "slot-0000.pwj" in reported
         else:
-            assert content[at] == 0, "only what fills a batch up is not covered"
-            assert chain_of(tmp_path).sequence == closing.sequence, "it is cut"
+            assert content[at] == 0, "only padding of a batch is not covered"
+            assert chain_of(tmp_path).sequence == closing.sequence, "it is cut off"
     for at in range(closing.position, closing.position + closing.length, 3):
         last.slot.path.write_bytes(flipped(content, at))
-        assert chain_of(tmp_path).sequence == last.sequence, "the closing group holds nothing"
+        assert chain_of(tmp_path).sequence == last.sequence, "the closing group has no entries"
 
 
 def refusal(directory: Path) -> str:
-    """What a start would say that finds damage, nothing when it finds none."""
+    """Return the error of a start that finds damage, or nothing."""
     try:
         chain_of(directory)
     except Corrupt as error:
@@ -294,29 +297,29 @@ def refusal(directory: Path) -> str:
     return ""
 
 
-def test_damage_of_what_was_synced_long_ago_is_corrupt_after_a_kill(tmp_path: Path) -> None:
+def test_damage_of_long_synced_groups_is_corrupt_after_a_kill(tmp_path: Path) -> None:
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(PARTITION)
     rig.append(partition, [b"value"], Level.SYNCED)
     rig.settle()
     last = chain_of(tmp_path).groups[-1]
     for _ in range(3):
-        rig.log._expire()  # what the log's timer does when nothing else comes
+        rig.log._expire()  # what the log's timer does when nothing is written
         rig.settle()
     rig.kill()
-    assert chain_of(tmp_path).sequence == last.sequence + 1, "one group tells it, once"
+    assert chain_of(tmp_path).sequence == last.sequence + 1, "one group records it, once"
     path = last.slot.path
     path.write_bytes(flipped(path.read_bytes(), last.position + 70))
     with pytest.raises(Corrupt, match=f"sequence={last.sequence} "):
         Rig(tmp_path, QUIET)
 
 
-# Slots that were cut short
+# Truncated slots
 
 
 @pytest.mark.parametrize("cut", [1, 7, 511, 512, 4095, 4097])
 def test_a_slot_of_any_length_is_read(tmp_path: Path, cut: int) -> None:
-    """A direct read needs whole blocks; a file that lost its end has any length."""
+    """A direct read needs whole blocks; a truncated file has any length."""
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(1)
     for number in range(5):
@@ -337,7 +340,7 @@ def test_a_slot_of_any_length_is_read(tmp_path: Path, cut: int) -> None:
 
 
 def test_doctor_reports_a_batch_that_cannot_be_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It seals as a start does, so what ends a start ends in its report."""
+    """It seals as a start does, so it reports what would stop a start."""
     rig = Rig(tmp_path, QUIET)
     rig.append(rig.log.open_partition(1), [b"value"])
     rig.log.commit()

@@ -1,5 +1,4 @@
-"""Two machines of a bucket whose links are under TLS: they serve every topic through takeovers and renewed certificates, and refuse who comes
-without a certificate, other machines included."""
+"""Two machines of a bucket with TLS links: takeovers, renewed certificates, and rejection of other machines."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def secure(certificates: Certificates, name: str) -> tuple[str, ...]:
-    """How a machine is told of its certificate."""
+    """Return the options for a machine's certificate."""
     own = ("--tls-certificate", certificates.path(name), "--tls-key", certificates.path(name, "key"))
     return (*own, "--tls-machine-authority", certificates.path("authority"))
 
@@ -57,7 +56,7 @@ def leader_of(tmp_path: Path, shard: int) -> Node:
 
 
 def asked(place: tuple[str, int], context: ssl.SSLContext | None) -> bytes:
-    """What somebody is told where links come in; nothing where it is hung up on."""
+    """Return the reply on the port for links; nothing if the connection is closed."""
     with suppress(ConnectionError, ssl.SSLError), socket.create_connection(place, timeout=60) as plain:
         peer = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
         with peer:
@@ -66,7 +65,7 @@ def asked(place: tuple[str, int], context: ssl.SSLContext | None) -> bytes:
     return b""
 
 
-def test_links_are_under_tls_and_take_renewed_certificates(tmp_path: Path, certificates: Certificates) -> None:
+def test_links_use_tls_and_accept_renewed_certificates(tmp_path: Path, certificates: Certificates) -> None:
     url = url_of(tmp_path)
     with (
         machine(tmp_path, "one", *BALANCED, *secure(certificates, "one")) as one,
@@ -97,7 +96,7 @@ def test_links_are_under_tls_and_take_renewed_certificates(tmp_path: Path, certi
 
 
 def _renew(tmp_path: Path, certificates: Certificates, *brokers: BrokerProcess) -> None:
-    """Another authority, step by step: who still showed, or took, only what the old one has signed would be alone in the end."""
+    """Change the authority in steps: a machine that presents or accepts only the old one would be isolated."""
     place, authority = leader_of(tmp_path, 0).addresses[INSIDE_TLS], Path(certificates.path("authority"))
     before = certificates.serial_shown(place, "two")
     certificates.make_authority("next")
@@ -113,7 +112,7 @@ def _renew(tmp_path: Path, certificates: Certificates, *brokers: BrokerProcess) 
 
 
 def _reload(brokers: Sequence[BrokerProcess], *, times: int) -> None:
-    """Have every process look at its files, whether it leads or stands by."""
+    """Make every process reload its files, leader or standby."""
 
     def are_reloaded() -> bool:
         return all(broker.log_text().count("event=reloaded") == times * SHARDS for broker in brokers)
@@ -123,8 +122,8 @@ def _reload(brokers: Sequence[BrokerProcess], *, times: int) -> None:
     asyncio.run(until(are_reloaded, "not reloaded"))
 
 
-def test_machines_with_and_without_tls_do_not_talk(tmp_path: Path, certificates: Certificates) -> None:
-    """Both say what to do."""
+def test_machines_with_and_without_tls_reject_each_other(tmp_path: Path, certificates: Certificates) -> None:
+    """Both log what to do."""
     url = url_of(tmp_path)
     with (
         machine(tmp_path, "one", *BALANCED, *secure(certificates, "one")) as one,
@@ -155,7 +154,7 @@ def test_machines_with_and_without_tls_do_not_talk(tmp_path: Path, certificates:
             assert broker.stop() == 0, broker.log_text()
 
 
-def test_a_machine_that_others_would_refuse_does_not_start(tmp_path: Path, certificates: Certificates) -> None:
+def test_a_machine_that_others_would_reject_does_not_start(tmp_path: Path, certificates: Certificates) -> None:
     certificates.sign("one", HERE, days=-1)
     _cluster("init", url_of(tmp_path), "--shards", str(SHARDS))
     with pytest.raises(AssertionError, match="other machines would reject the certificate") as caught:

@@ -1,6 +1,6 @@
-"""Blobs are written anew while partitions are trimmed and dropped, and the machine stops at every step, with and without what no sync proved.
+"""Segments are merged while partitions are trimmed and dropped, and the machine stops at every step.
 
-Whatever the stop leaves, every record that was synced and not given up is there, in its place.
+After each stop, with and without what no sync has proved, every synced record that was not removed is at its offset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def numbered(values: list[bytes | None]) -> list[int]:
 
 
 def fill_slots(rig: Rig, partitions: list[FilePartition], slots: int) -> None:
-    """Append to all of them in turn until so many slots are full and sealed."""
+    """Append to all partitions in turn until that many slots are full and sealed."""
     for _ in range(slots):
         slot = rig.log._journal.current
         while rig.log._journal.current is slot:
@@ -43,7 +43,7 @@ def fill_slots(rig: Rig, partitions: list[FilePartition], slots: int) -> None:
 
 
 def tidy(rig: Rig) -> None:
-    """Begin a merge if anything is worth one."""
+    """Start a merge if any segment is worth it."""
     rig.log._sealer.tidy(SystemClock().now_us(), merging=True)
 
 
@@ -52,7 +52,7 @@ def blobs(rig: Rig) -> set[str]:
 
 
 def copy_at_rest(directory: Path, copy: Path) -> None:
-    """Copy a log whose thread may be deleting what nobody needs."""
+    """Copy a log whose thread may be deleting unneeded files."""
     while True:
         try:
             shutil.copytree(directory, copy)
@@ -63,7 +63,7 @@ def copy_at_rest(directory: Path, copy: Path) -> None:
 
 
 class Stops:
-    """Stops the machine at a step, on copies: as it is, without anything unsynced, and with some of it."""
+    """Stops the machine on copies: as it is, without unsynced data, and with some of it."""
 
     def __init__(self, rig: Rig, disk: JournalDisk) -> None:
         self._rig = rig
@@ -76,7 +76,7 @@ class Stops:
         self.synced = {number: partition.next_offset for number, partition in self._rig.log._state.partitions.items()}
 
     def check(self, gone: dict[int, int] | None = None) -> None:
-        """Every stop at this point. gone: offsets below this were given up, perhaps not for good yet."""
+        """Check every kind of stop at this point. gone: offsets below this were removed, perhaps not durably yet."""
         for keep in (random.Random(1), random.Random(2), None, "all"):
             copy = self._rig.directory.with_name(f"copy-{next(COPIES)}")
             copy_at_rest(self._rig.directory, copy)
@@ -90,8 +90,8 @@ class Stops:
             if partition is None:
                 assert gone.get(number, 0) >= end, "it was not dropped"
                 continue
-            assert partition.first_offset <= gone.get(number, 0), "nothing more was given up"
-            assert partition.next_offset >= end, "what was synced is there"
+            assert partition.first_offset <= gone.get(number, 0), "nothing more was removed"
+            assert partition.next_offset >= end, "synced records are there"
             first = partition.first_offset
             assert numbered(rig.read(partition, first)) == list(range(first, partition.next_offset))
         rig.log.close()
@@ -100,7 +100,7 @@ class Stops:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig, bool], None]:
-    """Lets syncs begin, or not."""
+    """Allow or block syncs."""
     monkeypatch.setattr(merge, "LOST_US_MAX", 0)
 
     def hold(rig: Rig, yes: bool) -> None:
@@ -109,7 +109,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig, bool], None]:
     return hold
 
 
-def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool], None], disk: JournalDisk) -> None:
+def test_merge_trim_and_power_loss(tmp_path: Path, held: Callable[[Rig, bool], None], disk: JournalDisk) -> None:
     rig = Rig(tmp_path / "log", SMALL)
     stays, trimmed, dropped = (rig.log.open_partition(number) for number in (STAYS, TRIMMED, DROPPED))
     stops = Stops(rig, disk)
@@ -132,7 +132,7 @@ def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool],
     gone[TRIMMED] = trimmed.next_offset - 1
     rig.log.trim(TRIMMED, gone[TRIMMED])
     rig.log.commit()
-    stops.check(gone)  # and what it holds is trimmed
+    stops.check(gone)  # and its records are trimmed
     held(rig, False)
     rig.loop.run_until(lambda: not rig.log._sealer._replacing and not blobs(rig) >= before)
     stops.check(gone)  # replaced
@@ -150,10 +150,10 @@ def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool],
     rig.log.close()
 
 
-def test_sealing_goes_on_while_a_rewrite_waits_for_its_sync(
+def test_sealing_continues_while_a_merge_waits_for_its_sync(
     tmp_path: Path, held: Callable[[Rig, bool], None], disk: JournalDisk
 ) -> None:
-    """The snapshot of the slot that is sealed meanwhile lists the new blob, and not the old one."""
+    """The snapshot of the slot that is sealed meanwhile lists the new segment, and not the old one."""
     rig = Rig(tmp_path / "log", SMALL)
     stays, dropped = rig.log.open_partition(STAYS), rig.log.open_partition(DROPPED)
     stops = Stops(rig, disk)
@@ -179,7 +179,7 @@ def test_sealing_goes_on_while_a_rewrite_waits_for_its_sync(
     rig.log.close()
 
 
-def test_small_neighbours_become_one(tmp_path: Path, disk: JournalDisk) -> None:
+def test_small_neighbours_are_merged(tmp_path: Path, disk: JournalDisk) -> None:
     rig = Rig(tmp_path / "log", SMALL)
     partitions = [rig.log.open_partition(number) for number in range(1, 6)]
     stops = Stops(rig, disk)
@@ -202,7 +202,7 @@ def test_small_neighbours_become_one(tmp_path: Path, disk: JournalDisk) -> None:
 
 
 @pytest.mark.parametrize("how", ["changed", "unreadable"])
-def test_damaged_blob_is_kept(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_segment_is_kept(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path / "log", SMALL)
     stays, dropped = rig.log.open_partition(STAYS), rig.log.open_partition(DROPPED)
     fill_slots(rig, [dropped, dropped, stays], 1)

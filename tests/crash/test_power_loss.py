@@ -1,6 +1,7 @@
-"""A real broker is killed, and its journal loses what a power failure may take: everything that no sync has proved, page by page.
+"""A real broker is killed, and its journal loses everything that no sync has proved, page by page.
 
-What was acknowledged as ``synced`` must be there; who had read further is told that the epoch ended, not given other records.
+Records acknowledged as ``synced`` must survive. A reader that had read further learns that the epoch ended, and gets no
+other records.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ PAGE = 4096
 
 
 def lose_power(directory: Path, synced: dict[int, int], keep: random.Random | None) -> None:
-    """Take every page behind the last group known to be synced; ``keep`` chooses pages that reached the disk by chance.
+    """Remove every page after the last group known to be synced; ``keep`` chooses random pages that survive.
 
-    ``synced`` tells, by partition's incarnation, the offsets below which everything was acknowledged as synced.
+    ``synced`` has, by partition's incarnation, the offset below which everything was acknowledged as synced.
     """
     seed = read_seed(SYSTEM_FILES, directory / "journal")
     slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
@@ -47,7 +48,7 @@ def lose_power(directory: Path, synced: dict[int, int], keep: random.Random | No
 
 
 def synced_floor(chain: Chain, synced: dict[int, int]) -> int:
-    """The highest sequence that somebody was told is on the disk: by an answer, by the start, or by a later group."""
+    """Return the highest sequence known to be on the disk: by a response, by the start, or by a later group."""
     floor = max(group.synced for group in chain.groups)
     return max([floor, *(group.sequence for group in chain.groups if was_reported(group, synced))])
 
@@ -64,7 +65,7 @@ def was_reported(group: FoundGroup, synced: dict[int, int]) -> bool:
 
 
 def cut(slot: Slot, begin: int, keep: random.Random | None) -> None:
-    """Zero a slot from ``begin`` on, but for pages that are kept."""
+    """Zero a slot from ``begin`` on, except the pages that are kept."""
     with slot.path.open("r+b") as file:
         for start in range(begin, slot.size, PAGE):
             at = max(begin, start - start % PAGE)
@@ -87,7 +88,7 @@ def values_of(client: BulkConnection, found: PartitionRange, offset: int, end: i
 
 
 def produce(client: BulkConnection, chance: random.Random, number: int, count: int, level: Level) -> int:
-    """Append ``count`` records with rising numbers; returns the number that follows."""
+    """Append ``count`` records with consecutive numbers; return the next number."""
     values = [b"%d" % value + b"." * chance.randrange(2000) for value in range(number, number + count)]
     result = client.produce(TOPIC, 0, [from_records([Record(value) for value in values])], level)
     assert result.appended[0].base_offset == number
@@ -99,7 +100,7 @@ def numbers(values: list[bytes]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_synced_survives_and_readers_are_told(tmp_path: Path, seed: int | None) -> None:
+def test_synced_records_survive_and_readers_learn_that_the_epoch_ended(tmp_path: Path, seed: int | None) -> None:
     chance, keep = random.Random(seed), None if seed is None else random.Random(seed)
     lost = 0
     with BrokerProcess(tmp_path / "data") as broker:
@@ -122,22 +123,22 @@ def test_synced_survives_and_readers_are_told(tmp_path: Path, seed: int | None) 
             client = connect(broker.url("polywire"))
             now = client.bounds([TOPIC])[0]
             assert now.epoch == found.epoch + 1
-            assert synced <= now.next_offset <= seen, "what was acknowledged as synced is there"
+            assert synced <= now.next_offset <= seen, "records acknowledged as synced are there"
             kept = now.next_offset
             assert numbers(values_of(client, now, 0, kept, now.epoch)) == list(range(kept))
             if kept < seen:
                 lost += 1
-                told_that_the_epoch_ended(client, found, seen)
+                assert_epoch_ended(client, found, seen)
                 produce(client, chance, kept, seen - kept + 5, Level.SYNCED)
-                told_that_the_epoch_ended(client, found, seen)
+                assert_epoch_ended(client, found, seen)
             assert values_of(client, found, 0, kept, found.epoch) == values_of(client, now, 0, kept, now.epoch)
         client.close()
         assert broker.stop() == 0, broker.log_text()
-    assert lost > 0, "power losses took something"
+    assert lost > 0, "power losses removed something"
 
 
-def told_that_the_epoch_ended(client: BulkConnection, found: PartitionRange, seen: int) -> None:
-    """A reader at ``seen`` of an old epoch gets an error, whatever lies there now."""
+def assert_epoch_ended(client: BulkConnection, found: PartitionRange, seen: int) -> None:
+    """Assert that a reader at ``seen`` of an old epoch gets an error, whatever is stored there now."""
     with pytest.raises((Conflict, Missing)) as reported:
         values_of(client, found, seen, seen + 1, found.epoch)
     assert reported.value.code is ErrorCode.EPOCH_ENDED

@@ -1,6 +1,6 @@
-"""Several processes on one data directory: what happens when one of them, or their parent, is killed.
+"""Several processes on one data directory, one of which, or the parent, is killed.
 
-Every producer has a topic of its own; topics are spread over the processes, and clients over their connections.
+Every producer has its own topic; topics are spread over the processes, and clients over their connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.broker_process import BrokerProcess
 
 PROCESSES = 2
 TOPICS = 8
-WIRES = ("cursus", "flux", "iggy", "kafka", "polywire")  # each has topics of both processes
+WIRES = ("cursus", "flux", "iggy", "kafka", "polywire")  # each protocol has topics in both processes
 KILLS = 3
 WAIT_S = 60.0
 
@@ -33,19 +33,19 @@ pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several proc
 
 
 def processes(data_dir: Path, count: int = PROCESSES, *options: str) -> BrokerProcess:
-    """A parent with so many processes."""
+    """Return a parent with that many processes."""
     return BrokerProcess(data_dir, "--processes", str(count), *options, wires=WIRES)
 
 
 def pid_of(data_dir: Path, shard: int) -> int:
-    """The process that has a shard."""
+    """Return the process of a shard."""
     directory = data_dir / "shards" / f"{shard:04x}" if shard else data_dir
     written = (directory / "LOCK").read_text().splitlines()
-    return int(written[0]) if written else 0  # it is being written anew
+    return int(written[0]) if written else 0  # the file is being rewritten
 
 
 def has_another(data_dir: Path, shard: int, pid: int) -> bool:
-    """Whether the shard's process is another one."""
+    """Return whether the shard has a different process."""
     return pid_of(data_dir, shard) not in (0, pid)
 
 
@@ -68,7 +68,7 @@ async def opened(broker: BrokerProcess) -> PolywireClient:
 
 
 class Producer:
-    """Numbered values to one topic, one request at a time; notes what was acknowledged."""
+    """Sends numbered values to one topic, one request at a time, and records what was acknowledged."""
 
     def __init__(self, broker: BrokerProcess, topic: str, wire: str) -> None:
         self._broker = broker
@@ -112,7 +112,7 @@ async def _kill_and_look(data_dir: Path, producers: Sequence[Producer]) -> None:
 
 
 async def go_on(producers: Sequence[Producer], count: int) -> None:
-    """Wait until so many topics took something more."""
+    """Wait until that many topics have accepted more records."""
     before = [len(producer.acknowledged) for producer in producers]
 
     def came() -> bool:
@@ -123,7 +123,7 @@ async def go_on(producers: Sequence[Producer], count: int) -> None:
 
 
 async def stored(broker: BrokerProcess, topic: str) -> dict[int, list[int]]:
-    """Offsets of each number of a topic."""
+    """Return the offsets of each number of a topic."""
     found: dict[int, list[int]] = {}
     async with await opened(broker) as client:
         (bounds,) = await client.bounds(topic)
@@ -136,7 +136,7 @@ async def stored(broker: BrokerProcess, topic: str) -> dict[int, list[int]]:
     return found
 
 
-def test_one_process_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_killed_process_does_not_stop_the_others(tmp_path: Path) -> None:
     asyncio.run(_kill_one_by_one(tmp_path / "data"))
 
 
@@ -158,7 +158,7 @@ async def _kill_one_by_one(data_dir: Path) -> None:
         for producer in producers:
             found = await stored(broker, producer.topic)
             assert producer.acknowledged.items() <= {n: (0, at[0]) for n, at in found.items()}.items()
-            assert all(len(at) == 1 for at in found.values()), "nothing is there twice"
+            assert all(len(at) == 1 for at in found.values()), "nothing is duplicated"
             order = sorted(found, key=lambda number: found[number][0])
             assert order == sorted(order)
         assert broker.stop() == 0
@@ -178,7 +178,7 @@ def test_no_process_outlives_the_parent_and_the_next_one_has_everything(tmp_path
         assert not any(map(is_alive, children))
 
 
-def test_a_directory_of_one_process_goes_on_with_two_and_not_back(tmp_path: Path) -> None:
+def test_a_directory_can_go_from_one_process_to_two_but_not_back(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=("polywire",)) as broker:
         asyncio.run(_make_topics(broker, 2))
         assert broker.stop() == 0
@@ -189,7 +189,7 @@ def test_a_directory_of_one_process_goes_on_with_two_and_not_back(tmp_path: Path
         BrokerProcess(tmp_path / "data", wires=("polywire",)).start()
 
 
-def test_one_that_cannot_begin_ends_all(tmp_path: Path) -> None:
+def test_a_process_that_cannot_start_stops_all(tmp_path: Path) -> None:
     with processes(tmp_path / "data") as broker:
         assert broker.stop() == 0
     (tmp_path / "data" / "shards" / "0001" / "journal" / "seed").write_bytes(b"not what was there")
@@ -206,7 +206,7 @@ async def _make_topics(broker: BrokerProcess, count: int) -> None:
 
 
 async def _topics(broker: BrokerProcess) -> list[str]:
-    """Names of the topics, which have a record each."""
+    """Return the names of the topics, which have a record each."""
     async with await opened(broker) as client:
         names = [topic.name for topic in await client.topics()]
         for name in names:

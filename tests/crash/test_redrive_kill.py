@@ -1,6 +1,6 @@
-"""``kill -9`` of a real broker while dead letters are sent back: each arrives once, in the partition it came from.
+"""``kill -9`` of a real broker during redrives: each dead letter arrives once, in its original partition.
 
-Nobody hears the answers of the redrives that are killed; who asked asks again.
+Killed redrives send no response, and the client repeats them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WAITS_S: Final = (
     0.001,
     0.01,
     0.1,
-)  # how long a redrive has before its broker is killed: not begun, under way, maybe done
+)  # time until the broker is killed: before the redrive, during it, or perhaps after it
 DEAD: Final = "orders.dead"
 REDRIVE: Final = f"/api/v1/topics/{DEAD}/redrive"
 HEADERS: Final = {"X-Polywire": "1", "Content-Type": "application/json"}
 
 
 def letter(number: int) -> Record:
-    """As refine leaves it."""
+    """Return a dead letter as ``refine`` writes it."""
     said = {"topic": "orders", "partition": str(number % PARTITIONS), "reason": "malformed"}
     return Record(b"%d" % number, None, tuple(Header(f"dead.{key}".encode(), said[key].encode()) for key in said))
 
@@ -51,17 +51,17 @@ async def arrived(broker: BrokerProcess) -> list[list[int]]:
     for part in await client.bounds("orders"):
         values: list[int] = []
         while records := await client.fetch("orders", part.partition, len(values)):
-            assert not any(record.headers for record in records), "the headers of its death"
+            assert not any(record.headers for record in records), "the headers of the dead letter"
             values += [int(record.value or b"-1") for record in records]
         found.append(values)
     left = await client.transactions()
-    assert len(left) <= len(WAITS_S), "a redrive leaves no more than its id, if it was cut short"
+    assert len(left) <= len(WAITS_S), "an interrupted redrive leaves at most its transactional id"
     await client.close()
     return found
 
 
 def asked(broker: BrokerProcess) -> HTTPConnection:
-    """A connection over which a redrive was asked for."""
+    """Return a connection over which a redrive was requested."""
     connection = HTTPConnection(*broker.addresses["http"], timeout=60)
     connection.request("POST", REDRIVE, json.dumps({"topics": ["orders"]}), HEADERS)
     return connection

@@ -1,4 +1,4 @@
-"""An operator's way past damage that no start accepts: what can be kept is kept, what cannot is told, and a look changes nothing."""
+"""Offline repair of damage that no start accepts: it keeps what it can and reports the loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUIET = replace(SMALL, sync_interval_ms=600_000)
 
 
 def write_groups(directory: Path, count: int = 6) -> list[FoundGroup]:
-    """Synced groups, each with one record and one change; the broker stopped in good order. Returns their found_groups."""
+    """Write synced groups with one record and one change each, then stop cleanly; return the groups."""
     rig = Rig(directory, QUIET)
     partition = rig.log.open_partition(PARTITION)
     for number in range(count):
@@ -31,7 +31,7 @@ def write_groups(directory: Path, count: int = 6) -> list[FoundGroup]:
     with open_offline(directory, Memory, RigLoop()) as patient:
         chain = find_chain(patient.slots)
         assert chain is not None
-        return list(chain.groups)[-count - 1 : -1]  # the closing group holds nothing
+        return list(chain.groups)[-count - 1 : -1]  # the closing group has no entries
 
 
 def flip(path: Path, at: int) -> None:
@@ -57,7 +57,7 @@ def files(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_directory_that_opens_needs_no_repair(tmp_path: Path) -> None:
+def test_an_intact_directory_needs_no_repair(tmp_path: Path) -> None:
     write_groups(tmp_path)
     before = files(tmp_path)
     diagnosis = look(tmp_path)
@@ -66,7 +66,7 @@ def test_a_directory_that_opens_needs_no_repair(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-def test_a_damaged_body_costs_its_batch_alone(tmp_path: Path) -> None:
+def test_a_damaged_body_costs_its_batch_only(tmp_path: Path) -> None:
     group = write_groups(tmp_path)[3]
     path = group.slot.path
     flip(path, path.read_bytes().index(b"value-3"))
@@ -87,7 +87,7 @@ def test_a_damaged_body_costs_its_batch_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("byte", [4, 20, 60])
-def test_behind_a_damaged_header_everything_is_given_up_and_told(tmp_path: Path, byte: int) -> None:
+def test_everything_after_a_damaged_header_is_dropped_and_reported(tmp_path: Path, byte: int) -> None:
     group = write_groups(tmp_path)[3]
     flip(group.slot.path, group.position + byte)
     with pytest.raises(Corrupt):
@@ -111,8 +111,8 @@ def test_behind_a_damaged_header_everything_is_given_up_and_told(tmp_path: Path,
     rig.log.close()
 
 
-def test_a_hole_is_passed_by_giving_up_what_lies_behind_it(tmp_path: Path) -> None:
-    """Offsets that were given to records which never reached the journal."""
+def test_a_gap_is_repaired_by_dropping_everything_after_it(tmp_path: Path) -> None:
+    """Offsets were assigned to records that never reached the journal."""
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.open_partition(PARTITION)
     rig.append(partition, [b"kept"], Level.SYNCED)
@@ -131,7 +131,7 @@ def test_a_hole_is_passed_by_giving_up_what_lies_behind_it(tmp_path: Path) -> No
     rig.log.close()
 
 
-def test_nobody_repairs_what_a_broker_has_open(tmp_path: Path) -> None:
+def test_a_directory_in_use_cannot_be_repaired(tmp_path: Path) -> None:
     write_groups(tmp_path)
     rig = Rig(tmp_path, QUIET)
     with pytest.raises(Busy, match="in use"):

@@ -1,6 +1,6 @@
-"""Random histories under random schedules: threads that end in any order, callbacks that add more, full disks, kills, power losses.
+"""Random histories under random schedules: threads that finish in any order, full disks, kills, power losses.
 
-What was acknowledged is there afterwards, what is there is the beginning of what was asked for, and every start succeeds.
+Acknowledged writes survive, stored data is a prefix of the requests, and every start succeeds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = replace(SMALL, slot_bytes=48 * 1024, slot_count_min=2, slot_count_max
 
 @dataclass
 class Kept:
-    """One partition: everything asked for, in order; how many of these were acknowledged as written and as synced; what was trimmed."""
+    """One partition: all requested records, how many were acknowledged as written and synced, and what was trimmed."""
 
     values: list[bytes] = field(default_factory=list)
     written: int = 0
@@ -39,7 +39,7 @@ class Kept:
 
 
 class Run:
-    """One state. Guards: ``partitions`` and ``changes`` are what was asked for since the beginning, as far as it survived."""
+    """One state. Invariant: ``partitions`` and ``changes`` are all requests so far, as far as they survived."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -62,7 +62,7 @@ class Run:
         self.count += 1
         return b"%d:" % self.count + b"." * self.chance.choice((1, 50, 900, 4200))
 
-    # What is asked for; each raises Busy where there is no room
+    # Requests; each raises Busy if there is no capacity
 
     def open(self) -> None:
         incarnation = len(self.partitions) + 1
@@ -70,7 +70,7 @@ class Run:
         self.partitions[incarnation] = Kept()
 
     def reported(self, kept: Kept, count: int, level: Level) -> Completion[object]:
-        """Acknowledges; now and then whoever is told asks for more, and writes it."""
+        """Acknowledge; sometimes the callback appends and commits more."""
 
         def done(result: object | BrokerError) -> None:
             assert not isinstance(result, BrokerError), result
@@ -125,7 +125,7 @@ class Run:
         self.log.trim(which, first)
         kept.first = first
 
-    # What happens
+    # Faults
 
     def step(self) -> None:
         (act,) = self.chance.choices(list(ACTS), self.weights)
@@ -133,7 +133,7 @@ class Run:
             act(self)
 
     def mood(self) -> None:
-        """From here on some things happen often and others hardly ever."""
+        """Make some actions frequent and others rare from now on."""
         self.weights = [weight * self.chance.random() ** 3 for weight in ACTS.values()]
 
     def commit(self) -> None:
@@ -163,14 +163,14 @@ class Run:
         self.full.close()
 
     def crash(self) -> None:
-        """Kill the broker, or cut the power; then everything acknowledged is there, and nothing that was not asked for."""
+        """Kill the broker or cut the power; acknowledged data is there, and nothing that was not requested."""
         powerless = self.chance.random() < 0.5
         self.rig.kill()
         if powerless:
             self.disk.lose_power(self.directory, self.chance if self.chance.random() < 0.8 else None)
         try:
             self.rig.open()
-        except Busy:  # not even a start has room in slots this small
+        except Busy:  # not even a start has capacity in slots this small
             self.free_disk()
             self.rig.open()
         self.survived(self.changes, self.rig.memory.changes, powerless)
@@ -202,7 +202,7 @@ class Run:
         kept.written = kept.synced = len(found)
 
     def check(self) -> None:
-        """Readers get everything that was written, now."""
+        """Assert that readers get everything written."""
         self.log.commit()
         for which, kept in list(self.partitions.items()):
             partition = self.log.partition(which)
@@ -237,11 +237,11 @@ ACTS: dict[Callable[[Run], None], float] = {
     Run.free_disk: 0.4,
     Run.look_after: 0.5,
 }
-"""What may happen, and how often."""
+"""Actions and their frequency."""
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("POLYWIRE_SCHEDULES", "24"))))
-def test_any_schedule_keeps_what_was_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_no_schedule_loses_acknowledged_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     run = Run(tmp_path, monkeypatch, seed)
     with run.full:
         run.open()

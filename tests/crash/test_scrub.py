@@ -1,4 +1,4 @@
-"""The scrub: what is damaged is found before anybody asks for it, and a pass goes through everything that is sealed."""
+"""The scrub finds damage before a reader does, and a pass covers everything sealed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.log.rig import SMALL, Rig
 
 
 def scrubbed(rig: Rig) -> Scrub:
-    """One whole pass."""
+    """Run one whole pass."""
     scrub = Scrub(rig.log._state.segments, rig.loop, hours=1e-9, make_worker=ThreadWorker, token=SYSTEM_FILES.token)
     scrub.start()
     rig.loop.run_until(lambda: scrub.passes)
@@ -26,7 +26,7 @@ def scrubbed(rig: Rig) -> Scrub:
     return scrub
 
 
-def test_a_pass_notes_what_is_damaged_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pass_records_every_damage_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rig, partition = sealed_rig(tmp_path)
     places = [place_of(rig, partition, offset) for offset in (20, partition.runs.entry(1)[0] + 3)]
     scrubbed(rig)
@@ -41,7 +41,7 @@ def test_a_pass_notes_what_is_damaged_and_nothing_else(tmp_path: Path, capsys: p
     rig.log.close()
 
 
-def test_segments_that_go_meanwhile_are_passed_over(tmp_path: Path) -> None:
+def test_segments_deleted_during_a_pass_are_skipped(tmp_path: Path) -> None:
     rig, partition = sealed_rig(tmp_path)
     path, _ = place_of(rig, partition, 20)
     path.unlink()
@@ -64,7 +64,7 @@ def test_a_segment_without_an_index_does_not_end_the_pass(tmp_path: Path) -> Non
     rig.log.close()
 
 
-def test_windows_of_a_run_are_all_of_it(tmp_path: Path) -> None:
+def test_windows_of_a_run_cover_all_of_it(tmp_path: Path) -> None:
     rig, _ = sealed_rig(tmp_path)
     for sealed in rig.log._state.segments.by_location.values():
         for run in sealed.segment.info:
@@ -76,7 +76,7 @@ def test_windows_of_a_run_are_all_of_it(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_the_pace_takes_the_period_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_fits_the_period_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, _ = sealed_rig(tmp_path)
     waits: list[float] = []
     monkeypatch.setattr(rig.loop, "call_later", lambda delay, *_: waits.append(delay))

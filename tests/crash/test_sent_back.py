@@ -1,4 +1,4 @@
-"""A peer that sends back what it fetched, beside other requests: all are answered, and a killed broker starts again."""
+"""A client that produces what it fetched: all requests get responses, and a killed broker starts again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polywire.records.rows import from_records
 from tests.broker_process import BrokerProcess
 
 
-def test_fetched_batches_are_taken_again(tmp_path: Path) -> None:
+def test_fetched_batches_are_accepted_again(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data", wires=("polywire",)).start()
     try:
         with SyncClient(broker.url("polywire")) as client:
@@ -24,7 +24,7 @@ def test_fetched_batches_are_taken_again(tmp_path: Path) -> None:
         fetched = from_records([Record(b"again")])
         stamp(fetched, 0, 1, 1, 7, 105, 12345)
         sent = []
-        for _ in range(20):  # small enough to come in one piece, and so to be one write batch
+        for _ in range(20):  # small enough to arrive in one piece, and so to be one write batch
             for topic, batch in (("other", from_records([Record(b"mine")])), ("back", fetched), ("back", fetched)):
                 sent.append(peer.send(Verb.PRODUCE, messages.Produce(name=topic, partition=0), [batch]))
         answered: list[int] = []

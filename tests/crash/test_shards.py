@@ -1,7 +1,6 @@
-"""A bucket of two shards and two machines, each with a process for both: every shard has one leader, any machine serves every topic, and what
-is killed or stopped is followed.
+"""A bucket of two shards and two machines with a process for each: every shard has one leader, through kills and stops.
 
-Producers stay with one machine, whoever leads what.
+Any machine serves every topic, and producers stay with one machine, whichever machine leads.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ TOPICS: Final = {
 
 NOTICED_S: Final = (
     NODE_INTERVAL_S + 1.0
-)  # a leader that is followed shows what it knew until its next look (decision 0125)
+)  # a shard with a new leader may be reported as of the last refresh (decision 0125)
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
 
 
 @pytest.fixture(params=["file", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Buckets of every kind that is at hand."""
+    """Return buckets of every available kind."""
     if request.param == "file":
         yield url_of(tmp_path)
         return
@@ -69,7 +68,7 @@ def leaders(url: str) -> list[str | None]:
 
 
 def leader_pid(tmp_path: Path, node: str, shard: int) -> int:
-    """The process of a machine that leads a shard."""
+    """Return the process of a machine that leads a shard."""
     return int((directory_of(tmp_path / node, shard) / "LOCK").read_text().split()[0])
 
 
@@ -78,14 +77,14 @@ def children(broker: BrokerProcess) -> list[int]:
 
 
 def counts(broker: BrokerProcess, words: str, shard: int) -> int:
-    """How often one process of a machine has logged something."""
+    """Return how often one process of a machine has logged a message."""
     return sum(words in line and f"shard=000{shard}" in line for line in broker.log_text().splitlines())
 
 
 async def produced(
     brokers: Sequence[BrokerProcess], work: Callable[[list[Producer]], Awaitable[None]]
 ) -> list[Producer]:
-    """Produce to two topics of every shard, by way of every machine in turn, while something is done to them; then look at all there is."""
+    """Produce to two topics of every shard through every machine during some work; then check everything."""
     names = [name for names in TOPICS.values() for name in names]
     producers = [
         Producer(brokers[number // len(WIRES) % len(brokers)], name, WIRES[number % len(WIRES)])
@@ -112,22 +111,22 @@ async def check_all(brokers: Sequence[BrokerProcess], producers: Sequence[Produc
 
 
 async def check(broker: BrokerProcess, producer: Producer) -> None:
-    """By way of any machine: what was acknowledged is where that was said, once and in order."""
+    """Through any machine: acknowledged records are at their offsets, once and in order."""
     found: dict[int, tuple[int, int]] = {}
     async with await opened(broker) as client:
         for bounds in await client.bounds(producer.topic):
             for number, offset in await numbers_of(client, producer.topic, bounds.partition, bounds.next_offset):
-                assert number not in found, "nothing is there twice"
+                assert number not in found, "nothing is duplicated"
                 found[number] = bounds.partition, offset
     assert producer.acknowledged.items() <= found.items()
     for partition in {place[0] for place in found.values()}:
         placed = sorted((place, number) for number, place in producer.acknowledged.items() if place[0] == partition)
         numbers = [number for _, number in placed]
-        assert numbers == sorted(numbers), "what was not acknowledged may come late"
+        assert numbers == sorted(numbers), "unacknowledged records may arrive late"
 
 
 async def numbers_of(client: PolywireClient, topic: str, partition: int, next_offset: int) -> list[tuple[int, int]]:
-    """What a producer wrote to one partition, with offsets."""
+    """Return what a producer wrote to one partition, with offsets."""
     found: list[tuple[int, int]] = []
     while not found or found[-1][1] + 1 < next_offset:
         page = await client.fetch(topic, partition, found[-1][1] + 1 if found else 0)
@@ -137,8 +136,8 @@ async def numbers_of(client: PolywireClient, topic: str, partition: int, next_of
     return found
 
 
-def test_machines_lead_a_shard_each_and_serve_all(tmp_path: Path) -> None:
-    """The second machine is handed its part, and gives it back when that is asked for; the other shard stays where it is."""
+def test_machines_lead_one_shard_each_and_serve_all(tmp_path: Path) -> None:
+    """The second machine is handed its shard, and returns it on request; the other shard does not move."""
     url = url_of(tmp_path)
     _cluster("init", url, "--shards", str(SHARDS))
     with machine(tmp_path, "one", "--balance-s", "1") as one:
@@ -157,16 +156,16 @@ def test_machines_lead_a_shard_each_and_serve_all(tmp_path: Path) -> None:
             assert {"shards/0000/journal", "shards/0001/journal", "nodes/two-0001"} <= {row["path"] for row in rows}
             assert "another number of shards" in _cluster("init", url, "--shards", "3", code=1)
             assert "shard number is required" in _cluster("takeover", url, code=1)
-            assert counts(one, "leading the shard", 0) == 1, "the other shard stayed where it was"
+            assert counts(one, "leading the shard", 0) == 1, "the other shard did not move"
             assert counts(two, "leading the shard", 0) == 0
             assert two.stop() == 0, two.log_text()
         assert leaders(url) == ["one-0000", "one-0001"]
         assert one.stop() == 0, one.log_text()
-    assert open_bucket(url).list("nodes/") == [], "who ends says so"
+    assert open_bucket(url).list("nodes/") == [], "a stopping leader announces it"
 
 
 def test_a_machine_is_drained(tmp_path: Path, url: str) -> None:
-    """It gives away what it leads and carries on; it leads again when that is undone, and when nobody else is left."""
+    """It hands over its shards and forwards; it leads again when undrained, or when no other machine is left."""
     options = "--processes", str(SHARDS), "--balance-s", "0"
     with machine(tmp_path, "one", *options, url=url) as one, machine(tmp_path, "two", *options, url=url) as two:
 
@@ -188,7 +187,7 @@ def test_a_machine_is_drained(tmp_path: Path, url: str) -> None:
         assert "there is no other broker" in left
         assert "two still leads shards: 0000, 0001" in left
         assert two.stop() == 0, two.log_text()
-        asyncio.run(until(lambda: leaders(url) == ["one-0000", "one-0001"], "somebody has to lead"))
+        asyncio.run(until(lambda: leaders(url) == ["one-0000", "one-0001"], "a shard needs a leader"))
         assert "one can lead again" in _cluster("drain", url, "one", "--undo")
         assert "no such node" in _cluster("drain", url, "three", code=1)
         _cluster("drain", url, "one", "--no-wait")
@@ -216,7 +215,7 @@ def test_processes_and_machines_are_killed(tmp_path: Path, url: str) -> None:
             await go_on(here, len(here))
             await asyncio.to_thread(two.start)
             await go_on(producers, len(producers))
-            one.kill()  # its processes hand over, and end
+            one.kill()  # its processes hand over and end
             here = [producer for producer in producers if producer._broker is two]
             await go_on(here, len(here))
             await asyncio.to_thread(one.start)
@@ -226,7 +225,7 @@ def test_processes_and_machines_are_killed(tmp_path: Path, url: str) -> None:
         assert two.stop() == 0, two.log_text()
 
 
-def test_who_sleeps_stands_by_afterwards(tmp_path: Path, url: str) -> None:
+def test_a_process_that_was_suspended_becomes_a_standby(tmp_path: Path, url: str) -> None:
     with (
         machine(tmp_path, "one", "--processes", str(SHARDS), "--balance-s", "0", url=url) as one,
         machine(tmp_path, "two", "--balance-s", "0", url=url) as two,
@@ -235,11 +234,11 @@ def test_who_sleeps_stands_by_afterwards(tmp_path: Path, url: str) -> None:
         async def work(producers: list[Producer]) -> None:
             asleep = leader_pid(tmp_path, "one", 1)
             os.kill(asleep, signal.SIGSTOP)
-            await until(lambda: counts(two, "leading the shard", 1) == 1, "nobody took over")
+            await until(lambda: counts(two, "leading the shard", 1) == 1, "no takeover")
             os.kill(asleep, signal.SIGCONT)
             await until(lambda: counts(one, "standby: forwarding connections", 1) == 1, "it does not know")
             await go_on(producers, len(producers))
-            os.kill(one.pid, signal.SIGHUP)  # asks all for a reload, who leads or not
+            os.kill(one.pid, signal.SIGHUP)  # makes all processes reload, leaders or not
             await asyncio.sleep(1.5)
             assert "a process has ended" not in one.log_text()
 
@@ -249,7 +248,7 @@ def test_who_sleeps_stands_by_afterwards(tmp_path: Path, url: str) -> None:
         assert two.stop() == 0, two.log_text()
 
 
-def test_a_machine_alone_starts_its_processes_again(tmp_path: Path) -> None:
+def test_a_single_machine_restarts_its_processes(tmp_path: Path) -> None:
     with machine(tmp_path, "one", "--processes", str(SHARDS)) as one:
 
         async def work(producers: list[Producer]) -> None:
@@ -283,7 +282,7 @@ def test_another_number_of_processes_is_refused(
         machine(tmp_path, "one", *options).start()
 
 
-def test_two_machines_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_machines_of_the_same_name_are_refused(tmp_path: Path) -> None:
     with machine(tmp_path, "one", "--processes", str(SHARDS)) as one:
         with pytest.raises(AssertionError, match="another machine with this name"):
             machine(tmp_path, "one", data_dir="other").start()

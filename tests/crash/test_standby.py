@@ -1,4 +1,4 @@
-"""Two brokers on one bucket: one leads, the other carries connections to it, and takes over when it is killed or stopped."""
+"""Two brokers on one bucket: the standby forwards connections to the leader, and takes over when it stops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ask(broker: BrokerProcess, path: str) -> tuple[int, bytes]:
 def until(reached: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
     while not reached():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "the condition was not reached in time"
         time.sleep(0.05)
 
 
@@ -58,12 +58,12 @@ def leads(broker: BrokerProcess, times: int) -> bool:
     return broker.log_text().count("leading the shard") >= times
 
 
-def stands_by(broker: BrokerProcess, times: int) -> bool:
+def is_standby(broker: BrokerProcess, times: int) -> bool:
     return broker.log_text().count("standby: forwarding connections") >= times
 
 
-def test_the_other_takes_over_and_nothing_is_lost(tmp_path: Path) -> None:
-    """Every producer stays with one broker, whoever leads."""
+def test_the_standby_takes_over_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Every producer stays with one broker, whichever leads."""
     with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
         brokers = [one, two]
         producers = [
@@ -98,21 +98,21 @@ async def _produce_and_kill_leaders(brokers: Sequence[BrokerProcess], producers:
     await end(producers, tasks, beyond=5)
 
 
-def test_of_two_that_stand_by_one_takes_over(tmp_path: Path) -> None:
-    """The other sees that somebody does, though the leader that was killed is not forgotten yet."""
+def test_one_of_two_standbys_takes_over(tmp_path: Path) -> None:
+    """The other one detects that there is a leader, although the killed leader is not forgotten yet."""
     with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two, broker_of(tmp_path, "three") as three:
         asyncio.run(_produce(one, b"before"))
         one.kill()
         until(lambda: leads(two, 1) or leads(three, 1))
         time.sleep(3)
         led = [broker.log_text().count("leading the shard") for broker in (one, two, three)]
-        assert sorted(led) == [0, 1, 1], "who led first, and one other"
+        assert sorted(led) == [0, 1, 1], "the first leader, and one other"
         for broker in (two, three):
             assert broker.stop() == 0, broker.log_text()
 
 
-def test_who_connects_while_nobody_leads_waits(tmp_path: Path) -> None:
-    """A client that comes right behind a leader's death, to the broker that stood by, finds it leading."""
+def test_clients_that_connect_without_a_leader_wait(tmp_path: Path) -> None:
+    """A client that connects to the standby right after the leader's death finds it leading."""
 
     async def first(url: str) -> list[str]:
         async with polywire.connect(url, connect_s=WAIT_S, reconnect_s=WAIT_S) as client:
@@ -128,13 +128,13 @@ def test_who_connects_while_nobody_leads_waits(tmp_path: Path) -> None:
         assert two.stop() == 0, two.log_text()
 
 
-def test_who_was_stopped_for_long_stands_by_afterwards(tmp_path: Path) -> None:
+def test_a_suspended_leader_becomes_a_standby(tmp_path: Path) -> None:
     with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
         asyncio.run(_produce(one, b"before"))
         os.kill(one.pid, signal.SIGSTOP)
         until(lambda: leads(two, 1))
         os.kill(one.pid, signal.SIGCONT)
-        until(lambda: stands_by(one, 1))
+        until(lambda: is_standby(one, 1))
         assert ask(one, "/readyz") == (200, FORWARDING.encode())
         assert ask(one, "/livez") == ask(two, "/livez") == (200, b"alive\n")
         assert ask(two, "/readyz") == (200, b"ready\n")
@@ -149,7 +149,7 @@ def test_who_was_stopped_for_long_stands_by_afterwards(tmp_path: Path) -> None:
         assert two.stop() == 0, two.log_text()
 
 
-def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_brokers_of_the_same_name_are_refused(tmp_path: Path) -> None:
     with broker_of(tmp_path, "one"):
         other = BrokerProcess(
             tmp_path / "other", "--bucket", f"file://{tmp_path / 'bucket'}", "--node", "one", wires=WIRES
@@ -158,8 +158,8 @@ def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
             other.start()
 
 
-def test_a_takeover_that_is_asked_for(tmp_path: Path) -> None:
-    """And what the command line tells of who is there."""
+def test_a_requested_takeover(tmp_path: Path) -> None:
+    """And what the command line reports about the brokers."""
     url = f"file://{tmp_path / 'bucket'}"
     assert "the bucket has no log" in _cluster("status", url, code=1)
     _cluster("init", url)
@@ -168,7 +168,7 @@ def test_a_takeover_that_is_asked_for(tmp_path: Path) -> None:
         assert _states(url) == {"one": ("leads", 1), "two": ("standby", None)}
         assert "the broker is already the leader" in _cluster("takeover", url, "--node", "one", code=1)
         assert "two is now the leader start=2" in _cluster("takeover", url)
-        until(lambda: stands_by(one, 1))
+        until(lambda: is_standby(one, 1))
         assert _states(url) == {"one": ("standby", None), "two": ("leads", 2)}
         asyncio.run(_produce(one, b"after"))
         assert asyncio.run(_values(two)) == [b"before", b"after"]
@@ -177,7 +177,7 @@ def test_a_takeover_that_is_asked_for(tmp_path: Path) -> None:
         assert "there is no standby" in _cluster("takeover", url, code=1)
         os.kill(one.pid, signal.SIGCONT)
         assert one.stop() == 0, one.log_text()
-        assert _states(url) == {"two": ("leads", 2)}, "who has ended is forgotten"
+        assert _states(url) == {"two": ("leads", 2)}, "a stopped broker is forgotten"
         (row,) = DictReader(StringIO(_cluster("status", url, "-o", "csv")))
         assert row["node"] == "two"
         table = _cluster("status", url)
@@ -190,7 +190,7 @@ def _states(url: str) -> dict[str, tuple[str, int | None]]:
 
 
 def _cluster(*words: str, code: int = 0) -> str:
-    """What ``polywire cluster`` prints."""
+    """Return the output of ``polywire cluster``."""
     command = [sys.executable, "-m", "polywire", "cluster", *words]
     found = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
     assert found.returncode == code, found.stdout + found.stderr

@@ -1,4 +1,4 @@
-"""A disk that fails at any call: while the log opens, or while it writes and seals. Afterwards nothing acknowledged is missing."""
+"""A disk that fails at any call, during opening, writing and sealing: nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Faults:
 
 
 def write_history(directory: Path) -> tuple[list[bytes], list[bytes]]:
-    """Sealed, unsealed, staged, published and trimmed data, and a killed writer; returns values and changes."""
+    """Write sealed, unsealed, staged, published and trimmed data, and kill the writer; return values and changes."""
     rig = Rig(directory, SMALL)
     partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
     values: list[bytes] = []
@@ -95,7 +95,7 @@ def test_opening_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     while step < calls:
         directory = tmp_path / f"copy-{step}"
         shutil.copytree(origin, directory)
-        for at in (step, step // 2):  # twice in a row, at different places
+        for at in (step, step // 2):  # twice in a row, at different points
             with monkeypatch.context() as patch:
                 faults = Faults(patch)
                 faults.at = at
@@ -108,7 +108,7 @@ def test_opening_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def calls_of_opening(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many calls there are to fail."""
+    """Return how many calls can fail."""
     directory = shutil.copytree(origin, tmp_path / "sound")
     with monkeypatch.context() as patch:
         faults = Faults(patch)
@@ -117,7 +117,7 @@ def calls_of_opening(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def opens(directory: Path) -> bool:
-    """Open the log and kill it; False when it did not open."""
+    """Open the log and kill it; return False if it did not open."""
     try:
         Rig(directory, SMALL).kill()
     except BrokerError:
@@ -147,7 +147,7 @@ def test_writing_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def write_until_refused(rig: Rig, reported: list[tuple[int, bytes]]) -> None:
-    """Append numbered values, unless the log has failed for good; ``told`` gets what was acknowledged."""
+    """Append numbered values until the log fails; acknowledged ones are added to ``reported``."""
     for number in range(120):
         value = b"%d" % number + b"." * 1500
         level = Level.SYNCED if number % 9 == 0 else Level.WRITTEN

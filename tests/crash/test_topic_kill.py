@@ -1,6 +1,6 @@
-"""``kill -9`` between two slices of a change of a topic with thousands of partitions: a start accepts what is there, and goes on from it.
+"""``kill -9`` between two slices of a change of a topic with thousands of partitions: a start resumes from any state.
 
-What a killed process leaves is what its files hold at that moment, so a copy of them stands for it.
+A killed process leaves what its files hold at that moment, so a copy of them replaces it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PER_SLICE = 100
 
 
 class CountingClock(SystemClock):
-    """Whose slices have time for so many steps, however fast the machine is."""
+    """A clock by which a slice has time for that many steps, however fast the machine is."""
 
     def __init__(self) -> None:
         self._calls = count()
@@ -61,12 +61,12 @@ class Started:
         self.until(done)
 
     def states(self) -> tuple[int, int]:
-        """Partitions of the topic, of the log."""
+        """Return the partitions of the topic, and those of the log."""
         topic = self.broker.find_topic("wide")
         return (0 if topic is None else len(topic.partitions)), len(self.broker._log.incarnations())
 
     def check_use(self) -> None:
-        """The broker gets rid of what has no topic, and can be used."""
+        """Assert that the broker drops partitions without a topic, and can be used."""
         named = len(list(self.broker._catalog.incarnations()))
         self.loop.run_until(lambda: self.states()[1] == named)
         topic = self.broker.create_topic(TopicName("default", "after"), 2)
@@ -78,7 +78,7 @@ class Started:
 def killed_everywhere(
     tmp_path: Path, prepare: Callable[[Started], None], ask: Callable[[Broker, Answers], object]
 ) -> list[tuple[int, int]]:
-    """What starts find that follow a kill after each pass of the loop, until it was answered: partitions of the topic, of the log."""
+    """Kill after each pass of the loop; return the partitions of the topic and of the log that starts find."""
     living = Started(tmp_path / "living")
     prepare(living)
     done = Answers()
@@ -98,28 +98,28 @@ def killed_everywhere(
     return found
 
 
-def test_a_topic_is_there_with_all_its_partitions_or_not_at_all(tmp_path: Path) -> None:
+def test_a_topic_exists_with_all_its_partitions_or_not_at_all(tmp_path: Path) -> None:
     found = killed_everywhere(
         tmp_path,
         lambda _: None,
         lambda broker, done: broker.make_topic(WIDE, COUNT, then=lambda _: None, done=done),
     )
     assert {partitions for partitions, _ in found} == {0, COUNT}
-    assert any(not partitions and in_log for partitions, in_log in found), "a kill came between two slices"
+    assert any(not partitions and in_log for partitions, in_log in found), "a kill happened between two slices"
     assert found[-1] == (COUNT, COUNT)
 
 
-def test_a_topic_that_grows_has_its_old_partitions_or_all(tmp_path: Path) -> None:
+def test_a_growing_topic_has_its_old_partitions_or_all(tmp_path: Path) -> None:
     found = killed_everywhere(
         tmp_path,
         lambda started: started.make(2),
         lambda broker, done: broker.grow_topic(broker.topic("wide"), COUNT + 2, done=done),
     )
     assert {partitions for partitions, _ in found} == {2, COUNT + 2}
-    assert any(partitions == 2 < in_log for partitions, in_log in found), "a kill came between two slices"
+    assert any(partitions == 2 < in_log for partitions, in_log in found), "a kill happened between two slices"
 
 
-def test_a_topic_that_ends_is_gone_when_it_is_answered(tmp_path: Path) -> None:
+def test_a_deleted_topic_is_gone_once_acknowledged(tmp_path: Path) -> None:
     def prepare(started: Started) -> None:
         started.make()
         started.fill()
@@ -128,5 +128,5 @@ def test_a_topic_that_ends_is_gone_when_it_is_answered(tmp_path: Path) -> None:
         tmp_path, prepare, lambda broker, done: broker.delete_topic(broker.topic("wide"), done=done)
     )
     assert {partitions for partitions, _ in found} <= {0, COUNT}
-    assert any(not partitions and in_log for partitions, in_log in found), "a kill came between two slices"
+    assert any(not partitions and in_log for partitions, in_log in found), "a kill happened between two slices"
     assert found[-1] == (0, 0)

@@ -1,7 +1,7 @@
-"""``kill -9`` of a real broker while transactions are under way: each is there as a whole, with its positions, or not at all.
+"""``kill -9`` of a real broker during transactions: each is stored as a whole with its offsets, or not at all.
 
-One client counts from transaction to transaction over the Cursus wire: transaction n writes n into three partitions of two topics and
-moves a group's position to n. It goes on after every kill from what the broker tells it.
+One client counts from transaction to transaction over Cursus: transaction n writes n into three partitions of two
+topics and commits n as a group's offset. After every kill it resumes from what the broker reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACES = (("a", 0), ("a", 1), ("b", 0))
 
 
 class Committer(Worker):
-    """Ends one transaction after the other."""
+    """Commits one transaction after the other."""
 
     def work(self, peer: Peer) -> None:
         words = peer.sure("INIT_PRODUCER_ID transactional_id=T").split()
@@ -58,7 +58,7 @@ async def _stored(broker: BrokerProcess) -> list[list[int]]:
         await client.close()
 
 
-def test_killed_in_mid_transaction(tmp_path: Path) -> None:
+def test_killed_during_transactions(tmp_path: Path) -> None:
     chance = random.Random(7)
     with BrokerProcess(tmp_path / "data") as broker:
         worker = Committer(broker)
@@ -80,8 +80,8 @@ def test_killed_in_mid_transaction(tmp_path: Path) -> None:
         assert worker.done > KILLS
         stored = asyncio.run(_stored(broker))
         assert stored[0] == stored[1] == stored[2]
-        assert stored[0] == list(range(1, len(stored[0]) + 1)), "each once, none left out"
+        assert stored[0] == list(range(1, len(stored[0]) + 1)), "each once, none missing"
         assert len(stored[0]) >= worker.done
         with Peer(broker) as peer:
             committed = peer.sure("FETCH_OFFSET topic=a partition=0 group=g")
-        assert committed == f"OK offset={len(stored[0])}", "positions move with the records"
+        assert committed == f"OK offset={len(stored[0])}", "offsets are committed with the records"

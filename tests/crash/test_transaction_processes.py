@@ -1,7 +1,9 @@
-"""``kill -9`` of one of several processes while a transaction lies in all of them: each is there as a whole, with its positions, or not.
+"""``kill -9`` of one of several processes during a transaction over all of them: all or nothing.
+all.
 
-A client counts from transaction to transaction: transaction n writes n to a topic of each process and moves a group's position to n in one
-of them. Each process is killed at each step of it; behind every kill the client goes on from what the brokers tell it.
+A client counts from transaction to transaction: transaction n writes n to a topic of each process and commits n as a
+group's offset in one of them. Each process is killed at each step; after every kill the client resumes from what the
+brokers report.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ async def _stored(broker: BrokerProcess, topics: list[str]) -> list[list[int]]:
 
 
 def _kill_at(data_dir: Path, victim: tuple[str, int], step: str) -> None:
-    """Kill a process where this is the step, and wait until there is another."""
+    """Kill a process at this step, and wait until it is replaced."""
     killed_at, shard = victim
     if step != killed_at:
         return
@@ -56,7 +58,7 @@ def _kill_at(data_dir: Path, victim: tuple[str, int], step: str) -> None:
     os.kill(pid, signal.SIGKILL)
     end = time.monotonic() + WAIT_S
     while not has_another(data_dir, shard, pid):
-        assert time.monotonic() < end, "not started again"
+        assert time.monotonic() < end, "not restarted"
         time.sleep(0.01)
 
 
@@ -73,7 +75,7 @@ def test_each_process_is_killed_at_each_step(tmp_path: Path, dialect: int) -> No
                 counting.one(partial(_kill_at, data_dir, victim))
             counting.one(nothing)
         stored = asyncio.run(_stored(broker, topics))
-        assert stored[0] == list(range(1, counting.done + 1)), "each once, none left out"
+        assert stored[0] == list(range(1, counting.done + 1)), "each once, none missing"
         assert stored == [stored[0]] * TOPICS
         assert counting.done > len(kills)
         assert broker.stop() == 0, broker.log_text()

@@ -1,7 +1,7 @@
-"""One of several shards ends at any moment of a transaction that lies in all of them, by a kill or a power loss: all of it is there, or none.
+"""One of several shards ends at any moment of a transaction over all of them, by kill or power loss: all or nothing.
 
-The shards are brokers in memory on one loop, which is interrupted before one of its calls; what was written, or only what was synced, is
-there when the shard starts again. The same client counts on as with real processes.
+The shards are brokers in memory on one loop, which is interrupted before one of its calls. A restarted shard has what
+was written, or only what was synced. The client is the one of the tests with real processes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.unit.protocols.kafka.test_transaction_homes import decisions, everywh
 __all__ = ["interruptible"]
 
 TOPICS: Final = ["a", "bb", "ccc"]  # of shards 1, 2 and 0
-ID: Final = "TTT"  # at home in shard 0
+ID: Final = "TTT"  # coordinated by shard 0
 STEP_S, WAIT_S = 0.02, 10.0
 TIMEOUT_S: Final = 60.0  # of its transactions
 STRIDE: Final = 1  # calls of the loop from one interruption to the next
 
 
 class InMemory(Transactor):
-    """The client that counts, without sockets: it finds out that a process has ended when it asks again."""
+    """The counting client without sockets: it notices an ended process at its next request."""
 
     def __init__(self, cluster: Cluster, dialect: int) -> None:
         super().__init__(("", 0), ID, dialect)
@@ -76,7 +76,7 @@ def at_once(interruptible: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counted(dialect: int, level: Level, victim: int, interrupt_at: int, *, synced_only: bool) -> int:
-    """Let a client count while a process ends before this call of the loop; how many calls there were before the last transaction."""
+    """Count while a process ends before this call of the loop; return the calls before the last transaction."""
     cluster = Cluster(KafkaSettings(acks_all=level), *TOPICS)
     counting = Counting(InMemory(cluster, dialect), TOPICS)
     counting.one(nothing)
@@ -86,12 +86,12 @@ def counted(dialect: int, level: Level, victim: int, interrupt_at: int, *, synce
     counting.one(nothing)
     calls = cluster.loop.calls
     counting.one(nothing)
-    cluster.loop.advance(2 * TIMEOUT_S)  # it may have begun one more
+    cluster.loop.advance(2 * TIMEOUT_S)  # it may have started one more
     cluster.calm()
     found = everywhere(cluster)
     count = len(found[0])
-    assert found[0] == [b"%d" % number for number in range(1, count + 1)], "each once, none left out"
-    assert count in (counting.done, counting.done + 1), "what was acknowledged, and one that nobody was told of"
+    assert found[0] == [b"%d" % number for number in range(1, count + 1)], "each once, none missing"
+    assert count in (counting.done, counting.done + 1), "the acknowledged ones, and one unacknowledged"
     assert found[0] == found[1] == found[2]
     held = cluster.broker(TOPICS[0]).classic.positions(COUNTING, TOPICS[0])
     assert held[0].offset == count
@@ -111,7 +111,7 @@ def test_a_shard_ends_at_any_moment(dialect: int, victim: int, synced_only: bool
 
 
 @pytest.mark.parametrize("victim", range(SHARDS))
-def test_with_less_than_synced_what_several_shards_have_is_synced_all_the_same(victim: int) -> None:
+def test_below_synced_durability_decisions_over_several_shards_are_still_synced(victim: int) -> None:
     at, calls = 1 + victim, 1
     while at <= calls:
         calls = counted(2, Level.WRITTEN, victim, at, synced_only=True)

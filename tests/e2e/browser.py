@@ -1,6 +1,6 @@
-"""A headless Chromium, driven over two pipes by its own debugging protocol: enough to open pages, press keys and look.
+"""A headless Chromium driven over two pipes by its debugging protocol: opens pages, presses keys and reads them.
 
-Promises: one page in one browser, with a profile of its own that goes with it. Must not know: what is on the page.
+There is one page in one browser, with a temporary profile.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
-WAIT_SECONDS_MAX: Final = 60.0  # a machine with other work to do
+WAIT_SECONDS_MAX: Final = 60.0  # for a busy machine
 
 
 def find_browser() -> str | None:
-    """Where a browser is: where POLYWIRE_BROWSER says, or on the path."""
+    """Return the path of a browser: POLYWIRE_BROWSER, or one on the path."""
     return os.environ.get("POLYWIRE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -42,7 +42,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Ask the browser for something."""
+        """Call a method of the browser."""
         number = next(self._ids)
         asked: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -70,33 +70,33 @@ class Page:
             self.errors.append(json.dumps(reported["params"]))
 
     def look(self, *, width: int, height: int, dark: bool = False) -> None:
-        """Be a window of this size and scheme."""
+        """Set the window's size and color scheme."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def log_in(self, name: str, password: str) -> None:
-        """Be this user from now on, as if a browser had asked."""
+        """Send this user's credentials from now on."""
         login = base64.b64encode(f"{name}:{password}".encode()).decode()
         self.call("Network.enable")
         self.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {login}"})
 
     def open(self, url: str) -> None:
-        """Go there."""
+        """Open a URL."""
         self.call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression of the page."""
+        """Return the value of an expression in the page."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def text(self) -> str:
-        """What stands in the main part."""
+        """Return the text of the main part."""
         return str(self.evaluate("(document.querySelector('main') || document.body)?.innerText ?? ''"))
 
     def until(self, seen: Callable[[str], bool] | str) -> str:
-        """The text, once it holds what is waited for."""
+        """Return the text once it contains the expected words."""
         end = time.monotonic() + WAIT_SECONDS_MAX
         while True:
             text = self.text()
@@ -106,7 +106,7 @@ class Page:
             time.sleep(0.05)
 
     def press(self, *keys: str) -> None:
-        """Press one key after the other."""
+        """Press keys one after another."""
         for key in keys:
             text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
             for kind in ("keyDown", "keyUp"):
@@ -125,13 +125,13 @@ class Page:
         self.evaluate(f"{found}.find((one) => one.innerText == {json.dumps(label)}).click()")
 
     def screenshot(self, path: Path) -> None:
-        """Keep what is seen."""
+        """Save a screenshot."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager
 def browser(program: str, profile: Path) -> Iterator[Page]:
-    """A browser with one page."""
+    """Start a browser with one page."""
     read_asked, asking = os.pipe()
     answering, write_answer = os.pipe()
     words = [

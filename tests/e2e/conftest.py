@@ -1,4 +1,4 @@
-"""A real broker in a process of its own, and one Spark session for all tests that need it."""
+"""Fixtures of the end-to-end tests: a real broker in its own process, and one Spark session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 @dataclass(frozen=True)
 class Reached:
-    """A broker that somebody else starts and stops. ``address`` is that of the polywire wire."""
+    """A broker that another fixture starts and stops. ``address`` is that of the `polywire` protocol."""
 
     address: str
 
@@ -53,7 +53,7 @@ Serve = Callable[[Path], Served]
 
 
 def environment() -> dict[str, str]:
-    """What a child process needs to import this checkout."""
+    """Return the environment in which a child process can import this checkout."""
     paths = [str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -93,7 +93,7 @@ def stop_broker(served: Served) -> None:
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One broker for all tests; each makes topics of its own."""
+    """Serve one broker for all tests; each test creates its own topics."""
     broker = start_broker(tmp_path_factory.mktemp("broker"))
     yield broker
     stop_broker(broker)
@@ -101,7 +101,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One Spark session on two cores."""
+    """Start one Spark session on two cores."""
     from polywire.spark import session
     from polywire.spark.sessions import JAVA_OPTIONS
 
@@ -120,7 +120,7 @@ def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not compiled, as where there is no compiler; also quick to make."""
+    """Build a wheel without compiled modules, as on a machine without a compiler; it is also quick to build."""
 
     def make(place: Path) -> Path:
         return installation.build_wheel(source_distribution, place, CC="no-such-compiler")
@@ -130,7 +130,7 @@ def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Interpreter of an environment with that wheel, and none of the checkout."""
+    """Return the interpreter of an environment with that wheel and without the checkout."""
 
     def make(place: Path) -> Path:
         return installation.environment_with(wheel, place)
@@ -143,12 +143,12 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def topic() -> str:
-    """The name of a topic nobody else uses."""
+    """Return an unused topic name."""
     return f"topic-{next(_numbers)}"
 
 
 def fill(connection: bulk.BulkConnection, topic: str, counts: list[int], *, headers: bool = False) -> None:
-    """Append ``counts[n]`` records to partition n: key ``k<n>``, value ``<partition>-<offset>``; makes the topic where it is missing."""
+    """Append ``counts[n]`` records to partition n (``k<n>``: ``<partition>-<offset>``); create the topic if missing."""
     if topic not in {known.name for known in connection.topics()}:
         connection.create_topic(topic, len(counts))
     bounds = {reported.partition: reported.next_offset for reported in connection.bounds([topic])}

@@ -1,10 +1,10 @@
-"""A page of the documentation, followed as its reader would: every command run, every output compared.
+"""Follows a page of the documentation as a reader would: runs every command and compares every output.
 
-A block marked `sh` is run by one shell from the page's beginning to its end; one marked with a language and `title="name"` is saved under
-that name; one marked `text` behind commands is what they print, where `…` stands for anything and a line `…` for any lines. Other blocks are
-not for following.
+One shell runs all blocks marked `sh`, from the page's beginning to its end. A block marked with a language and
+`title="name"` is saved under that name. A block marked `text` after commands is their expected output, where `…` stands
+for any text and a line `…` for any lines. Other blocks are ignored.
 
-The ports of the page are free ones of this machine, and `pip` says whether what the page installs is there.
+The ports of the page are replaced by free ones, and `pip` only checks that what the page installs is there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
 
 ROOT: Final = Path(__file__).parents[2]
 BLOCK: Final = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[\w./-]+)\")?\n(?P<text>.*?)^```$", re.M | re.S)
-# The listeners of `polywire serve`, by the ports that the pages call them by.
+# The listeners of `polywire serve`, by the ports in the pages.
 PORTS: Final = {
     "9000": "CURSUS",
     "9092": "FLUX",
@@ -32,10 +32,10 @@ PORTS: Final = {
     "9555": "POLYWIRE",
     "9080": "HTTP",
 }
-OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of a broker that one leaves
-WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # wires that are off beside users, unless somebody asks for them
+OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of the broker in the migration page
+WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # protocols that are off on brokers with users unless configured
 PAGE_SECONDS_MAX: Final = 300
-PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a broker ")  # what a slow machine prints, too
+PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a broker ")  # also printed on a slow machine
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
@@ -62,7 +62,7 @@ trap 'kill $(jobs -p) $(cat ./*.pid) 2>/dev/null || true' EXIT
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Commands of a page, and what they print; None where the page does not say."""
+    """Commands of a page, and their expected output; None if the page shows none."""
 
     commands: str
     printed: str | None
@@ -71,14 +71,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What can be followed of a page: files to save, and commands in order."""
+    """The files to save and the commands to run of a page, in order."""
 
     files: dict[str, str]
     steps: list[Step]
 
 
 def read_page(text: str) -> Page:
-    """What a page tells to save and to run."""
+    """Return the files and commands of a page."""
     files: dict[str, str] = {}
     steps: list[Step] = []
     expects = False
@@ -94,7 +94,7 @@ def read_page(text: str) -> Page:
 
 
 def matches(printed: str, expected: str) -> bool:
-    """Whether what was printed is what the page shows, blanks within a line not counted."""
+    """Return whether the output matches the page, ignoring spaces within a line."""
     pattern = ""
     for line in expected.splitlines():
         if line.strip() == ANYTHING:
@@ -110,9 +110,9 @@ def matches(printed: str, expected: str) -> bool:
 
 
 def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]:
-    """Follow a page in an empty folder with an environment's own commands; each step, and what it printed.
+    """Follow a page in an empty folder with an environment's commands; return each step and its output.
 
-    Raises AssertionError for a page whose commands fail, with all that they said.
+    Raises AssertionError with the whole output if the page's commands fail.
     """
     named = (*PORTS, *OLD_PORTS)
     given = dict(zip(named, free_ports(len(named)), strict=True))
@@ -166,7 +166,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
 
 
 def free_ports(count: int) -> Sequence[str]:
-    """Ports of this machine that nobody has now."""
+    """Return free ports of this machine."""
     held = [socket.socket() for _ in range(count)]
     for one in held:
         one.bind(("127.0.0.1", 0))

@@ -1,7 +1,6 @@
-"""The distribution as users get it: built from what is committed, installed into a new environment, without a network.
+"""The distribution as users get it: built from committed files, installed into a new environment, without a network.
 
-Promises: an environment sees what polywire depends on, and never the checkout. Fixtures for all end-to-end tests are made of this in
-``conftest.py``.
+An environment has polywire's dependencies, and never the checkout. Fixtures in ``conftest.py`` use this module.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BUILD_SECONDS_MAX: Final = 600
 
 
 def made_once(made: str, factory: pytest.TempPathFactory, make: Callable[[Path], Path]) -> Path:
-    """What the first worker of a test run that asks for it makes in a new directory; the others wait, and take the same."""
+    """Return what the first worker of a test run makes in a new directory; other workers wait and use the same."""
     own = factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     with (shared / f"{made}.path").open("a+") as reported:
@@ -37,7 +36,7 @@ def made_once(made: str, factory: pytest.TempPathFactory, make: Callable[[Path],
 
 
 def run(*command: str, cwd: Path, **extra: str) -> str:
-    """Standard output of a command that must succeed, run far from the checkout."""
+    """Return standard output of a command that must succeed, run outside the checkout."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
     done = subprocess.run(
         command,
@@ -53,7 +52,7 @@ def run(*command: str, cwd: Path, **extra: str) -> str:
 
 
 def copy_checkout(copy: Path) -> Path:
-    """What is committed or about to be, and nothing that was built."""
+    """Copy what is committed or about to be, without build products."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for name in filter(None, listed.split("\0")):
         source, target = ROOT / name, copy / name
@@ -64,14 +63,14 @@ def copy_checkout(copy: Path) -> Path:
 
 
 def build_source_distribution(checkout: Path) -> Path:
-    """The source distribution of a checkout."""
+    """Return the source distribution of a checkout."""
     build = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
     name = run(sys.executable, "-c", build, cwd=checkout).splitlines()[-1]
     return checkout / "dist" / name
 
 
 def build_wheel(source_distribution: Path, place: Path, **extra: str) -> Path:
-    """Built from the source distribution, so that nothing is used that is not in it."""
+    """Build a wheel from the source distribution, so that no other file is used."""
     arguments = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(place))
     run(sys.executable, "-m", "pip", "wheel", *arguments, str(source_distribution), cwd=place, **extra)
     [built] = place.glob("*.whl")
@@ -79,7 +78,7 @@ def build_wheel(source_distribution: Path, place: Path, **extra: str) -> Path:
 
 
 def environment_with(wheel: Path, place: Path) -> Path:
-    """Interpreter of a new environment with the wheel, which sees what polywire depends on, pip among it, but not the checkout."""
+    """Return the interpreter of a new environment with the wheel and its dependencies, but without the checkout."""
     venv.create(place, symlinks=True)
     [packages] = {Path(path) for path in sys.path if path.endswith("site-packages") and "cyclopts" in os.listdir(path)}
     own = next((place / "lib").glob("python*")) / "site-packages"

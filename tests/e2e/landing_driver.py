@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own, made to be killed: lands a topic, or copies it to another, in small micro-batches."""
+"""A Spark driver in its own process, which tests kill: lands a topic, or copies it to another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BATCH_RECORDS_MAX = 1_000
 
 def main(address: str, topic: str, directory: str, copy: str = "") -> None:
     """Land the topic in the directory, or copy it to the topic ``copy``."""
-    scratch = Path(directory) / "scratch"  # a killed Spark leaves its own behind
+    scratch = Path(directory) / "scratch"  # a killed Spark leaves its own files behind
     scratch.mkdir(exist_ok=True)
     conf = {JAVA_OPTIONS: SHORT_LIVED, "spark.local.dir": str(scratch)}
     spark = session("driver", master="local[2]", **conf)
     table, checkpoint = Path(directory) / "table", Path(directory) / "checkpoint"
     if copy:
         records = topic_stream(spark, address, topic, batch_records_max=BATCH_RECORDS_MAX)
-        # Through a shuffle, so that a micro-batch that is run again has other tasks with other rows.
+        # Through a shuffle, so that a repeated micro-batch has other tasks with other rows.
         writer = into_topic(records.select("key", "value").repartition(3), address, copy)
         run_query(writer, "copy", checkpoint, available_now=True, on_progress=None)
     else:

@@ -1,4 +1,4 @@
-"""The ``polywire`` command against a real broker, each in a process of its own, as people and scripts run it."""
+"""The ``polywire`` command against a real broker, in separate processes, as users and scripts run it."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Command:
             check=False,
         )
         assert done.returncode == code, done.stderr.decode()
-        # A busy machine lets a command wait for its broker, and it says so.
+        # On a busy machine a command may wait for its broker, and reports that.
         messages = [line for line in done.stderr.decode().splitlines(True) if not line.startswith(WAITING)]
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), "".join(messages))
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a command that goes on."""
+        """Start a command that keeps running."""
         pipe = subprocess.PIPE
         return subprocess.Popen([*COMMAND, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=self._environment)
 
@@ -123,19 +123,19 @@ def test_topics_are_altered(command: Command, topic: str) -> None:
     assert "code=topic_missing" in command("topic", "alter", f"{topic}-none", "-p", "9", code=1).stderr
 
 
-def test_a_topic_that_exists_and_a_name_that_cannot_be(command: Command, topic: str) -> None:
+def test_creating_an_existing_topic_or_an_invalid_name_fails(command: Command, topic: str) -> None:
     command("topic", "create", topic)
     assert "code=topic_exists" in command("topic", "create", topic, code=1).stderr
     assert "code=invalid_topic" in command("topic", "create", "a\nb", code=1).stderr
     assert "code=invalid_partition_count" in command("topic", "create", f"{topic}-b", "-p", "0", code=1).stderr
 
 
-def test_a_topic_may_have_a_name_of_several_words(command: Command) -> None:
+def test_a_topic_can_have_a_name_of_several_words(command: Command) -> None:
     command("topic", "create", "größe der Aufträge: 5 %")
     assert "größe der Aufträge: 5 %" in command("topic", "list").stdout
 
 
-def test_settings_of_a_topic_are_given_and_told(broker: BrokerProcess, command: Command, topic: str) -> None:
+def test_settings_of_a_topic_are_set_and_shown(broker: BrokerProcess, command: Command, topic: str) -> None:
     given = ("--compaction", "--compression", "lz4", "--retention-hours", "1.5", "--retention-mib", "2")
     kept = "compaction=1 compression=lz4 retention_age_us=5400000000 retention_bytes=2097152"
     made = command("topic", "create", topic, *given, "--key-hash", "xxh32").stderr
@@ -156,7 +156,7 @@ def test_flux_lists_topics_without_counting_records(broker: BrokerProcess, comma
     assert "code=invalid_request" in command("record", "consume", topic, "-a", address, code=1).stderr
 
 
-def test_json_lines_there_and_back(command: Command, topic: str) -> None:
+def test_json_lines_round_trip(command: Command, topic: str) -> None:
     typed = "\n".join(
         [
             '{"key": "a", "value": "hello"}',
@@ -180,14 +180,14 @@ def test_json_lines_there_and_back(command: Command, topic: str) -> None:
     ]
 
 
-def test_raw_lines_there_and_back(command: Command, topic: str) -> None:
+def test_raw_lines_round_trip(command: Command, topic: str) -> None:
     text = 'plain\n\n{"not": json\n  spaces \r\nlast'
     command("record", "produce", topic, "--format", "raw", "--key", "k", typed=text)
     assert command("record", "consume", topic, "--format", "raw").stdout.encode() == text.encode() + b"\n"
     assert {fields["key"] for fields in objects(command("record", "consume", topic).stdout)} == {"k"}
 
 
-def test_a_bad_line_ends_it_and_the_lines_before_it_are_kept(command: Command, topic: str) -> None:
+def test_an_invalid_line_stops_the_command_and_earlier_lines_are_stored(command: Command, topic: str) -> None:
     refused = command(
         "record", "produce", topic, typed='{"value": "1"}\n\n{"value": "3"}\nfour\n{"value": "5"}\n', code=1
     )
@@ -197,7 +197,7 @@ def test_a_bad_line_ends_it_and_the_lines_before_it_are_kept(command: Command, t
     assert values(command("record", "consume", topic).stdout) == ["1", "3"]
 
 
-def test_where_consuming_begins_and_ends(command: Command, topic: str) -> None:
+def test_start_positions_of_consume(command: Command, topic: str) -> None:
     command("topic", "create", topic, "-p", "1")
     produce_numbers(command, topic, range(5))
     time.sleep(0.01)
@@ -208,7 +208,7 @@ def test_where_consuming_begins_and_ends(command: Command, topic: str) -> None:
     for start, expected in (("latest", []), ("6", ["6", "7"]), (moment, ["5", "6", "7"]), ("99", [])):
         done = command("record", "consume", topic, "--from", start)
         assert values(done.stdout) == expected
-        assert bool(done.stderr) is not bool(expected), "what is not there is told"
+        assert bool(done.stderr) is not bool(expected), "an empty result is explained"
     beyond = command("record", "consume", topic, "--from", "99").stderr
     assert beyond == f"no records to read: every partition ends before offset=99 topic={topic} next_offset=8\n"
     assert values(command("record", "consume", topic, "--from", "2", "--count", "3").stdout) == ["2", "3", "4"]
@@ -216,7 +216,7 @@ def test_where_consuming_begins_and_ends(command: Command, topic: str) -> None:
     assert "code=topic_missing" in command("record", "consume", f"{topic}-none", code=1).stderr
 
 
-def test_tail_prints_what_arrives_until_interrupted(command: Command, topic: str) -> None:
+def test_tail_prints_new_records_until_interrupted(command: Command, topic: str) -> None:
     command("topic", "create", topic)
     produce_numbers(command, topic, range(3))
     with command.start("record", "tail", topic, "--format", "raw") as tail:
@@ -224,14 +224,14 @@ def test_tail_prints_what_arrives_until_interrupted(command: Command, topic: str
         try:
             _produce_until(lambda number: produce_numbers(command, topic, range(number, number + 1)), tail)
             following = tail.stdout.readline()
-            assert int(following) >= 1000, "tail begins where the topic ended"
+            assert int(following) >= 1000, "tail starts at the end of the topic"
         finally:
             tail.send_signal(signal.SIGINT)
         assert tail.wait(COMMAND_SECONDS_MAX) == 130
 
 
 def _produce_until(produce: Callable[[int], None], tail: subprocess.Popen[bytes]) -> None:
-    """Produce numbers from 1000 on until the tail, which begins at some moment, has something to read."""
+    """Produce numbers from 1000 on until tail, which starts at an unknown moment, has something to read."""
     assert tail.stdout is not None
     for number in range(1000, 1020):
         produce(number)
@@ -242,13 +242,13 @@ def _produce_until(produce: Callable[[int], None], tail: subprocess.Popen[bytes]
     raise AssertionError("nothing arrived")
 
 
-def test_following_ends_after_as_many_as_asked_for(command: Command, topic: str) -> None:
+def test_following_ends_after_count_records(command: Command, topic: str) -> None:
     produce_numbers(command, topic, range(3))
     found = command("record", "consume", topic, "--follow", "--count", "3").stdout
     assert values(found) == ["0", "1", "2"]
 
 
-def test_a_reader_that_goes_away_is_no_error(command: Command, topic: str) -> None:
+def test_a_reader_that_closes_the_pipe_is_no_error(command: Command, topic: str) -> None:
     produce_numbers(command, topic, range(30_000))
     with command.start("record", "consume", topic) as consume:
         assert consume.stdout is not None
@@ -259,7 +259,7 @@ def test_a_reader_that_goes_away_is_no_error(command: Command, topic: str) -> No
         assert consume.stderr.read() == b""
 
 
-def test_what_is_remembered_is_listed_and_deleted(broker: BrokerProcess, command: Command) -> None:
+def test_writers_and_transactional_ids_are_listed_and_deleted(broker: BrokerProcess, command: Command) -> None:
     async def publish() -> None:
         client = await connect(broker.url("polywire"))
         assert isinstance(client, PolywireClient)
@@ -282,7 +282,7 @@ def test_what_is_remembered_is_listed_and_deleted(broker: BrokerProcess, command
     )
 
 
-def test_an_interrupt_is_not_held_up_by_a_silent_writer(command: Command, topic: str) -> None:
+def test_an_interrupt_is_not_delayed_by_a_silent_writer(command: Command, topic: str) -> None:
     with command.start("record", "produce", topic) as produce:
         assert produce.stdin is not None
         assert produce.stderr is not None
@@ -298,10 +298,10 @@ def test_an_interrupt_is_not_held_up_by_a_silent_writer(command: Command, topic:
 def _wait_for(true: Callable[[], bool]) -> None:
     end = time.monotonic() + COMMAND_SECONDS_MAX
     while not true():
-        assert time.monotonic() < end, "did not happen"
+        assert time.monotonic() < end, "the condition was not reached in time"
 
 
-def test_a_follower_is_told_when_the_broker_goes_away(tmp_path: Path, topic: str) -> None:
+def test_following_fails_when_the_broker_dies(tmp_path: Path, topic: str) -> None:
     with BrokerProcess(tmp_path / "data") as own:
         command = Command(own.url("polywire"))
         produce_numbers(command, topic, range(1))
@@ -316,12 +316,12 @@ def test_a_follower_is_told_when_the_broker_goes_away(tmp_path: Path, topic: str
             assert message.count("\n") == 1
 
 
-def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYWIRE_CONNECT_S", "0")
     refused = Command("polywire://127.0.0.1:1")("topic", "list", code=1)
     assert refused.stdout == ""
     assert refused.stderr.startswith("error: cannot connect: connection refused (check that a broker is running there)")
-    assert refused.stderr.rstrip().endswith("code=unreachable"), "what a script can tell from a broker that stops"
+    assert refused.stderr.rstrip().endswith("code=unreachable"), "the code distinguishes this from a stopping broker"
 
 
 def test_groups_are_reset(broker: BrokerProcess, command: Command, topic: str) -> None:
@@ -369,7 +369,7 @@ def test_partitions_without_a_commit_have_no_lag(broker: BrokerProcess, command:
     assert [(row["position"], row["lag_records"]) for row in rows if row["topic"] == topic] == [(1, 1), (None, None)]
 
 
-def test_a_port_that_is_taken_is_named_with_the_way_out(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_a_suggestion(broker: BrokerProcess, tmp_path: Path) -> None:
     taken = broker.url("polywire").rpartition("/")[2]
     words = ["serve", "--data-dir", str(tmp_path / "other"), "--polywire", taken]
     off = [word for wire in ("flux", "cursus", "iggy", "kafka", "kafka07") for word in (f"--{wire}", "off")]
@@ -377,7 +377,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(broker: BrokerProcess, t
     assert f"choose another address with --polywire HOST:PORT) listener=polywire address={taken}" in refused.stderr
 
 
-def test_the_any_port_recognises_wires(broker: BrokerProcess, topic: str) -> None:
+def test_the_any_port_detects_protocols(broker: BrokerProcess, topic: str) -> None:
     host, port = broker.addresses["any"]
 
     async def write_and_read() -> list[bytes | None]:
@@ -391,18 +391,18 @@ def test_the_any_port_recognises_wires(broker: BrokerProcess, topic: str) -> Non
     assert asyncio.run(write_and_read()) == [b"over-flux"]
 
 
-def test_sigterm_keeps_what_was_acknowledged(tmp_path: Path, topic: str) -> None:
+def test_sigterm_loses_no_acknowledged_record(tmp_path: Path, topic: str) -> None:
     with BrokerProcess(tmp_path / "data") as own:
         acknowledged = asyncio.run(_stop_while_producing(own, topic))
         own.start()
         stored = values(Command(own.url("polywire"))("record", "consume", topic).stdout)
     assert acknowledged
     assert stored[: len(acknowledged)] == acknowledged
-    assert len(stored) - len(acknowledged) in (0, 1), "only the request under way is in doubt"
+    assert len(stored) - len(acknowledged) in (0, 1), "only the request in flight is in doubt"
 
 
 async def _stop_while_producing(own: BrokerProcess, topic: str) -> list[str]:
-    """Produce one record after the other while the broker is told to stop; values that were acknowledged."""
+    """Produce records one after the other while the broker stops; return the acknowledged values."""
     client = await connect(own.url("polywire"))
     acknowledged: list[str] = []
 

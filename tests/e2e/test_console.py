@@ -1,4 +1,4 @@
-"""The console in a real browser, with real data, through every page."""
+"""The console in a real browser with real data, on every page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def page(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with users."""
+    """Serve a broker with users."""
     folder = tmp_path_factory.mktemp("guarded")
     add_user(folder / "users", "alice", "wonderland", "")
     with BrokerProcess(folder / "data", "--users", str(folder / "users"), wires=("polywire", "http")) as process:
@@ -236,7 +236,7 @@ def test_numeric_headers_are_shown_as_numbers(broker: BrokerProcess, page: Page)
 
 
 def test_avro_values_are_decoded(broker: BrokerProcess, page: Page) -> None:
-    """Files and single values that another implementation wrote, and what only looks like them."""
+    """Files and single values that another implementation wrote, and values that only look like Avro."""
     page.open(url(broker, "/"))
     page.until("Overview")
     schema = json.dumps(READING)
@@ -327,7 +327,7 @@ def test_users_are_created_changed_and_deleted(guarded: BrokerProcess, page: Pag
     page.click("Delete user permanently")
     page.until("Add a user")
     assert "carol" not in page.text()
-    page.errors.clear()  # the browser counts the refusal as one
+    page.errors.clear()  # the browser counts the refusal as an error
 
 
 @pytest.mark.parametrize(
@@ -348,4 +348,4 @@ def test_pages_fit_a_narrow_screen(broker: BrokerProcess, page: Page, path: str)
 def test_an_unknown_topic_is_reported(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/missing"))
     page.until("no such topic")
-    page.errors.clear()  # the browser counts the answer as one
+    page.errors.clear()  # the browser counts the response as an error

@@ -1,4 +1,4 @@
-"""The project that ``polywire pipeline init`` makes, run by the real ``spark-pipelines`` command."""
+"""The project created by ``polywire pipeline init``, run by the real ``spark-pipelines`` command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polywire.spark.java import find_java
 from tests.e2e.conftest import Served, environment, fill
 from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
 
-RUN_TIMEOUT_S = 400.0  # some 20 s on a machine that does nothing else
+RUN_TIMEOUT_S = 400.0  # about 20 s on an idle machine
 COMMAND = Path(sys.executable).with_name("spark-pipelines")
 
 pytestmark = [
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 def run(project: Path) -> str:
-    """Run it as its README says, without any setting of ours; returns what it said."""
+    """Run the project as its README says, with default settings; return the output."""
     quiet = {name: value for name, value in environment().items() if name not in ("SPARK_CONF_DIR", "PYSPARK_PYTHON")}
     reported = {**quiet, "JAVA_HOME": str(find_java().home), "SPARK_CONF_DIR": "conf", "PYSPARK_PYTHON": sys.executable}
     reported[EVERY_JAVA] = SHORT_LIVED
@@ -47,7 +47,7 @@ def records(served: Served, topic: str) -> int:
     return sum(part.next_offset - part.first_offset for part in served.connection.bounds([topic]))
 
 
-def test_a_new_project_runs_and_goes_on(served: Served, topic: str, tmp_path: Path) -> None:
+def test_a_new_project_runs_and_resumes(served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, [30, 12])
     project = tmp_path / "orders"
     assert main.run(["pipeline", "init", str(project), "--topic", topic, "--address", served.address]) == EXIT_DONE

@@ -1,4 +1,4 @@
-"""``polywire dev`` as somebody meets it: started, looked into, interrupted."""
+"""``polywire dev`` from a user's view: started, inspected, interrupted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.broker_process import child_environment
 SECONDS_MAX: Final = 60.0
 
 
-def test_all_wires_and_a_topic_with_records(tmp_path: Path) -> None:
+def test_all_protocols_and_a_topic_with_records(tmp_path: Path) -> None:
     environment = child_environment() | {"TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "polywire", "dev", "--free-ports", "--rate", "50"]
     pipe = subprocess.PIPE
@@ -51,7 +51,7 @@ def test_all_wires_and_a_topic_with_records(tmp_path: Path) -> None:
     assert running.returncode == 0, reported
     assert "ready topic=sample records=100; try: polywire record tail sample" in reported
     assert "Traceback" not in reported
-    assert not list(tmp_path.iterdir()), "nothing is left"
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
 async def topics(url: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stopping the Spark driver with ``kill -9`` in mid-run loses nothing and doubles nothing."""
+"""``kill -9`` of the Spark driver during a run loses and duplicates nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.e2e.conftest import SOURCE, Served, environment, fill
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 COUNTS = [4_000, 3_000, 1_000]
-KILLED_AT = (0, 4)  # micro-batches whose offsets are written down and whose end is not
+KILLED_AT = (0, 4)  # micro-batches that are killed between their offsets and their commit
 RUN_TIMEOUT_S = 180.0
 
 
 def start_driver(served: Served, topic: str, directory: Path, *more: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.e2e.landing_driver", served.address, topic, str(directory), *more]
     with (directory / "driver.log").open("ab") as log:
-        # A group of its own, so that its JVM and Python workers die with it.
+        # A separate process group, so that its JVM and Python workers die with it.
         return subprocess.Popen(
             command, cwd=SOURCE.parent, env=environment(), stdout=log, stderr=log, start_new_session=True
         )
@@ -42,7 +42,7 @@ def kill_in_batch(driver: subprocess.Popen[bytes], checkpoint: Path, number: int
 
 
 def kill_after(driver: subprocess.Popen[bytes], served: Served, topic: str, records: int) -> None:
-    """Kill as soon as the topic has more than ``records``: most often between the broker's commit and Spark's."""
+    """Kill once the topic has more than ``records``: usually between the broker's commit and Spark's."""
     deadline = time.monotonic() + RUN_TIMEOUT_S
     while records_of(served, topic) <= records:
         assert driver.poll() is None, "the driver ended before it could be killed"
@@ -71,7 +71,7 @@ def test_a_killed_driver_publishes_each_record_once(
     assert found == sorted(f"{n}-{at}" for n, count in enumerate(COUNTS) for at in range(count))
 
 
-def test_a_killed_driver_goes_on_where_it_was(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_a_killed_driver_resumes_where_it_was(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, COUNTS)
     for number in KILLED_AT:
         kill_in_batch(start_driver(served, topic, tmp_path), tmp_path / "checkpoint", number)

@@ -1,4 +1,4 @@
-"""HTTP of a real process: beside the wires, and in nobody's way."""
+"""HTTP of a real process, next to the other protocols."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_health_and_metrics(broker: BrokerProcess) -> None:
     assert any(line.startswith('polywire_log_work_seconds_count{work="sync"}') for line in lines)
 
 
-def test_a_foreign_page_gets_nothing(broker: BrokerProcess) -> None:
+def test_requests_of_a_foreign_page_are_rejected(broker: BrokerProcess) -> None:
     assert ask(broker, "/metrics", Host="evil.example")[0] == 403
     assert ask(broker, "/metrics", Origin="https://evil.example")[0] == 403
     assert ask(broker, "/metrics", "POST")[0] == 403
 
 
-def test_requests_in_one_go_are_answered_in_order(broker: BrokerProcess) -> None:
+def test_pipelined_requests_are_answered_in_order(broker: BrokerProcess) -> None:
     with socket.create_connection(broker.addresses["http"], timeout=30) as peer:
         request = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
         peer.sendall(request % b"livez" + request % b"nothing" + request % b"livez")
@@ -68,7 +68,7 @@ def test_requests_in_one_go_are_answered_in_order(broker: BrokerProcess) -> None
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000, b"\0" * 20_000, b"GET / HTTP/1.1\r\n\r\n"])
-def test_what_is_no_request_ends_its_connection_alone(broker: BrokerProcess, data: bytes) -> None:
+def test_an_invalid_request_closes_its_own_connection_only(broker: BrokerProcess, data: bytes) -> None:
     with socket.create_connection(broker.addresses["http"], timeout=30) as peer:
         peer.sendall(data)
         answer = b""
@@ -78,7 +78,7 @@ def test_what_is_no_request_ends_its_connection_alone(broker: BrokerProcess, dat
     assert ask(broker, "/livez")[0] == 200
 
 
-def test_a_usual_port_that_is_taken_is_told_and_no_reason_not_to_start(tmp_path: Path) -> None:
+def test_a_default_http_port_in_use_is_logged_and_does_not_prevent_a_start(tmp_path: Path) -> None:
     host, _, port = HTTP_ADDRESS.rpartition(":")
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,7 +86,7 @@ def test_a_usual_port_that_is_taken_is_told_and_no_reason_not_to_start(tmp_path:
             other.bind((host, int(port)))
             other.listen()
         except OSError:
-            pass  # somebody else has it, which does as well
+            pass  # another program uses it, which serves the test as well
         ready = tmp_path / "ready"
         words = [*silenced("flux", "http"), "--flux", "127.0.0.1:0", "--ready-file", str(ready)]
         command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(tmp_path / "data"), *words]
@@ -113,7 +113,7 @@ def test_a_usual_port_that_is_taken_is_told_and_no_reason_not_to_start(tmp_path:
             process.kill()
 
 
-def test_nothing_of_it_is_loaded_at_the_start() -> None:
+def test_http_modules_are_not_loaded_at_the_start() -> None:
     code = (
         f"import polywire, polywire.cli.main, sys; print(*(name for name in {LOADED_LATER!r} if name in sys.modules))"
     )

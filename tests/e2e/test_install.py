@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * BUILD_SECONDS_MAX)]
 
 @pytest.fixture(scope="module")
 def translated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What has builds translate each module into C once: the same sources are built again and again here."""
+    """Make builds translate each module to C only once: the same sources are built repeatedly here."""
     return {"CYTHON_CACHE_DIR": str(tmp_path_factory.mktemp("translated"))}
 
 
 def compiler_at(path: Path, body: str) -> str:
-    """A script that stands in for the C compiler; in ``body`` it is called ``$real``."""
+    """Write a script that replaces the C compiler; ``body`` calls the real one as ``$real``."""
     real = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     if shutil.which(real.split()[0]) is None:
         pytest.skip(f"NOT TRIED: what takes a C compiler ({real})")
@@ -46,7 +46,7 @@ def compiler_at(path: Path, body: str) -> str:
 def compiled_wheel(
     source_distribution: Path, translated: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A compiled wheel, where this machine has a compiler. Optimized code takes four times as long to make, and the checkout has it."""
+    """Build a compiled wheel, if there is a compiler, without optimization, which is four times as fast."""
     place = tmp_path_factory.mktemp("compiled-wheel")
     hasty = compiler_at(place.parent / "hasty-cc", 'exec $real "$@" -O0\n')
     return build_wheel(source_distribution, place, CC=hasty, **translated)
@@ -54,7 +54,7 @@ def compiled_wheel(
 
 @pytest.fixture(scope="module")
 def compiled_python(compiled_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Interpreter of a new environment with that wheel."""
+    """Return the interpreter of a new environment with that wheel."""
     return environment_with(compiled_wheel, tmp_path_factory.mktemp("compiled-environment"))
 
 
@@ -65,7 +65,7 @@ def metadata(wheel: Path) -> Message:
 
 
 @pytest.mark.parametrize(("kind", "needs_cython"), [("wheel", True), ("compiled_wheel", False)])
-def test_cython_comes_along_where_modules_are_not_compiled(
+def test_cython_is_installed_if_modules_are_not_compiled(
     kind: str, needs_cython: bool, request: pytest.FixtureRequest
 ) -> None:
     needed = metadata(request.getfixturevalue(kind)).get_all("Requires-Dist", [])
@@ -73,7 +73,7 @@ def test_cython_comes_along_where_modules_are_not_compiled(
     assert any(line.startswith("msgspec") for line in needed)
 
 
-def test_an_index_of_packages_is_given_no_link_that_leads_nowhere(wheel: Path) -> None:
+def test_the_package_description_has_no_broken_links(wheel: Path) -> None:
     reported = metadata(wheel)
     text = str(reported.get_payload())
     assert reported["Description-Content-Type"] == "text/markdown"
@@ -81,7 +81,7 @@ def test_an_index_of_packages_is_given_no_link_that_leads_nowhere(wheel: Path) -
     assert set(re.findall(r"\]\(([^:)]*)[:)]", text)) <= {"https", "http"}
 
 
-def test_one_wheel_for_every_system(source_distribution: Path, tmp_path: Path) -> None:
+def test_one_wheel_runs_on_every_system(source_distribution: Path, tmp_path: Path) -> None:
     built = build_wheel(source_distribution, tmp_path, POLYWIRE_COMPILE="0")
     assert built.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith((".so", ".pyd"))]
@@ -89,15 +89,15 @@ def test_one_wheel_for_every_system(source_distribution: Path, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def forgetful_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A compiler that can do one of our modules, and fails on all others."""
+    """Return a compiler that compiles one of our modules and fails on all others."""
     body = f'case "$*" in *{COMPILED_ALONE}*) exec $real "$@" ;; esac\necho "out of patience" >&2\nexit 1\n'
     return compiler_at(tmp_path_factory.mktemp("compiler") / "cc", body)
 
 
-def test_a_compiler_may_fail_on_a_module(
+def test_a_build_succeeds_if_the_compiler_fails_on_a_module(
     source_distribution: Path, forgetful_compiler: str, translated: dict[str, str], tmp_path: Path
 ) -> None:
-    """All run from their sources then: those of some would ask compiled ones for what only compiled ones see."""
+    """All modules then run from source, because uncompiled modules cannot use what only compiled ones see."""
     built = build_wheel(source_distribution, tmp_path, CC=forgetful_compiler, **translated)
     assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith(".so")]
     assert any(line.startswith("cython") for line in metadata(built).get_all("Requires-Dist", []))
@@ -105,7 +105,7 @@ def test_a_compiler_may_fail_on_a_module(
 
 
 @pytest.mark.parametrize("compiler", ["forgetful", "missing"])
-def test_a_release_can_demand_that_everything_compiles(
+def test_a_release_build_can_require_compilation(
     source_distribution: Path, forgetful_compiler: str, translated: dict[str, str], tmp_path: Path, compiler: str
 ) -> None:
     called = forgetful_compiler if compiler == "forgetful" else "no-such-compiler"
@@ -113,7 +113,7 @@ def test_a_release_can_demand_that_everything_compiles(
         build_wheel(source_distribution, tmp_path, CC=called, POLYWIRE_COMPILE="1", **translated)
 
 
-def test_the_source_distribution_has_what_builds_it(source_distribution: Path) -> None:
+def test_the_source_distribution_has_everything_to_build_it(source_distribution: Path) -> None:
     with tarfile.open(source_distribution) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "src/polywire/py.typed"} <= names
@@ -140,7 +140,7 @@ def test_the_command_runs(python: Path, tmp_path: Path) -> None:
     assert run(str(python.with_name("polywire")), "--version", cwd=tmp_path).strip() == VERSION
 
 
-def test_every_module_is_the_installed_one(python: Path, tmp_path: Path) -> None:
+def test_every_module_is_imported_from_the_installed_package(python: Path, tmp_path: Path) -> None:
     names = (*compilable_modules(), "polywire.server.lifecycle", "polywire.client.sync", "pyspark_polywire")
     places = (
         "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]), sep='\\n')"
@@ -151,14 +151,16 @@ def test_every_module_is_the_installed_one(python: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("environment", "kind"), [("python", "--pure"), ("compiled_python", "--compiled")])
-def test_what_is_installed_serves(environment: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_the_installed_package_serves_every_protocol(
+    environment: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     installed: Path = request.getfixturevalue(environment)
     reported = run(str(installed), "-I", str(TRIAL), kind, cwd=tmp_path)
     assert "wrote and read over cursus, flux, iggy, kafka, kafka07, polywire" in reported
 
 
 def test_the_trial_refuses_a_checkout(tmp_path: Path) -> None:
-    """What would pass for the installed package and is none makes the trial fail."""
+    """The trial fails on packages that only look installed."""
     done = subprocess.run(
         [sys.executable, TRIAL, "--pure"],
         cwd=tmp_path,

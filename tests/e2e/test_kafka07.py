@@ -1,4 +1,4 @@
-"""The Kafka 0.7 wire of a real broker: history that lies on the disk, restarts, and peers that mean harm."""
+"""The Kafka 0.7 protocol of a real broker: records on disk, restarts, and hostile clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from polywire.protocols.kafka07.messages import (
 from tests.broker_process import BrokerProcess
 
 MEBI = 1024 * 1024
-GROWTH_BYTES_MAX = 96 * MEBI  # of the broker's own memory, by whatever peers of one wire do
+GROWTH_BYTES_MAX = 96 * MEBI  # of the broker's own memory, whatever clients of one protocol do
 
 
 class Peer:
@@ -53,22 +53,22 @@ class Peer:
         return b"".join(parts)
 
     def ask(self, frame: bytes) -> bytes:
-        """Body of the answer."""
+        """Return the body of the response."""
         self.socket.sendall(frame)
         return self._receive(struct.unpack(">i", self._receive(4))[0])
 
     def fetch(self, topic: bytes, partition: int, address: int, size: int) -> bytes:
-        """Set bytes of a fetch that must succeed."""
+        """Return the set bytes of a fetch that must succeed."""
         answer = self.ask(encode_fetch(topic, partition, address, size))
         assert answer[:2] == b"\0\0", (address, answer[:2])
         return answer[2:]
 
     def end(self, topic: bytes, partition: int) -> int:
-        """Address of the end; everything sent before was carried out."""
+        """Return the end address; everything sent before was executed."""
         return parse_offsets_answer(self.ask(encode_offsets(topic, partition, -1, 1)))[0]
 
     def is_closed(self) -> bool:
-        """Whether the broker hangs up."""
+        """Return whether the broker closes the connection."""
         self.socket.settimeout(10)
         with suppress(ConnectionError):
             return self.socket.recv(1) == b""
@@ -77,7 +77,7 @@ class Peer:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    # Slots that fill quickly, no larger than what one pass may receive.
+    # Slots that fill quickly, and are no larger than what one pass may receive.
     with BrokerProcess(tmp_path / "data", "--slot-mib", "2", wires=["kafka07"]) as process:
         yield process
     while Peer.opened:
@@ -85,14 +85,14 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def entries(message_set: bytes) -> list[int]:
-    """Where the messages of a set begin, and its end."""
+    """Return the start positions of the messages of a set, and its end."""
     places = [0]
     while places[-1] < len(message_set):
         places.append(places[-1] + 4 + struct.unpack_from(">i", message_set, places[-1])[0])
     return places
 
 
-def test_history_reads_the_same_for_ever(broker: BrokerProcess) -> None:
+def test_stored_records_always_read_the_same(broker: BrokerProcess) -> None:
     chance = random.Random(7)
     peer = Peer(broker)
     stream = b""
@@ -130,7 +130,7 @@ def test_history_reads_the_same_for_ever(broker: BrokerProcess) -> None:
         broker.start()
 
 
-def test_bombs_cost_no_memory(broker: BrokerProcess) -> None:
+def test_bombs_use_no_memory(broker: BrokerProcess) -> None:
     bomb = wrap(encode_message(bytes(EXPANDED_BYTES_MAX)), CompressionCodec.GZIP)
     nested = wrap(wrap(bomb, CompressionCodec.GZIP) * 40, CompressionCodec.GZIP)
     claim = encode_message(b"\xff\xff\xff\xff\x0f" + bytes(100), 1, CompressionCodec.SNAPPY)
@@ -150,7 +150,7 @@ def test_bombs_cost_no_memory(broker: BrokerProcess) -> None:
     assert Peer(broker).end(b"t", 0) == 0
 
 
-def test_half_frames_and_garbage_harm_nobody(broker: BrokerProcess) -> None:
+def test_partial_frames_and_garbage_do_not_affect_others(broker: BrokerProcess) -> None:
     chance = random.Random(11)
     before = broker.memory_bytes
     held = []
@@ -170,7 +170,7 @@ def test_half_frames_and_garbage_harm_nobody(broker: BrokerProcess) -> None:
     assert broker.memory_bytes - before < GROWTH_BYTES_MAX
 
 
-def test_thousands_of_readers_of_nothing_hold_nobody_up(broker: BrokerProcess) -> None:
+def test_thousands_of_unread_responses_block_no_other_client(broker: BrokerProcess) -> None:
     writer = Peer(broker)
     writer.socket.sendall(encode_produce(b"t", 0, encode_set([b"x" * 900] * 1000)) * 10)
     writer.end(b"t", 0)

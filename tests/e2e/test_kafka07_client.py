@@ -1,4 +1,4 @@
-"""The Kafka 0.7 client against a real broker: produce, fetch, batches with compression, positions that outlive their consumer."""
+"""The Kafka 0.7 client against a real broker: produce, fetch, compressed batches, offsets that outlive a consumer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_batches_in_order(broker: BrokerProcess, compression: CompressionCodec) 
     run(broker, work)
 
 
-def test_positions_outlive_their_consumer(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_offsets_outlive_their_consumer(broker: BrokerProcess, tmp_path: Path) -> None:
     path = tmp_path / "positions.json"
     url = broker.url("kafka07")
     producer = SyncProducer(url, batch_records=3)
@@ -81,22 +81,22 @@ def test_positions_outlive_their_consumer(broker: BrokerProcess, tmp_path: Path)
     second.close()
 
 
-def test_positions_outside_of_the_log_begin_anew(broker: BrokerProcess) -> None:
+def test_offsets_out_of_range_are_reset(broker: BrokerProcess) -> None:
     async def work(client: Kafka07Client) -> None:
-        await client.send(b"", "anew")
-        await client.write("anew", 0, encode_set([b"one", b"two"]))
-        consumer = Consumer(client, "anew", partitions=[0], positions={0: 10_000})
+        await client.send(b"", "reset")
+        await client.write("reset", 0, encode_set([b"one", b"two"]))
+        consumer = Consumer(client, "reset", partitions=[0], positions={0: 10_000})
         assert [message.value for message in await take(consumer, 2)] == [b"one", b"two"]
-        latest = Consumer(client, "anew", start=LATEST)
+        latest = Consumer(client, "reset", start=LATEST)
         assert await latest.poll() == []
-        await client.write("anew", 0, encode_set([b"three"]))
+        await client.write("reset", 0, encode_set([b"three"]))
         assert [message.value for message in await latest.poll()] == [b"three"]
 
     run(broker, work)
 
 
-def test_wrappers_have_one_place(broker: BrokerProcess) -> None:
-    """As a real 0.7 broker hands them out."""
+def test_messages_of_a_wrapper_share_one_offset(broker: BrokerProcess) -> None:
+    """As a real 0.7 broker returns them."""
     from polywire.protocols.kafka07.compression import wrap
 
     async def work(client: Kafka07Client) -> None:
@@ -112,7 +112,7 @@ def test_wrappers_have_one_place(broker: BrokerProcess) -> None:
     run(broker, work)
 
 
-def test_long_messages_are_asked_for_again(broker: BrokerProcess) -> None:
+def test_long_messages_are_fetched_again_with_a_larger_size(broker: BrokerProcess) -> None:
     async def work(client: Kafka07Client) -> None:
         value = bytes(3_000_000)
         await client.produce("long", [Record(value)], partition=0)
@@ -157,7 +157,7 @@ def test_refusals(broker: BrokerProcess) -> None:
     run(broker, work)
 
 
-def test_the_port_for_every_wire(tmp_path: Path) -> None:
+def test_the_port_for_every_protocol(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--any", "127.0.0.1:0") as process:
         host, port = process.addresses["any"]
         with SyncProducer(f"kafka07://{host}:{port}", compression=CompressionCodec.GZIP) as producer:

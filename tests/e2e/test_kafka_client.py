@@ -1,4 +1,4 @@
-"""The client of ``kafka://`` against a running broker: logins by each mechanism, groups beside members of other wires, a kill."""
+"""The ``kafka://`` client against a running broker: login mechanisms, mixed groups, and a kill."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_groups_are_listed_with_their_lag(open_broker: BrokerProcess) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
-def test_a_partition_is_let_go_of_only_when_its_reader_knows(open_broker: BrokerProcess) -> None:
+def test_a_partition_is_reassigned_only_after_its_reader_rejoined(open_broker: BrokerProcess) -> None:
     async def scenario() -> None:
         first, second = await opened(open_broker), await opened(open_broker)
         await first.create_topic("orders", 2)
@@ -124,7 +124,7 @@ def test_a_partition_is_let_go_of_only_when_its_reader_knows(open_broker: Broker
         with pytest.raises(Conflict):
             await first.heartbeat("g", "orders", "m1", one.generation)
         await first.commit("g", "orders", 1, 1, member="m1", generation=one.generation)
-        assert (await second.join("g", "orders", "m2")).partitions == (), "its reader has not joined again"
+        assert (await second.join("g", "orders", "m2")).partitions == (), "its reader has not rejoined"
         kept = await first.join("g", "orders", "m1")
         with pytest.raises(Conflict):
             await first.commit("g", "orders", 1 - kept.partitions[0], 2, member="m1", generation=kept.generation)
@@ -141,7 +141,7 @@ def test_a_partition_is_let_go_of_only_when_its_reader_knows(open_broker: Broker
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
-def test_consumers_go_on_after_a_kill(open_broker: BrokerProcess) -> None:
+def test_consumers_resume_after_a_kill(open_broker: BrokerProcess) -> None:
     records = 200
     values: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Logins on a running broker: who is deleted or renewed is gone at once, who says nothing loses its place, who guesses keeps nobody out."""
+"""Logins on a running broker: deleted users are disconnected, silent clients lose their slot."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def words(*texts: str) -> bytes:
 
 
 def named(name: str) -> bytes:
-    """A user by its name."""
+    """Return the identifier of a user by its name."""
     return b"\x02" + words(name)
 
 
@@ -62,7 +62,7 @@ def make_user(alice: Peer, name: str, permissions: bytes = b"\x00") -> None:
 
 
 def assert_ended(*sockets: socket.socket) -> None:
-    """The broker hangs up, and says nothing before."""
+    """Assert that the broker closes the connections and sends nothing before."""
     for peer in sockets:
         peer.settimeout(ENDED_S_MAX)
         try:
@@ -73,7 +73,7 @@ def assert_ended(*sockets: socket.socket) -> None:
 
 
 def text_peer(broker: BrokerProcess, *frames: bytes) -> tuple[socket.socket, list[bytes]]:
-    """A connection to the Cursus wire, and what it was answered."""
+    """Open a connection to the Cursus protocol; return it with its responses."""
     peer = socket.create_connection(broker.addresses["cursus"], timeout=60)
     return peer, [cursus(peer, frame) for frame in frames]
 
@@ -87,13 +87,13 @@ def received(peer: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         part = peer.recv(size - len(data))
-        assert part, "the broker hung up"
+        assert part, "the broker closed the connection"
         data += part
     return data
 
 
 def native_peer(broker: BrokerProcess, name: str, password: str) -> tuple[socket.socket, bytes]:
-    """A connection to our own wire that has asked to log in, and what it was answered."""
+    """Open a connection to the `polywire` protocol and log in; return it with the response."""
     peer = socket.create_connection(broker.addresses["polywire"], timeout=60)
     peer.sendall(MAGIC)
     received(peer, len(MAGIC))
@@ -107,7 +107,7 @@ def native_answer(peer: socket.socket) -> bytes:
     return bytes((prefix.flags,)) + received(peer, prefix.length)
 
 
-def test_a_deleted_user_is_gone_and_its_id_with_it(broker: BrokerProcess) -> None:
+def test_a_deleted_user_is_disconnected_and_its_id_not_reused(broker: BrokerProcess) -> None:
     with logged_in(broker, "alice", "wonderland") as alice:
         make_user(alice, "first")
         with logged_in(broker, "first", "password") as first:
@@ -119,7 +119,7 @@ def test_a_deleted_user_is_gone_and_its_id_with_it(broker: BrokerProcess) -> Non
             assert int.from_bytes(second.ask(ME)[1][4:8], "little") > before
 
 
-def test_every_wire_hangs_up_on_who_is_no_user_any_more(broker: BrokerProcess) -> None:
+def test_every_protocol_disconnects_users_whose_login_ended(broker: BrokerProcess) -> None:
     with logged_in(broker, "alice", "wonderland") as alice:
         for name, change in (
             ("gone", (DELETE_USER, named("gone"))),
@@ -138,7 +138,7 @@ def test_every_wire_hangs_up_on_who_is_no_user_any_more(broker: BrokerProcess) -
                 peer.close()
 
 
-def test_who_replaces_its_own_password_stays_here_only(broker: BrokerProcess) -> None:
+def test_changing_the_own_password_ends_all_other_logins(broker: BrokerProcess) -> None:
     with logged_in(broker, "alice", "wonderland") as alice:
         make_user(alice, "bob")
     with logged_in(broker, "bob", "password") as here, logged_in(broker, "bob", "password") as elsewhere:
@@ -153,7 +153,7 @@ def test_who_replaces_its_own_password_stays_here_only(broker: BrokerProcess) ->
             assert robot.ask(LOGIN_TOKEN, token)[0] != 0
 
 
-def test_a_token_that_is_revoked_ends_who_came_with_it(broker: BrokerProcess) -> None:
+def test_revoking_a_token_ends_its_logins(broker: BrokerProcess) -> None:
     with logged_in(broker, "alice", "wonderland") as alice, Peer(broker) as robot, Peer(broker) as other:
         tokens = [alice.ask(CREATE_TOKEN, words(name) + bytes(8))[1] for name in ("one", "two")]
         assert robot.ask(LOGIN_TOKEN, tokens[0])[0] == 0
@@ -178,7 +178,7 @@ def test_a_stream_ends_with_its_user(broker: BrokerProcess) -> None:
         stream.close()
 
 
-def test_a_stream_ends_with_the_right_to_read(broker: BrokerProcess) -> None:
+def test_a_stream_ends_with_the_permission_to_read(broker: BrokerProcess) -> None:
     with logged_in(broker, "alice", "wonderland") as alice:
         make_user(alice, "reader", EVERYTHING)
         owner, answers = text_peer(
@@ -201,15 +201,15 @@ def test_a_stream_ends_with_the_right_to_read(broker: BrokerProcess) -> None:
 
 
 def opened(broker: BrokerProcess, wire: str, data: bytes) -> socket.socket:
-    """A connection that has sent this."""
+    """Open a connection and send this."""
     peer = socket.create_connection(broker.addresses[wire], timeout=ENDED_S_MAX)
     peer.sendall(data)
     return peer
 
 
 @pytest.mark.parametrize("wire", ["polywire", "kafka", "iggy", "cursus"])
-def test_who_forgot_to_log_in_is_told_so(broker: BrokerProcess, wire: str) -> None:
-    """Also on Kafka's wire, where a broker just hangs up, and by the Iggy of 2023, which knows no logins."""
+def test_clients_without_a_login_are_told_to_log_in(broker: BrokerProcess, wire: str) -> None:
+    """Kafka brokers only close the connection, and the Iggy of 2023 has no login errors."""
 
     async def list_topics() -> None:
         async with polywire.connect(broker.url(wire)) as client:
@@ -220,8 +220,8 @@ def test_who_forgot_to_log_in_is_told_so(broker: BrokerProcess, wire: str) -> No
     assert isinstance(raised.value, Unavailable if wire == "kafka" else Denied)
 
 
-def test_a_peer_that_is_nobody_sends_little(broker: BrokerProcess) -> None:
-    """The beginning of a frame is enough: nothing is kept for what follows."""
+def test_unauthenticated_clients_have_a_small_frame_limit(broker: BrokerProcess) -> None:
+    """The start of a frame is enough: the broker buffers nothing of the rest."""
     long = LOGIN_FRAME_BYTES_MAX + 1
     for wire, data in (
         ("iggy", long.to_bytes(4, "little") + b"\x26\0\0\0"),
@@ -240,11 +240,11 @@ def test_a_peer_that_is_nobody_sends_little(broker: BrokerProcess) -> None:
         assert b"made" not in cursus(peer, b"LIST")
         assert cursus(peer, b"CREATE topic=large partitions=1").startswith(b"OK")
         answer = cursus(peer, b"PUBLISH topic=large acks=1 producerId=p message=" + b"x" * 20_000)
-        assert not answer.startswith(b"ERROR"), "who is somebody may send more"
+        assert not answer.startswith(b"ERROR"), "after the login larger frames are allowed"
 
 
 @pytest.mark.slow
-def test_a_peer_has_ten_seconds_to_say_who_it_is(broker: BrokerProcess) -> None:
+def test_clients_have_ten_seconds_to_log_in(broker: BrokerProcess) -> None:
     begun = time.monotonic()
     silent = [
         opened(broker, "iggy", b"\x04\0\0\0\x01\0\0\0"),
@@ -261,11 +261,11 @@ def test_a_peer_has_ten_seconds_to_say_who_it_is(broker: BrokerProcess) -> None:
                 pass
             peer.close()
         assert time.monotonic() - begun > LOGIN_SECONDS_MAX - 1
-        assert alice.ask(ME)[0] == 0, "who is somebody may be silent"
+        assert alice.ask(ME)[0] == 0, "a logged-in client may be silent"
 
 
 class Guessers:
-    """Many connections to the Iggy wire that guess at passwords, one after the other on each, until they are stopped."""
+    """Many connections to the Iggy protocol that guess passwords one after the other, until they are stopped."""
 
     def __init__(self, broker: BrokerProcess, count: int) -> None:
         self.guesses = 0
@@ -313,8 +313,8 @@ class Guessers:
 
 
 @pytest.mark.slow
-def test_guessers_keep_nobody_out(tmp_path: Path) -> None:
-    """All of them share one address with who knows the password: no fairness by address helps."""
+def test_guessers_lock_no_user_out(tmp_path: Path) -> None:
+    """All of them share one address with the legitimate users, so that fairness by address does not help."""
     users = tmp_path / "users"
     names = ("bob", "carol", "dave", "alice")
     for name in names:
@@ -325,6 +325,6 @@ def test_guessers_keep_nobody_out(tmp_path: Path) -> None:
             time.sleep(0.05)
         for name in names:
             with Peer(broker) as peer:
-                peer.socket.settimeout(60)  # on a busy machine; a second or two on a free one
+                peer.socket.settimeout(60)  # on a busy machine; a second or two on an idle one
                 assert peer.log_in(name, "wonderland") == 0
         assert guessers.guesses > 20

@@ -1,4 +1,4 @@
-"""Follow the pages for newcomers in an empty folder, from an installed wheel, and compare what their commands print."""
+"""Follow the pages for newcomers from an installed wheel, and compare the output of their commands."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_page_for_newcomers_is_followed() -> None:
     assert with_commands == {*PAGES, *SPARK_PAGES} - {"operate/back-up"}
 
 
-def test_what_a_page_tells_to_do() -> None:
+def test_files_and_commands_of_a_page_are_parsed() -> None:
     page = read_page(
         '# A\n```sh\nls\n```\n\nsome\n\n```text\nb\n```\n```python title="a.py"\nx = 1\n```\n```text\nno output\n```\n```sh\npwd\n```\n'
     )

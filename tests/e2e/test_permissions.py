@@ -1,4 +1,4 @@
-"""Permissions on a running broker: wires without a login beside users, and names with dots from the command line to every wire."""
+"""Permissions on a running broker: protocols without a login, and dotted names over every protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def flux(broker: BrokerProcess, line: str) -> str:
         return peer.makefile().readline().strip()
 
 
-def test_a_wire_without_a_login_is_refused_where_nobody_could_do_anything(tmp_path: Path) -> None:
+def test_a_protocol_without_a_login_needs_an_anonymous_user(tmp_path: Path) -> None:
     users = tmp_path / "users"
     add_user(users, "alice", "wonderland", "")
     words = ("serve", "--data-dir", str(tmp_path / "data"), "--users", str(users), *silenced("flux"))
@@ -42,10 +42,10 @@ def test_a_wire_without_a_login_is_refused_where_nobody_could_do_anything(tmp_pa
     assert "--flux" in ended.stderr
 
 
-def test_who_comes_without_a_login_may_do_what_anonymous_may(tmp_path: Path) -> None:
+def test_clients_without_a_login_have_the_permissions_of_anonymous(tmp_path: Path) -> None:
     users = tmp_path / "users"
     add_user(users, "alice", "wonderland", "")
-    add_user(users, "anonymous", "nobody-logs-in", "produce@clicks")
+    add_user(users, "anonymous", "never-logs-in", "produce@clicks")
     with BrokerProcess(tmp_path / "data", "--users", str(users), wires=WIRES) as broker:
         host, port = broker.addresses["polywire"]
         with sync.connect(f"polywire://alice:wonderland@{host}:{port}") as alice:
@@ -62,7 +62,7 @@ def test_who_comes_without_a_login_may_do_what_anonymous_may(tmp_path: Path) -> 
         assert flux(broker, "ADMIN_GET_METADATA|") == "V1|1|OK|topics=[clicks.web] brokers=[0] fenced=[]"
 
 
-def test_a_dotted_name_means_one_topic_from_the_command_line_to_every_wire(tmp_path: Path) -> None:
+def test_a_dotted_name_means_the_same_topic_everywhere(tmp_path: Path) -> None:
     users = tmp_path / "users"
     add_user(users, "alice", "wonderland", "")
     add_user(users, "shopper", "looking-glass", "consume@shop,read_streams@shop")

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.spark
 
 
 def put(served: Served, topic: str, documents: Sequence[object], partition: int = 0) -> None:
-    """Append documents as JSON; bytes as they are."""
+    """Append documents as JSON; bytes are appended unchanged."""
     if topic not in {known.name for known in served.connection.topics()}:
         served.connection.create_topic(topic, 2)
     values = [document if isinstance(document, bytes) else json.dumps(document).encode() for document in documents]
@@ -36,13 +36,13 @@ def put(served: Served, topic: str, documents: Sequence[object], partition: int 
         served.connection.produce(topic, partition, [batch])
 
 
-def test_land_keeps_what_it_cannot_read_and_takes_new_columns(
+def test_land_stores_unreadable_records_and_accepts_new_columns(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
     put(served, topic, [{"id": 1, "day": "a"}, b"broken", {"id": 2, "day": "b"}, {"id": 3, "day": "a"}])
     land(spark, served.address, topic, table, checkpoint, ["day"], parse="json:id int, day string", files_max=1)
-    assert len(listed_files(table) or ()) == 3  # a, b and what has no day
+    assert len(listed_files(table) or ()) == 3  # a, b and the rows without a day
     put(served, topic, [{"id": 4, "day": "a", "note": "new"}], partition=1)
     land(
         spark,
@@ -60,7 +60,7 @@ def test_land_keeps_what_it_cannot_read_and_takes_new_columns(
     assert rows[1]["_corrupt"] == "not a JSON object"
 
 
-def test_land_into_delta_once(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_land_into_delta_is_exactly_once(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="Delta was NOT tried: deltalake is not installed")
     from polywire.spark.pipelines import tables
 
@@ -75,7 +75,7 @@ def test_land_into_delta_once(spark: SparkSession, served: Served, topic: str, t
     rows = deltalake.DeltaTable(str(table.path)).to_pyarrow_table().sort_by("id").to_pylist()
     assert [row["id"] for row in rows] == list(range(31))
     assert [row["note"] for row in rows] == [None] * 30 + ["new"]
-    # A micro-batch that is run again, as Spark does after a crash.
+    # Repeat a micro-batch, as Spark does after a crash.
     batch = spark.createDataFrame([(99,)], "id int")
     spark.sparkContext.setLocalProperty(QUERY_ID, "a-query")
     for number in (0, 1, 1, 0):
@@ -83,13 +83,15 @@ def test_land_into_delta_once(spark: SparkSession, served: Served, topic: str, t
     assert deltalake.DeltaTable(str(tmp_path / "again")).to_pyarrow_table().num_rows == 2
 
 
-def test_a_table_nothing_can_write_is_refused(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_a_table_format_that_cannot_be_written_is_refused(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
     put(served, topic, [{}])
     with pytest.raises(Invalid, match=r"spark\.jars"):
         land(spark, served.address, topic, tmp_path / "t", tmp_path / "c", table_format=TableFormat.ICEBERG)
 
 
-def test_windows_count_each_record_once_and_tell_of_late_ones(
+def test_windows_count_each_record_once_and_report_late_ones(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     def run() -> tuple[int, list[BatchProgress]]:
@@ -118,7 +120,7 @@ def test_windows_count_each_record_once_and_tell_of_late_ones(
     assert sum(row["total"] for row in rows) == sum(range(60))
 
 
-def test_quality_finds_gaps_and_repetitions(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_quality_detects_gaps_and_duplicates(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     put(served, topic, [{"p": "x", "n": n} for n in range(50)])
     put(served, topic, [{"p": "y", "n": n} for n in (0, 1, 1, 3)], partition=1)
     page = tmp_path / "report.html"
@@ -149,7 +151,7 @@ def test_a_column_keeps_its_type(spark: SparkSession, served: Served, topic: str
     land(spark, served.address, topic, table, checkpoint, parse="json:id int, day string, more long")
 
 
-def test_the_reason_names_the_field(spark: SparkSession, served: Served, topic: str) -> None:
+def test_the_error_names_the_field(spark: SparkSession, served: Served, topic: str) -> None:
     put(served, topic, [{"id": 1, "n": 2}, {"id": 1, "n": "two"}, {"id": {}, "n": 2}, b'{"id": 1,', {"id": None}, {}])
     rows = parsed(topic_rows(spark, served.address, topic), "json:id int, n long").orderBy("_offset").collect()
     reasons = [row[CORRUPT] for row in rows]
@@ -169,7 +171,7 @@ def test_state_needs_versions(spark: SparkSession, served: Served, topic: str, t
         state(spark, served.address, topic, f"{topic}-states", tmp_path, "json:amount long")
 
 
-def test_quality_of_a_table_as_it_came(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_quality_of_a_table_of_raw_records(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, [10, 5])
     land(spark, served.address, topic, tmp_path / "table", tmp_path / "checkpoint")
     found = quality(spark, path=tmp_path / "table", expected=15)
@@ -203,4 +205,4 @@ def test_the_command_runs_a_pipeline(
     asked = [f"--set=path={tmp_path / 'table'}", "--set=expected=3"]
     assert main.run(["pipeline", "run", "quality", *asked]) == EXIT_FAILED
     assert "3 records were expected, 2 are there" in capsys.readouterr().err
-    assert spark.range(1).count() == 1  # the session that was there goes on
+    assert spark.range(1).count() == 1  # the existing session still works

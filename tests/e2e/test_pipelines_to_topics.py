@@ -1,4 +1,4 @@
-"""Pipelines that write topics, on real Spark: what they write, and once."""
+"""Pipelines that write topics on real Spark, exactly once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def produce(served: Served, topic: str, records: list[Record]) -> None:
 
 
 def contents(served: Served, topic: str) -> list[Record]:
-    """Records of a topic, partition by partition."""
+    """Return the records of a topic, by partition."""
     with sync.connect(f"polywire://{served.address}") as client:
         return [record for part in client.bounds(topic) for record in client.fetch(topic, part.partition, 0)]
 
@@ -48,7 +48,7 @@ def documents(served: Served, topic: str) -> list[Any]:
     return [json.loads(record.value or b"null") for record in contents(served, topic)]
 
 
-def test_refine_splits_a_topic_and_drops_what_came_twice(
+def test_refine_splits_a_topic_and_drops_duplicates(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     def run() -> Ran:
@@ -79,7 +79,7 @@ def test_refine_splits_a_topic_and_drops_what_came_twice(
     assert (reported["from"], reported["dead.reason"], reported["dead.topic"]) == ("test", "not a JSON object", topic)
 
 
-def test_windows_into_a_topic_tell_the_last_count(
+def test_windows_into_a_topic_write_the_latest_count(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     for hour in ("10", "11"):
@@ -100,11 +100,11 @@ def event(key: bytes, version: int, **fields: Any) -> Record:
 
 
 def total(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
-    """A fold that counts on each event being there once."""
+    """Fold events into a sum that depends on each event being applied once."""
     return {"sum": state.get("sum", 0) + event["n"], "last": event["_type"]}
 
 
-def test_state_folds_events_and_begins_from_snapshots(
+def test_state_folds_events_and_starts_from_snapshots(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     def run(checkpoint: str) -> dict[bytes | None, tuple[Any, str]]:
@@ -133,7 +133,7 @@ def test_state_folds_events_and_begins_from_snapshots(
     assert any("JSON object" in reason for reason in reasons)
 
 
-def test_records_without_headers_are_sent_with_none(spark: SparkSession) -> None:
+def test_records_without_headers_are_sent_without_headers(spark: SparkSession) -> None:
     kinds = "array<struct<key: string, value: binary>>"
     rows = spark.sql(
         f"select 'v' as value, cast(if(id = 0, null, array(struct('k', x'01'))) as {kinds}) as headers from range(2)"
@@ -149,7 +149,7 @@ def test_bridge_between_brokers(spark: SparkSession, served: Served, topic: str,
         fill(served.connection, topic, [300, 20], headers=True)
         fill(served.connection, topic, [10, 200])
         other.connection.create_topic(topic, 2)
-        # In threads of their own, which begin without the session that Spark looks for sinks in.
+        # In separate threads, which start without the session in which Spark looks up sinks.
         with ThreadPoolExecutor(1) as thread:
             for _ in range(2):
                 copying = thread.submit(
@@ -163,7 +163,7 @@ def test_bridge_between_brokers(spark: SparkSession, served: Served, topic: str,
         stop_broker(other)
 
 
-def test_compact_keeps_the_last_of_each_key(spark: SparkSession, served: Served, topic: str) -> None:
+def test_compact_writes_the_last_record_of_each_key(spark: SparkSession, served: Served, topic: str) -> None:
     produce(served, topic, [Record(key=f"k{n % 5}".encode(), value=str(n).encode()) for n in range(50)])
     produce(served, topic, [Record(key=b"k0", value=None), Record(value=b"no key")])
     for _ in range(2):
@@ -174,10 +174,10 @@ def test_compact_keeps_the_last_of_each_key(spark: SparkSession, served: Served,
 
 
 class Killed(Exception):
-    """Stands for ``kill -9`` between two slices."""
+    """Simulates ``kill -9`` between two slices."""
 
 
-def test_replay_keeps_order_and_goes_on(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_replay_keeps_the_order_and_resumes(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     spark.range(30).selectExpr("id", "timestamp_seconds(1700000000 + id) as at").write.parquet(str(tmp_path / "table"))
 
     def run(reported: Any = None, slice_seconds: float = 10.0) -> Ran:

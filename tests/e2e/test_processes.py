@@ -1,4 +1,4 @@
-"""Every wire that several processes speak, over two of them, of a directory or a bucket: whichever a client meets, it finds every topic."""
+"""Every protocol over two processes of a directory or a bucket: each connection finds every topic."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.crash.kafka_transactor import Counting, Transactor, nothing
 
 TOPICS = 4
 WAIT_S = 60.0
-CONNECTIONS = 6  # all of them to one process once in 32 runs, which then had less to show
+CONNECTIONS = 6  # all of them reach the same process once in 32 runs, which then shows less
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
 
 
 @pytest.fixture(scope="module", params=["directory", "bucket", "second machine"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """The second machine of a bucket leads no shard: whatever comes there is carried to the first."""
+    """Serve two processes. The second machine of a bucket leads no shard: it forwards every connection to the first."""
     folder, wires = tmp_path_factory.mktemp("processes"), (*WIRES, "http")
     bucket = () if request.param == "directory" else ("--bucket", f"file://{folder / 'bucket'}", "--balance-s", "0")
     with ExitStack() as stack:
@@ -46,7 +46,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_one_connection_wrote_every_other_reads(broker: BrokerProcess, wire: str) -> None:
+def test_records_of_one_connection_are_read_by_every_other(broker: BrokerProcess, wire: str) -> None:
     asyncio.run(_write_and_read(broker, wire))
 
 
@@ -67,8 +67,8 @@ async def _write_and_read(broker: BrokerProcess, wire: str) -> None:
             await client.close()
 
 
-def test_a_producer_that_goes_at_once_has_produced(broker: BrokerProcess) -> None:
-    """Whichever process it meets, and though it is never answered."""
+def test_a_producer_that_disconnects_at_once_has_produced(broker: BrokerProcess) -> None:
+    """Whichever process it reaches, although it never gets a response."""
     for number in range(CONNECTIONS):
         sets = [encode_produce(b"left-%d" % topic, 0, encode_set([b"%d" % number])) for topic in range(TOPICS)]
         with socket.create_connection(broker.addresses["kafka07"]) as peer:
@@ -87,7 +87,7 @@ async def _until_stored(broker: BrokerProcess) -> None:
 
 
 async def _fetched(client: WireClient, topic: str, count: int) -> list[bytes | None]:
-    """Values of a topic, once there are so many."""
+    """Return the values of a topic, once there are that many."""
     end = time.monotonic() + WAIT_S
     found: list[bytes | None] = []
     while len(found) < count:
@@ -98,7 +98,7 @@ async def _fetched(client: WireClient, topic: str, count: int) -> list[bytes | N
 
 
 @pytest.mark.parametrize("dialect", [1, 2])
-def test_a_transaction_of_kafka_lies_in_all_processes(broker: BrokerProcess, dialect: int) -> None:
+def test_a_kafka_transaction_spans_all_processes(broker: BrokerProcess, dialect: int) -> None:
     names = [f"counted-{dialect}-{number}" for number in range(TOPICS)]
     asyncio.run(_make(broker, names))
     with closing(Transactor(broker.addresses["kafka"], f"counter-{dialect}", dialect)) as transactor:
@@ -117,7 +117,7 @@ async def _until_counted(broker: BrokerProcess, names: list[str], count: int) ->
         await client.close()
 
 
-def test_http_tells_of_all(broker: BrokerProcess) -> None:
+def test_http_covers_all_processes(broker: BrokerProcess) -> None:
     asyncio.run(_make(broker, [f"shown-{number}" for number in range(TOPICS)]))
     for _ in range(CONNECTIONS):
         assert ask(broker, "/readyz") == b"ready\n"
@@ -150,8 +150,8 @@ def ask(broker: BrokerProcess, path: str) -> bytes:
         return answer.read()
 
 
-def test_letters_go_back_to_topics_of_every_process(broker: BrokerProcess) -> None:
-    """From dead letters in each process to topics in each, all or one letter at a time."""
+def test_dead_letters_are_redriven_to_topics_of_every_process(broker: BrokerProcess) -> None:
+    """From dead letters in each process to topics in each, all at once or one at a time."""
     topics = [f"back-{number}" for number in range(2 * TOPICS)]
     for name in topics:
         for made in (name, f"{name}.dead"):

@@ -1,4 +1,4 @@
-"""The quickstart of the README, followed on a fresh checkout while other programs keep both processors busy; brokers in the background."""
+"""The quickstart of the README on a fresh checkout while both processors are busy; brokers in the background."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHOWN: Final = """\
 
 @contextmanager
 def hogs(count: int) -> Iterator[None]:
-    """Other programs that would use all the processors there are."""
+    """Run other programs that would use all processors."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -48,14 +48,14 @@ def hogs(count: int) -> Iterator[None]:
 
 
 def follow_quickstart(python: Path, tmp_path: Path, *, with_spark: bool) -> list[str]:
-    """Follow the README's quickstart on a fresh checkout; return what each block printed."""
+    """Follow the README's quickstart on a fresh checkout; return the output of each block."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     copy_checkout(folder)
     (folder / ".venv").symlink_to(python.parents[1])
     for name in DONE:
         (folder / ".venv" / name).touch()
-        time.sleep(0.01)  # each is made of those before it
+        time.sleep(0.01)  # each depends on those before it
     readme = (ROOT / "README.md").read_text("utf-8")
     text = readme[readme.index("## Quickstart") : readme.index("## See it work")]
     if not with_spark:
@@ -90,7 +90,7 @@ def test_the_quickstart_with_spark(python: Path, tmp_path: Path) -> None:
 
 
 def polywire(*words: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run a command and return what it printed."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "polywire", *words]
     return subprocess.run(
         command,
@@ -104,7 +104,7 @@ def polywire(*words: str, cwd: Path, **extra: str) -> subprocess.CompletedProces
 
 
 def served(port: str) -> list[str]:
-    """Options of a broker with one listener."""
+    """Return options of a broker with one listener."""
     return [*silenced("polywire"), "--polywire", f"127.0.0.1:{port}"]
 
 
@@ -126,7 +126,7 @@ def test_a_detached_broker_is_ready_and_can_be_stopped(tmp_path: Path) -> None:
     missing = polywire("stop", cwd=tmp_path)
     assert (missing.returncode, "no detached broker is running" in missing.stderr) == (1, True)
     for name in ("polywire-data.log", "polywire-data.pid"):
-        assert (tmp_path / name).stat().st_mode & 0o077 == 0, "nobody else reads it"
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, "other users cannot read it"
 
 
 def test_a_detached_broker_that_was_killed_is_not_running(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_detached_broker_that_was_killed_is_not_running(tmp_path: Path) -> Non
     assert beside(data, ".ready").exists(), "a stale file did not make the second start return early"
 
 
-def test_a_detached_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_detached_broker_that_cannot_start_reports_why(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

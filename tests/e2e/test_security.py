@@ -1,4 +1,4 @@
-"""What an operator relies on: reloading without a restart, an audit of who did what, and files that nobody else may read."""
+"""Operators rely on these: reloading without a restart, an audit log, and private files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RELOADED_S_MAX = 60.0
 
 
 def hang_up(broker: BrokerProcess, times: int) -> None:
-    """SIGHUP, and wait until it was heeded so many times in all."""
+    """Send SIGHUP, and wait until the broker has reloaded that many times in all."""
     os.kill(broker.pid, signal.SIGHUP)
     deadline = time.monotonic() + RELOADED_S_MAX
     while broker.log_text().count("event=reloaded") < times:
@@ -27,7 +27,7 @@ def hang_up(broker: BrokerProcess, times: int) -> None:
         time.sleep(0.02)
 
 
-def test_sighup_takes_up_users_and_ends_nobody_else(tmp_path: Path) -> None:
+def test_sighup_reloads_users_and_keeps_other_connections(tmp_path: Path) -> None:
     users = tmp_path / "users"
     for name in ("alice", "bob"):
         add_user(users, name, "password", "")
@@ -48,8 +48,8 @@ def test_sighup_takes_up_users_and_ends_nobody_else(tmp_path: Path) -> None:
             users.unlink()
             hang_up(broker, 5)
             assert alice.ask(ME)[0] == 0
-            with Peer(broker) as nobody:
-                assert nobody.log_in("iggy", "iggy") == 42, "nothing was opened"
+            with Peer(broker) as unauthenticated:
+                assert unauthenticated.log_in("iggy", "iggy") == 42, "nothing was opened"
         text = broker.log_text()
         assert [
             word in text for word in ("users file is empty", "not name:hash", "chmod 600", "users file does not exist")
@@ -57,7 +57,7 @@ def test_sighup_takes_up_users_and_ends_nobody_else(tmp_path: Path) -> None:
         assert broker.stop() == 0
 
 
-def test_who_did_what_is_kept(tmp_path: Path) -> None:
+def test_the_audit_log_has_logins_and_changes(tmp_path: Path) -> None:
     users, audit = tmp_path / "users", tmp_path / "audit.jsonl"
     add_user(users, "alice", "wonderland", "")
     options = ("--users", str(users), "--audit-log", str(audit))
@@ -90,7 +90,7 @@ def test_who_did_what_is_kept(tmp_path: Path) -> None:
         assert "logger=polywire.audit" in broker.log_text()
 
 
-def test_what_is_kept_is_private(tmp_path: Path) -> None:
+def test_files_of_the_broker_are_private(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir(0o755)
     data.chmod(0o755)
@@ -99,5 +99,5 @@ def test_what_is_kept_is_private(tmp_path: Path) -> None:
         assert "restricted permissions" in broker.log_text()
         paths = [path for path in data.rglob("*") if path.name != "LOCK"]
         assert paths
-        assert not [path for path in paths if path.stat().st_mode & 0o077], "nothing is for others"
+        assert not [path for path in paths if path.stat().st_mode & 0o077], "nothing is accessible to other users"
         assert broker.stop() == 0

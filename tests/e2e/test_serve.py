@@ -46,12 +46,12 @@ def lines(peer: socket.socket, count: int) -> list[bytes]:
 def wait_until(true: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not true():
-        assert time.monotonic() < deadline, "did not happen"
+        assert time.monotonic() < deadline, "the condition was not reached in time"
         time.sleep(0.01)
 
 
 def owe(broker: BrokerProcess, waiting: socket.socket) -> None:
-    """Ask for what is answered late or never, and return once the request is in the broker and not only in the kernel."""
+    """Send a request that is answered late or never, and return once the broker itself has received it."""
     waiting.sendall(b"V1|1|PRODUCE|t a:1 acks=all\n")
     with connect(broker) as peer:
 
@@ -63,7 +63,7 @@ def owe(broker: BrokerProcess, waiting: socket.socket) -> None:
 
 
 def serve(data_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A broker that is expected not to start."""
+    """Run a broker that is expected not to start."""
     command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(data_dir), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S, env=os.environ, check=False)
 
@@ -77,7 +77,7 @@ def test_the_ready_file_names_every_listener(broker: BrokerProcess) -> None:
     assert "durability=written" in broker.log_text()
 
 
-def test_one_port_for_every_wire(broker: BrokerProcess) -> None:
+def test_one_port_for_every_protocol(broker: BrokerProcess) -> None:
     with connect(broker, "any") as peer:
         peer.sendall(b"V1|1|PRO")
         peer.sendall(b"DUCE|t a:1\n")
@@ -87,17 +87,17 @@ def test_one_port_for_every_wire(broker: BrokerProcess) -> None:
         assert peer.recv(100) == b""
 
 
-def test_settings_of_the_cursus_wire(tmp_path: Path) -> None:
+def test_settings_of_the_cursus_protocol(tmp_path: Path) -> None:
     options = ("--cursus-compression", "snappy", "--cursus-dialect", "modern", "--cursus-idle-timeout", "0.5")
     with BrokerProcess(tmp_path / "data", *options) as broker, connect(broker, "cursus") as peer:
         body = algorithm("snappy").compress(b"\0\0CREATE topic=t partitions=2")
         peer.sendall(len(body).to_bytes(4, "big") + body)
         size = int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")
         assert b"partitions=2" in peer.recv(size, socket.MSG_WAITALL)
-        assert peer.recv(1) == b""  # nothing was said for half a second
+        assert peer.recv(1) == b""  # nothing was sent for half a second
 
 
-def test_a_start_waits_for_the_process_before_it_to_end(tmp_path: Path) -> None:
+def test_a_start_waits_for_the_previous_process_to_end(tmp_path: Path) -> None:
     after = BrokerProcess(tmp_path / "data")
     with BrokerProcess(tmp_path / "data") as before, connect(before) as waiting, ThreadPoolExecutor() as threads:
         starting = threads.submit(after.start)
@@ -105,7 +105,7 @@ def test_a_start_waits_for_the_process_before_it_to_end(tmp_path: Path) -> None:
             lambda: starting.done() or "waiting for another process to release the data directory" in after.log_text()
         )
         owe(before, waiting)
-        assert before.stop() == EXIT_OK, "after a drain, for which the other waits, too"
+        assert before.stop() == EXIT_OK, "after a drain, which the other one waits for, too"
         starting.result()
     with connect(after) as peer:
         peer.sendall(b"V1|1|CONSUME|t 1 0\n")
@@ -119,7 +119,7 @@ def test_log_lines_as_json(tmp_path: Path) -> None:
     assert {line["listener"] for line in reported if line["event"] == "listening"} == set(WIRES)
 
 
-def test_half_closed_connections_get_their_answers(broker: BrokerProcess) -> None:
+def test_half_closed_connections_get_their_responses(broker: BrokerProcess) -> None:
     with connect(broker) as peer:
         peer.sendall(b"V1|1|PRODUCE|t a:1\nV1|2|CONSUME|t 1 0")
         peer.shutdown(socket.SHUT_WR)
@@ -127,7 +127,7 @@ def test_half_closed_connections_get_their_answers(broker: BrokerProcess) -> Non
         assert peer.recv(100) == b""
 
 
-def test_stopping_answers_what_is_owed(broker: BrokerProcess) -> None:
+def test_a_stop_answers_pending_requests(broker: BrokerProcess) -> None:
     with connect(broker) as waiting, connect(broker) as idle:
         owe(broker, waiting)
         assert broker.stop() == EXIT_OK
@@ -147,7 +147,7 @@ def test_a_second_signal_ends_the_process_at_once(broker: BrokerProcess) -> None
         assert broker.stop() == EXIT_SECOND_SIGNAL
 
 
-def test_clients_that_misbehave_harm_nobody(broker: BrokerProcess) -> None:
+def test_misbehaving_clients_do_not_affect_others(broker: BrokerProcess) -> None:
     stalled = [connect(broker) for _ in range(50)]
     for peer in stalled:
         peer.sendall(b"V1|1|PRODUCE|t a:" + b"x" * 30_000)
@@ -200,7 +200,7 @@ def test_bad_connections_are_counted_in_the_log(broker: BrokerProcess) -> None:
         (("--flux", "127.0.0.1:70000"), "port is above 65535"),
     ],
 )
-def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+def test_refusals_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
     result = serve(tmp_path / "data", *options)
     assert result.returncode == EXIT_START
     assert reason in result.stderr
@@ -215,7 +215,7 @@ def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: 
         ("# name:hash:permissions\n\n", "users file is empty"),
     ],
 )
-def test_a_users_file_without_users_opens_nothing(tmp_path: Path, content: str | None, reason: str) -> None:
+def test_an_empty_users_file_does_not_open_the_broker(tmp_path: Path, content: str | None, reason: str) -> None:
     users = tmp_path / "users"
     if content is not None:
         users.write_text(content)
@@ -225,10 +225,10 @@ def test_a_users_file_without_users_opens_nothing(tmp_path: Path, content: str |
     assert result.returncode == EXIT_START
     assert reason in result.stderr
     assert str(users) in result.stderr
-    assert not (tmp_path / "data").exists(), "it is found out before anything is made"
+    assert not (tmp_path / "data").exists(), "it is detected before anything is created"
 
 
-def test_a_port_in_use_is_named(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(broker: BrokerProcess, tmp_path: Path) -> None:
     host, port = broker.addresses["flux"]
     result = serve(tmp_path / "other", "--flux", f"{host}:{port}", *silenced("flux"))
     assert result.returncode == EXIT_START
@@ -243,7 +243,7 @@ def test_a_directory_has_one_broker(broker: BrokerProcess) -> None:
     assert f"pid={broker.pid}" in result.stderr
 
 
-def test_the_ready_file_goes_when_the_broker_does(broker: BrokerProcess) -> None:
+def test_the_ready_file_is_removed_at_the_end(broker: BrokerProcess) -> None:
     ready = broker.data_dir.with_name(broker.data_dir.name + ".ready")
     assert ready.exists()
     broker.stop()

@@ -1,6 +1,7 @@
-"""A small soak: real records over several wires, a real cluster, and executor, broker and driver killed once each.
+"""A small soak test: real records over several protocols, a real cluster, and kills of executor, broker and driver.
 
-The large one is ``python -m benchmarks.soak``. This one is run on request (POLYWIRE_SOAK=1): it starts a cluster and three drivers.
+The large one is ``python -m benchmarks.soak``. This one runs on request (POLYWIRE_SOAK=1): it starts a cluster and
+three drivers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def test_shares_add_up() -> None:
         assert set(soak.shares()) == set(wires)
 
 
-def test_everything_is_killed_and_each_record_is_there_once(tmp_path: Path) -> None:
+def test_after_kills_each_record_exists_once(tmp_path: Path) -> None:
     soak = Soak(
         tmp_path, tuple(SCHEMES), records=150_000, seconds=20.0, kills=1, pause_s=3.0, batch_records_max=30_000, workers=2, memory="1g"
     )  # fmt: skip

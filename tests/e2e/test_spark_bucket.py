@@ -1,4 +1,4 @@
-"""Spark reads sealed history from the bucket, on a real S3 server: the broker sends none of it, and may be gone once a read is planned."""
+"""Spark reads sealed records from the bucket on a real S3 server, without the broker once a read is planned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDS = 4 * RANGE_RECORDS_MIN  # of each partition
 
 @dataclass(frozen=True)
 class InBucket:
-    """A broker, with a topic of two partitions most of which is sealed, and how Spark's tasks reach its bucket."""
+    """A broker with a mostly sealed topic of two partitions, and the access of Spark's tasks to its bucket."""
 
     broker: BrokerProcess
     reached: Reached
@@ -38,12 +38,12 @@ class InBucket:
         return spark.read.format("polywire").options(**given).load()
 
     def sealed_end(self) -> str:
-        """The option that ends a read where what is sealed does."""
+        """Return the option that ends a read at the end of the sealed records."""
         runs = [self.reached.connection.locate(self.topic, partition).runs for partition in range(2)]
         return json.dumps({self.topic: {str(n): found[-1].next_offset for n, found in enumerate(runs)}})
 
     def sent_bytes(self) -> int:
-        """What the broker has sent over its wire since it was started."""
+        """Return the bytes that the broker has sent over its protocol since its start."""
         connection = HTTPConnection(*self.broker.addresses["http"], timeout=60)
         try:
             connection.request("GET", "/metrics")
@@ -76,7 +76,7 @@ def in_bucket(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def reader_options(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """How Spark's tasks reach the bucket."""
+    """Return the options for the access of Spark's tasks to the bucket."""
     return {
         "bucket.endpoint": environment["AWS_ENDPOINT_URL"],
         "bucket.access_key_id": environment["AWS_ACCESS_KEY_ID"],
@@ -96,10 +96,10 @@ def test_the_bucket_is_read_and_the_broker_is_not(spark: SparkSession, in_bucket
         lines = [row["msg"] for row in spark.tvf.python_worker_logs().collect()]
     finally:
         spark.conf.unset(LOGGING)
-    assert in_bucket.sent_bytes() - before < 100_000, "only where records lie is told"
+    assert in_bucket.sent_bytes() - before < 100_000, "only locations are requested"
     reported = [re.search(r"file_bytes=0 wire_bytes=0 bucket_bytes=(\d+)", line) for line in lines]
     assert sum(int(match[1]) for match in reported if match) > 10_000_000
-    # Once a read is planned, the broker may go.
+    # The broker may stop once a read is planned.
     planned = in_bucket.read(spark, **sealed, localSegments="required").rdd
     assert planned.getNumPartitions() > 1
     in_bucket.broker.kill()
@@ -107,17 +107,17 @@ def test_the_bucket_is_read_and_the_broker_is_not(spark: SparkSession, in_bucket
 
 
 def count_of(spark: SparkSession, in_bucket: InBucket) -> int:
-    """Records that are sealed, which are the same from the bucket and from the broker."""
+    """Count the sealed records, which are the same from the bucket and from the broker."""
     sealed = {"endingOffsets": in_bucket.sealed_end()}
     rows = digest(in_bucket.read(spark, **sealed, localSegments="required"))
     assert rows == digest(in_bucket.read(spark, **sealed, localSegments="off"))
     return sum(int(str(row[1])) for row in rows)
 
 
-def test_topics_of_several_shards_by_way_of_any_machine(
+def test_topics_of_several_shards_through_any_machine(
     spark: SparkSession, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each lies in a shard of its own; the second machine leads none."""
+    """Each is in a different shard; the second machine leads none."""
     names = [
         next(name for name in map(f"{topic}-{{}}".format, range(99)) if home_of(name, 2) == home) for home in (0, 1)
     ]

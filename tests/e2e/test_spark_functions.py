@@ -1,4 +1,4 @@
-"""Values as columns on real Spark: every record gives a row, whatever is in it."""
+"""Values as columns on real Spark: every record becomes a row, whatever it contains."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_avro_with_a_given_schema(spark: SparkSession, served: Served, topic: st
     assert rows[7]["carrier"] == "UA"
 
 
-def test_whole_avro_files_bring_their_schema(spark: SparkSession, served: Served, topic: str) -> None:
+def test_complete_avro_files_include_their_schema(spark: SparkSession, served: Served, topic: str) -> None:
     fastavro = pytest.importorskip("fastavro", reason="Avro was NOT tried: fastavro is not installed")
     older = {"type": "record", "name": "N", "fields": [{"name": "id", "type": "int"}]}
     wanted = {
@@ -124,7 +124,7 @@ def test_whole_avro_files_bring_their_schema(spark: SparkSession, served: Served
     assert [row["_corrupt"] is None for row in rows] == [True, True, False, True]
 
 
-def test_headers_of_wires_become_columns(spark: SparkSession, served: Served, topic: str) -> None:
+def test_headers_become_columns(spark: SparkSession, served: Served, topic: str) -> None:
     headers = (
         Header(b"event.type", b"Paid"), Header(b"event.schema_version", b"2"), Header(b"event.aggregate_version", b"5"),
         Header(b"n", (-7).to_bytes(4, "little", signed=True), value_kind=HeaderKind.INT32),

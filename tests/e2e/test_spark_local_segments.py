@@ -1,4 +1,4 @@
-"""Tasks on the broker's machine read its sealed files: the rows are those of the wire, and one can see which way they came."""
+"""Tasks on the broker's machine read its sealed files and get the same rows; metrics show how they were read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def reached(broker: BrokerProcess, topic: str) -> Reached:
-    """The broker, with a topic of two partitions most of which is sealed."""
+    """Return the broker, with a mostly sealed topic of two partitions."""
     made = reach(broker)
     made.connection.create_topic(topic, 2)
     append(made, topic, 0, RECORDS)
@@ -42,7 +42,7 @@ def reached(broker: BrokerProcess, topic: str) -> Reached:
 
 
 def wait_until_sealed(reached: Reached, topic: str) -> None:
-    """Until most of what ``append`` wrote is."""
+    """Wait until most of what ``append`` wrote is sealed."""
     deadline = monotonic() + 60
     while sealed_records(reached, topic) < 1.5 * RECORDS:
         assert monotonic() < deadline, "nothing was sealed"
@@ -74,7 +74,7 @@ def read(spark: SparkSession, reached: Reached, topic: str, **options: str) -> D
 
 
 def digest(frame: DataFrame) -> list[tuple[object, ...]]:
-    """Everything that tells whether two reads gave the same rows, each once."""
+    """Return what shows whether two reads gave the same rows, each once."""
     wrong = "value != encode(format_string('%d-%0120d', partition, offset), 'utf-8')"
     hashed = "bit_xor(xxhash64(key, value, topic, partition, offset, timestamp))"
     facts = ["count(*)", "count(distinct offset)", f"count_if({wrong})", hashed]
@@ -84,7 +84,7 @@ def digest(frame: DataFrame) -> list[tuple[object, ...]]:
 
 
 def bytes_read(spark: SparkSession, frame: DataFrame) -> tuple[int, int]:
-    """Bytes of files and of the wire that the tasks of one read have told of."""
+    """Return the bytes of files and of the protocol that the tasks of one read reported."""
     spark.conf.set(LOGGING, "true")
     try:
         before = _reported(spark)
@@ -102,19 +102,19 @@ def _reported(spark: SparkSession) -> tuple[int, int]:
     return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
 
 
-def test_both_ways_give_the_same_rows(spark: SparkSession, reached: Reached, topic: str) -> None:
+def test_files_and_broker_give_the_same_rows(spark: SparkSession, reached: Reached, topic: str) -> None:
     auto, off = read(spark, reached, topic), read(spark, reached, topic, localSegments="off")
     rows = digest(auto)
     assert [row[0] for row in rows] == [0, 1]
     assert rows == digest(off)
     assert auto.count() == off.count() == 2 * RECORDS
     file_bytes, wire_bytes = bytes_read(spark, auto)
-    assert file_bytes > 2 * wire_bytes > 0, "the unsealed end comes over the wire"
+    assert file_bytes > 2 * wire_bytes > 0, "the unsealed end comes from the broker"
     file_bytes, wire_bytes = bytes_read(spark, off)
     assert file_bytes == 0 < wire_bytes
 
 
-def test_a_stream_reads_what_was_sealed_and_what_was_not(
+def test_a_stream_reads_sealed_and_unsealed_records(
     spark: SparkSession, reached: Reached, topic: str, tmp_path: Path
 ) -> None:
     stream = (

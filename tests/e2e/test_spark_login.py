@@ -1,4 +1,4 @@
-"""Spark at a broker with users: source, sink and pipelines log in, and nobody is shown the password."""
+"""Spark with a broker that has users: source, sink and pipelines log in, and the password is never shown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def place(broker: BrokerProcess) -> str:
 
 @pytest.fixture
 def orders(place: str) -> bulk.BulkConnection:
-    """A connection that has logged in, and a topic with records."""
+    """Return a logged-in connection to a broker with a topic of records."""
     connection = bulk.connect(f"spark:{PASSWORD}@{place}")
     fill(connection, "orders", [30, 20])
     return connection
@@ -119,7 +119,7 @@ def test_a_password_is_never_shown(
     assert not [content for content in checkpoint if PASSWORD.encode() in content]
 
 
-def test_who_does_not_log_in_is_told_what_to_do(spark: SparkSession, place: str, orders: bulk.BulkConnection) -> None:
+def test_a_missing_login_is_explained(spark: SparkSession, place: str, orders: bulk.BulkConnection) -> None:
     del orders
     with pytest.raises(Exception, match="options user and password"):
         spark.read.format("polywire").options(address=place, subscribe="orders").load().count()

@@ -1,4 +1,4 @@
-"""What a mistake in a query says: one line of ours, without the traceback of Spark's worker."""
+"""Error messages for mistakes in a query: one line of ours, without the traceback of Spark's worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 def said(work: Callable[[], object]) -> str:
-    """What Spark raises, which is one line, and its SQLSTATE below."""
+    """Return Spark's error, which must be one line and its SQLSTATE below."""
     with pytest.raises(PySparkException) as raised:
         work()
     message, state = str(raised.value).strip().splitlines()

@@ -1,4 +1,4 @@
-"""The sink on real Spark against a real broker: what is written, where it goes, and once."""
+"""The sink on real Spark against a real broker: contents, routing, and exactly-once writes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_columns_and_options_choose_topic_and_partition(spark: SparkSession, ser
     assert len(values(spark, served, topic)) == 100
 
 
-def test_a_stream_copies_a_topic_once(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_a_stream_copies_a_topic_exactly_once(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, [300, 200])
     frame = stream(spark, served, topic, maxOffsetsPerTrigger="200")
     run(frame, served, tmp_path / "checkpoint", topic=f"{topic}-copy")
@@ -94,21 +94,21 @@ def test_a_stream_copies_a_topic_once(spark: SparkSession, served: Served, topic
 
 
 @pytest.mark.parametrize(("guarantee", "copies"), [("true", 1), ("sequence", 1), ("false", 2)])
-def test_a_micro_batch_that_is_run_again(
+def test_a_repeated_micro_batch(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path, guarantee: str, copies: int
 ) -> None:
     fill(served.connection, topic, [300, 200])
     frame = stream(spark, served, topic)
     options = {"topic": f"{topic}-copy", "exactlyOnce": guarantee}
     run(frame, served, tmp_path / "checkpoint", **options)
-    # As a driver that was killed between the broker's commit and Spark's: its offsets are written down, its end is not.
+    # Like a driver killed between the broker's commit and Spark's: its offsets are recorded, its end is not.
     for log in (tmp_path / "checkpoint" / "commits").iterdir():
         log.unlink()
     run(frame, served, tmp_path / "checkpoint", **options)
     assert values(spark, served, f"{topic}-copy") == sorted(values(spark, served, topic) * copies)
 
 
-def test_a_named_batch_write_is_done_once(spark: SparkSession, served: Served, topic: str) -> None:
+def test_a_named_batch_write_is_applied_once(spark: SparkSession, served: Served, topic: str) -> None:
     def frame(count: int) -> DataFrame:
         return spark.range(count).selectExpr("cast(id as string) as value")
 
@@ -120,7 +120,7 @@ def test_a_named_batch_write_is_done_once(spark: SparkSession, served: Served, t
     assert len(values(spark, served, topic)) == 25
 
 
-def test_a_failed_write_leaves_nothing_to_be_seen(spark: SparkSession, served: Served, topic: str) -> None:
+def test_a_failed_write_leaves_nothing_visible(spark: SparkSession, served: Served, topic: str) -> None:
     frame = spark.range(0, 1000, 1, 2).selectExpr("if(id = 999, raise_error('stop'), cast(id as string)) as value")
     served.connection.create_topic(topic, 2)
     with pytest.raises(PySparkException, match="stop"):
@@ -149,7 +149,7 @@ def test_errors_say_what_to_do(spark: SparkSession, served: Served, topic: str, 
 
 
 @pytest.mark.slow
-def test_a_broker_killed_while_it_is_written_to_has_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_broker_killed_during_a_write_has_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         host, port = broker.addresses["polywire"]
         served = Reached(f"{host}:{port}")
@@ -174,7 +174,7 @@ def totals_by_key(spark: SparkSession, served: Reached, topic: str) -> DataFrame
     return frame.groupBy("key").count().selectExpr("key", "cast(count as string) as value")
 
 
-def test_update_mode_goes_through_foreach_batch_once(
+def test_update_mode_works_through_foreach_batch_once(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     fill(served.connection, topic, [300, 200])
@@ -194,7 +194,7 @@ def test_update_mode_goes_through_foreach_batch_once(
     written = values(spark, served, totals)
     latest = read(spark, served, totals).selectExpr("cast(key as string) key", "cast(cast(value as string) as int) n")
     assert len(written) > 2, "a total was updated by more than one micro-batch"
-    # As a driver that was killed between the broker's commit and Spark's: the last micro-batch is run again.
+    # Like a driver killed between the broker's commit and Spark's: the last micro-batch is repeated.
     max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
     run_totals()
     assert batches[-1] == batches[-2]
@@ -202,8 +202,8 @@ def test_update_mode_goes_through_foreach_batch_once(
     assert {row["key"]: row["max(n)"] for row in latest.groupBy("key").max("n").collect()} == {"k0": 300, "k1": 200}
 
 
-def test_modes_that_a_topic_cannot_take(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
-    """Update mode is refused by Spark, to every data source in Python: when that changes, docs/spark/sink.md must, too."""
+def test_unsupported_output_modes(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    """Spark refuses update mode for all Python sources: if that changes, change docs/spark/sink.md."""
     fill(served.connection, topic, [3])
     for mode, message in (
         ("update", "does not support Update mode"),

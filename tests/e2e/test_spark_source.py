@@ -58,7 +58,7 @@ def test_many_small_batches_and_an_empty_topic(spark: SparkSession, served: Serv
     assert values(read(spark, served, subscribe=topic)) == expected([20, 40])
 
 
-def test_ranges_patterns_and_assignments(spark: SparkSession, served: Served, topic: str) -> None:
+def test_offset_ranges_topic_patterns_and_assignments(spark: SparkSession, served: Served, topic: str) -> None:
     fill(served.connection, topic, [100, 50])
     fill(served.connection, f"{topic}-more", [5])
     starting, ending = f'{{"{topic}":{{"0":90,"1":-2}}}}', f'{{"{topic}":{{"0":95,"1":-1}}}}'
@@ -69,7 +69,7 @@ def test_ranges_patterns_and_assignments(spark: SparkSession, served: Served, to
     assert values(assigned) == [(1, at, f"1-{at}") for at in range(50)]
 
 
-def test_times_choose_records(spark: SparkSession, served: Served, topic: str) -> None:
+def test_times_select_records(spark: SparkSession, served: Served, topic: str) -> None:
     fill(served.connection, topic, [10])
     time.sleep(0.02)
     middle_ms = str(int(time.time() * 1000))
@@ -81,7 +81,7 @@ def test_times_choose_records(spark: SparkSession, served: Served, topic: str) -
         read(spark, served, subscribe=topic, startingTimestamp="99999999999999").count()
 
 
-def test_a_schema_chooses_columns(spark: SparkSession, served: Served, topic: str) -> None:
+def test_a_schema_selects_columns(spark: SparkSession, served: Served, topic: str) -> None:
     fill(served.connection, topic, [30], headers=True)
     frame = read(spark, served, "offset bigint, value binary", subscribe=topic)
     assert frame.columns == ["offset", "value"]
@@ -94,7 +94,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, served: Served, topic: st
     assert sorted(reported) == [(at, "n", str(at)) for at in range(30)]
 
 
-def test_typed_headers_tell_what_they_are(spark: SparkSession, served: Served, topic: str) -> None:
+def test_typed_headers_have_their_types(spark: SparkSession, served: Served, topic: str) -> None:
     kinds = [(HeaderKind.INT32, (7).to_bytes(4, "little")), (HeaderKind.STRING, b"s"), (HeaderKind.NULL, None)]
     headers = tuple(Header(b"h%d" % n, value, value_kind=kind) for n, (kind, value) in enumerate(kinds))
     served.connection.create_topic(topic, 1)
@@ -126,7 +126,7 @@ def test_offsets_and_times_need_no_values(spark: SparkSession, served: Served, t
     assert all(row["timestamp"].year > 2000 for row in frame.where("offset < 5").collect())
 
 
-def test_filters_are_pushed_where_asked_for(spark: SparkSession, served: Served, topic: str) -> None:
+def test_filters_are_pushed_down_if_enabled(spark: SparkSession, served: Served, topic: str) -> None:
     fill(served.connection, topic, [100, 100, 100])
 
     def filtered(condition: str) -> DataFrame:
@@ -183,7 +183,7 @@ def test_a_stream_lands_everything_once_in_limited_batches(
     assert values(spark.read.parquet(str(tmp_path / "table"))) == expected([450, 100, 50])
 
 
-def test_a_stream_goes_on_after_the_broker_was_killed(spark: SparkSession, topic: str, tmp_path: Path) -> None:
+def test_a_stream_resumes_after_the_broker_was_killed(spark: SparkSession, topic: str, tmp_path: Path) -> None:
     broker = start_broker(tmp_path / "broker")
     fill(broker.connection, topic, [40, 20])
     assert landing(spark, broker, topic, tmp_path, most=1000)[0].records == 60
@@ -200,7 +200,7 @@ def test_a_stream_goes_on_after_the_broker_was_killed(spark: SparkSession, topic
 
 
 @pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "10 seconds"}])
-def test_spark_takes_no_python_source_in_its_other_modes(
+def test_spark_does_not_support_python_sources_in_its_other_modes(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path, trigger: dict[str, str]
 ) -> None:
     fill(served.connection, topic, [3])
@@ -210,7 +210,9 @@ def test_spark_takes_no_python_source_in_its_other_modes(
         writer.trigger(**trigger).start().awaitTermination(60)
 
 
-def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+def test_a_stream_commits_its_progress_to_a_group(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
     fill(served.connection, topic, [30])
     stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)
     frame = stream.options(startingOffsets="earliest", commitGroup="shown", maxOffsetsPerTrigger="10").load()
@@ -220,7 +222,7 @@ def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Serve
     writer.queryName("watched").trigger(availableNow=True).start().awaitTermination()
     deadline = time.monotonic() + 60
     while not (reported and reported[-1].ended) and time.monotonic() < deadline:
-        time.sleep(0.05)  # Spark tells listeners on a thread of its own
+        time.sleep(0.05)  # Spark notifies listeners on another thread
     spark.streams.removeListener(listener)
     batches = [progress.batch for progress in reported if progress.batch is not None and not progress.ended]
     assert [(batch.records, batch.lag) for batch in batches] == [(10, 20), (10, 10), (10, 0)]
@@ -238,7 +240,7 @@ def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Serve
     assert 0 < mine[0]["lag_seconds"] < 180
 
 
-def test_a_stream_notices_that_its_topic_was_replaced(
+def test_a_stream_detects_that_its_topic_was_re_created(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
     fill(served.connection, topic, [100])

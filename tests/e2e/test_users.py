@@ -1,4 +1,4 @@
-"""A broker with users, from the outside: who has no login gets nothing on the wires that have one, and users outlive a restart."""
+"""A broker with users: protocols with a login require it, and users survive restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def user_command(*words: str, password: str = "") -> subprocess.CompletedProcess
 
 
 class Peer:
-    """One connection to the Iggy wire."""
+    """One connection to the Iggy protocol."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.socket = socket.create_connection(broker.addresses["iggy"], timeout=60)
@@ -46,7 +46,7 @@ class Peer:
         data = b""
         while len(data) < size:
             part = self.socket.recv(size - len(data))
-            assert part, "the broker hung up"
+            assert part, "the broker closed the connection"
             data += part
         return data
 
@@ -61,7 +61,7 @@ class Peer:
         self.socket.close()
 
 
-def test_only_users_get_in(tmp_path: Path) -> None:
+def test_only_users_can_log_in(tmp_path: Path) -> None:
     users = tmp_path / "users"
     assert user_command("add", "alice", "--users", str(users), password="wonderland").returncode == 0
     add_user(users, "reader", "looking-glass", "read_streams")
@@ -71,8 +71,8 @@ def test_only_users_get_in(tmp_path: Path) -> None:
     assert listed == ["user,everything,scram", "alice,True,False", "reader,False,False"]
     broker = BrokerProcess(tmp_path / "data", "--users", str(users))
     with broker:
-        with Peer(broker) as nobody:
-            assert nobody.ask(STREAMS)[0] == 40
+        with Peer(broker) as unauthenticated:
+            assert unauthenticated.ask(STREAMS)[0] == 40
         with Peer(broker) as wrong:
             assert wrong.log_in("iggy", "iggy") == 42, "the default user is for open brokers"
             assert wrong.log_in("alice", "wondrland") == 42
@@ -93,7 +93,7 @@ def test_only_users_get_in(tmp_path: Path) -> None:
 
 
 def polywire(place: str, *words: str, password: str | None = None) -> subprocess.CompletedProcess[str]:
-    """A command against the broker at this place."""
+    """Run a command against the broker at this address."""
     known = {} if password is None else {"POLYWIRE_PASSWORD": password}
     environment = child_environment() | {"POLYWIRE_ADDRESS": f"polywire://{place}", "COLUMNS": "200"} | known
     return subprocess.run(
@@ -101,7 +101,7 @@ def polywire(place: str, *words: str, password: str | None = None) -> subprocess
     )
 
 
-def test_our_own_wire_and_its_clients_log_in(tmp_path: Path) -> None:
+def test_the_polywire_protocol_and_its_clients_log_in(tmp_path: Path) -> None:
     users = tmp_path / "users"
     add_user(users, "alice", "wonder/land", "")
     add_user(users, "reader", "looking-glass", "consume@default/orders")

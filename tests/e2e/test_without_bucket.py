@@ -1,4 +1,4 @@
-"""The log in a directory needs nothing of what a bucket needs: neither the library, nor a module that knows of buckets."""
+"""The log in a directory needs neither the library for buckets nor any module about buckets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "loaded"
 
 
-def test_a_broker_on_a_directory_needs_no_library_for_buckets(tmp_path: Path, loaded: Path) -> None:
+def test_a_broker_on_a_directory_needs_no_bucket_library(tmp_path: Path, loaded: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=(*WIRES, "http"), module=MODULE) as broker:
         with SyncClient(broker.url()) as client:
             client.create_topic("orders", 1)
@@ -47,7 +47,7 @@ def test_a_broker_on_a_directory_needs_no_library_for_buckets(tmp_path: Path, lo
     assert [name for name in names if name.startswith(("obstore", "polywire.cluster"))] == []
 
 
-def test_a_bucket_without_the_library_is_refused_with_words(tmp_path: Path, loaded: Path) -> None:
+def test_a_bucket_without_the_library_is_refused_with_an_explanation(tmp_path: Path, loaded: Path) -> None:
     words = ["serve", "--data-dir", str(tmp_path / "data"), "--bucket", "s3://bucket/log", "--http", "off"]
     done = subprocess.run(
         [sys.executable, "-m", MODULE, *words], env=child_environment(), capture_output=True, text=True, timeout=90

@@ -1,7 +1,4 @@
-"""``polywire`` where no library for buckets is installed, as far as Python can tell; at its end it writes down what was imported.
-
-Promises: the command line of ``polywire``. Must not know: what is tested.
-"""
+"""``polywire`` with the library for buckets hidden from Python; at its end it records which modules were imported."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class Absent:
     """Finds no package of that name."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raise where it is asked for."""
+        """Raise if the module is imported."""
         if name.partition(".")[0] == "obstore":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -1,7 +1,4 @@
-"""Every mechanism that a promise of the broker rests on, with a switch that takes it out in its simulated world.
-
-Promises: as ``tests.sim.mutations``. Must not know: who notices.
-"""
+"""The mechanisms behind each promise of the broker, with a switch that disables one in the simulation."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ BrokerMutation: Final = partial(Mutation, world="broker")
 
 
 def _never_repeats(old: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Whatever follows is new."""
+    """Treat every later request as new."""
     old(*args, **named)
 
 
 def _without(error: type[Exception]) -> Callable[..., Any]:
-    """What would be refused with this is not."""
+    """Accept what would be refused with this error."""
 
     def around(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
         with suppress(error):
@@ -47,8 +44,8 @@ def _without(error: type[Exception]) -> Callable[..., Any]:
     return around
 
 
-def _answered_at_once(admission: Admission, repeated: Any, base: int, level: Level, done: Any) -> None:
-    """A repeat is answered although the original is not stored yet."""
+def _acknowledged_at_once(admission: Admission, repeated: Any, base: int, level: Level, done: Any) -> None:
+    """Acknowledge a duplicate although the original is not stored yet."""
     if done is not None:
         admission._log.barrier(Level.MEMORY, lambda _: done(repeated.offset_of(base)))
 
@@ -59,7 +56,7 @@ def any_generation(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 class _WallClock:
-    """Seconds by the clock on the wall."""
+    """Seconds by the wall clock."""
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
@@ -72,7 +69,7 @@ class _WallClock:
 
 
 def _seen_by_the_wall(patch: pytest.MonkeyPatch) -> None:
-    """When members were heard of is said by the clock on the wall."""
+    """Record the last heartbeats of members by the wall clock."""
     begin = Coordinator.__init__
 
     def begun(self: Coordinator, host: Any, state: Any, settings: Any, clock: Any, elapsed: Any) -> None:
@@ -82,12 +79,12 @@ def _seen_by_the_wall(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_partition(old: Callable[..., Any], self: Coordinator, *args: Any, **named: Any) -> None:
-    """A member stores positions of others' partitions."""
+    """Let a member commit offsets of other members' partitions."""
     old(self, *args[:4], (), **named)
 
 
 def _not_left_open(patch: pytest.MonkeyPatch) -> None:
-    """A transaction of which something was not synced goes on behind a start."""
+    """Let a transaction with unsynced parts continue after a start."""
     begin = Transactions.__init__
 
     def begun(self: Transactions, *args: Any, **named: Any) -> None:
@@ -102,7 +99,7 @@ def _answered_in_memory(old: Callable[..., None], self: Any, made: Any, *, level
 
 
 def _alone(patch: pytest.MonkeyPatch) -> None:
-    """Positions of a transaction are stored in a group of their own, before its records."""
+    """Store offsets of a transaction in a separate group, before its records."""
     publish = Transactions._publish
 
     def published(self: Transactions, transaction: Any, staged: Any, *, by: Any, **rest: Any) -> None:
@@ -127,7 +124,7 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
     BrokerMutation("producer-replay", "a start takes in batches of producers", replaced(State, "replayed", nothing)),
     BrokerMutation("producer-snapshot", "producers are in snapshots", replaced(Producers, "restore", nothing)),
     BrokerMutation(
-        "repeat-waits", "a repeat waits for the original", replaced(Admission, "_answer_again", _answered_at_once)
+        "repeat-waits", "a repeat waits for the original", replaced(Admission, "_answer_again", _acknowledged_at_once)
     ),
     # Groups
     BrokerMutation(

@@ -1,7 +1,4 @@
-"""Mechanisms of classic groups, each with a switch that takes it out in the world of wires.
-
-Promises: as ``tests.sim.mutations``. Must not know: who notices.
-"""
+"""Mechanisms of classic groups, with a switch that disables one in the wires simulation."""
 
 from __future__ import annotations
 
@@ -21,33 +18,33 @@ ClassicMutation: Final = partial(Mutation, world="wires")
 
 
 def _any_member(group: ClassicGroup, member_id: str, generation: int, **_: object) -> None:
-    """Whoever knows the generation stores positions."""
+    """Let any client that knows the generation commit offsets."""
     group._check_generation(generation)
 
 
 def _everybody_leads(old: Callable[..., None], group: ClassicGroup, member: Member, **named: Any) -> None:
-    """Each member is told that it leads."""
+    """Tell each member that it is the leader."""
     named["leader"] = member.id
     old(group, member, **named)
 
 
-def _whoever_comes_first(
+def _first_caller_assigns(
     old: Callable[..., None], group: ClassicGroup, member_id: str, *args: Any, **named: Any
 ) -> None:
-    """The first that asks assigns."""
+    """Let the first member that syncs assign."""
     group.leader = member_id if member_id in group._members else group.leader
     old(group, member_id, *args, **named)
 
 
-def _comes_anew(old: Callable[..., str], group: ClassicGroup, *args: Any) -> str:
-    """Who keeps its place while it is away has the others join again when it is back."""
+def _rejoins_as_new(old: Callable[..., str], group: ClassicGroup, *args: Any) -> str:
+    """Make a returning static member cause a rebalance."""
     found = old(group, *args)
     group._rebalance(args[-1])
     return found
 
 
 def _unheard(old: Callable[..., None], group: ClassicGroup, member_id: str, *args: Any, **named: Any) -> None:
-    """A heartbeat is no sign of life."""
+    """Do not count a heartbeat as a sign of life."""
     member = group.member(member_id)
     heard_at = 0.0 if member is None else member.heard_at
     old(group, member_id, *args, **named)
@@ -56,7 +53,7 @@ def _unheard(old: Callable[..., None], group: ClassicGroup, member_id: str, *arg
 
 
 def _long_silent(old: Callable[..., ClassicGroup], *args: Any) -> ClassicGroup:
-    """Members count as silent since long before the start."""
+    """Count members as silent since long before the start."""
     return old(*args[:-1], 0.0)
 
 
@@ -83,8 +80,8 @@ CLASSIC_MUTATIONS: Final[Sequence[Mutation]] = (
         "classic-members", "only members store positions", replaced(ClassicGroup, "check_commit", _any_member)
     ),
     ClassicMutation("classic-leader", "one member leads", wrapped(ClassicGroup, "_answer_joined", _everybody_leads)),
-    ClassicMutation("classic-assigned", "the leader assigns", wrapped(ClassicGroup, "sync", _whoever_comes_first)),
-    ClassicMutation("classic-static", "who is back has its place", wrapped(ClassicGroup, "_replace", _comes_anew)),
+    ClassicMutation("classic-assigned", "the leader assigns", wrapped(ClassicGroup, "sync", _first_caller_assigns)),
+    ClassicMutation("classic-static", "who is back has its place", wrapped(ClassicGroup, "_replace", _rejoins_as_new)),
     ClassicMutation("classic-heartbeat", "who is heard of stays", wrapped(ClassicGroup, "heartbeat", _unheard)),
     ClassicMutation("classic-expiry", "who is silent is gone", replaced(ClassicGroup, "expire", nothing)),
     ClassicMutation("classic-timer", "a phase ends in time", replaced(ClassicGroups, "_look_at", nothing)),

@@ -1,4 +1,4 @@
-"""A machine of the tests of the simulated world: a disk, and one process after another on it."""
+"""A machine for tests of the simulation: a disk, and one process after another on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = LogSettings(slot_bytes=48 * 1024, slot_count_max=2, disk_reserve_byte
 
 
 class Machine:
-    """Guards: ``process`` is the one that was opened last."""
+    """Guards: ``process`` is the latest one."""
 
     process: LogProcess
 
@@ -29,7 +29,7 @@ class Machine:
         self.clock = SimulatedClock()
 
     def open(self, calls: int = -1) -> FileLog:
-        """Open the log; the process is killed at this call, if there are so many."""
+        """Open the log; kill the process at this call, if there are that many."""
         self.disk.close_all()
         self.process = LogProcess(self.disk, self._settings, self.clock, self.chance, self.story)
         self.process.files.faults.calls_left = calls
@@ -37,7 +37,7 @@ class Machine:
         return self.process.log
 
     def append(self, log: FileLog, value: bytes) -> None:
-        """Append a record, and see it acknowledged as synced."""
+        """Append a record and wait until it is acknowledged as synced."""
         reported: list[int | BrokerError] = []
         batch = from_records([Record(value)])
         self.process.until(lambda: not log.congested)

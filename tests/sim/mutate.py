@@ -40,14 +40,14 @@ UNNOTICED: Final = "not noticed"
 
 
 class Noticed(NamedTuple):
-    """The first run that noticed, or a test, and what was said."""
+    """The first run that fails, or a test, and the violated promise."""
 
     by: str
     said: str
 
 
 def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
-    """The test that fails without this mechanism, or the first of so many runs that breaks a promise."""
+    """Return the test that fails without this mechanism, or the first of ``runs`` that breaks a promise."""
     with pytest.MonkeyPatch.context() as patch:
         mutation.take_out(patch)
         if mutation.test is not None:
@@ -69,7 +69,7 @@ def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
 
 
 def recorded() -> dict[str, Noticed | None]:
-    """What the page says, by the name of the switch."""
+    """Return the results in the page, by the name of the switch."""
     found: dict[str, Noticed | None] = {}
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     for line in table.strip().splitlines()[2:]:

@@ -1,7 +1,4 @@
-"""A switch that takes one mechanism out, in simulated worlds only.
-
-Promises: what it changes is as before once its patch is over. Must not know: who notices.
-"""
+"""A switch that disables one mechanism, in simulations only, until its patch is undone."""
 
 from __future__ import annotations
 
@@ -20,8 +17,12 @@ _CAN_CHANGE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One switch, and the mechanism that it takes out. ``test``: one that fails then, where few runs come by what it takes. ``world``: the
-    one whose runs notice. reason: why no run notices, where that is known."""
+    """One switch and the mechanism that it disables.
+
+    ``test``: a test that fails then, for mechanisms that few runs need.
+
+    ``world``: the simulation whose runs fail. reason: why no run fails, if that is known.
+    """
 
     name: str
     mechanism: str
@@ -32,7 +33,7 @@ class Mutation:
 
 
 def prepared(test: Callable[..., None], **makers: Callable[[], object]) -> Callable[[], None]:
-    """A test with what it asks for: a directory, what patches, and what one of ``makers`` makes anew each time."""
+    """Call a test with its fixtures: a directory, a patch, and new objects of ``makers``."""
     wanted = signature(test).parameters
 
     @wraps(test)
@@ -47,15 +48,15 @@ def prepared(test: Callable[..., None], **makers: Callable[[], object]) -> Calla
 
 
 def nothing(*_: object, **__: object) -> None:
-    """What is done instead."""
+    """Do nothing instead."""
 
 
 class Compiled(Exception):
-    """Methods of a compiled class cannot be replaced: ``POLYWIRE_PURE=1`` runs all of them from their sources."""
+    """A method of a compiled class cannot be replaced: ``POLYWIRE_PURE=1`` runs all of them from source."""
 
 
 def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.MonkeyPatch], None]:
-    """A switch that puts another function in the place of one. Raises Compiled."""
+    """Return a switch that replaces a function. Raises Compiled."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         if isinstance(owner, type) and not owner.__flags__ & _CAN_CHANGE:
@@ -66,7 +67,7 @@ def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.Monk
 
 
 def wrapped(owner: object, name: str, around: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A switch that gives the old function to the new one. Raises Compiled."""
+    """Return a switch that passes the old function to a new one. Raises Compiled."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         old = getattr(owner, name)

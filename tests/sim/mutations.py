@@ -1,6 +1,6 @@
-"""Every mechanism that a promise of the log rests on, with a switch that takes it out in the simulated world.
+"""The mechanisms behind each promise of the log, with a switch that disables one in the simulation.
 
-Promises: a switch changes one thing, at a seam that has a name, and only while its patch lasts. Must not know: who notices.
+A switch changes one thing, at a named function, until its patch is undone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.unit.log.segments import test_sealer
 
 
 def _files_unsynced(prefix: str = "", suffix: str = "") -> Callable[[pytest.MonkeyPatch], None]:
-    """Files of these names are not synced when that is asked for."""
+    """Do not sync files of these names."""
 
     def sync(old: Callable[..., None], file: SimulatedFile, **named: bool) -> None:
         if not (file.name.startswith(prefix) and suffix in file.name):
@@ -51,7 +51,7 @@ def _files_unsynced(prefix: str = "", suffix: str = "") -> Callable[[pytest.Monk
 
 
 def _directories_unsynced(*names: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Directories of these names are not synced when that is asked for."""
+    """Do not sync directories of these names."""
 
     def sync(old: Callable[..., None], files: SimulatedFiles, path: Path) -> None:
         if path.name not in names:
@@ -61,7 +61,7 @@ def _directories_unsynced(*names: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def _recovery_unsynced(patch: pytest.MonkeyPatch) -> None:
-    """What recovery finds in slots is not synced before it deletes what that says is not needed."""
+    """Do not sync slots that recovery has read before it deletes what they replace."""
     run, sync = _Opening.run, slots.Slot.sync
     found: list[bool] = []
 
@@ -86,7 +86,7 @@ def _after(function: Callable[..., Any], first: Callable[[], None]) -> Callable[
 
 
 def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
-    """The group that begins a start is not synced."""
+    """Do not sync the group that begins a start."""
     write, sync = _Opening._write_start, slots.Slot.sync
     writing: list[bool] = []
 
@@ -99,8 +99,8 @@ def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(slots.Slot, "sync", lambda slot: None if writing else sync(slot))
 
 
-def _named_at_once(old: Callable[..., None], log: FileLog, *args: Any) -> None:
-    """What counts once its naming group is synced counts when that is written."""
+def _named_when_written(old: Callable[..., None], log: FileLog, *args: Any) -> None:
+    """Let segments count when their naming group is written, before it is synced."""
     old(log, *args[:-1], nothing)
     args[-1]()
 
@@ -111,7 +111,7 @@ def _synced_when_written(flusher: Flusher, sequence: int, callback: Callable[[No
 
 
 def _install_any(owner: Sealer) -> None:
-    """Slots are installed in the order in which their syncs end."""
+    """Install slots in the order in which their syncs end."""
     owner._named = type(owner._named)(sorted(owner._named, key=lambda named: not named.counts))
     _install_next(owner)
 
@@ -120,13 +120,13 @@ _install_next = Sealer._install_next
 
 
 def _rests_on_snapshot(old: Callable[..., None], log: FileLog, *args: Any) -> None:
-    """A slot counts as sealed although what was removed since is in no synced group."""
+    """Count a slot as sealed although later removals are in no synced group."""
     log._removed_at = 0
     old(log, *args)
 
 
 def _retried(old: Callable[..., None], flusher: Flusher, *args: Any) -> None:
-    """A sync that failed is tried again, and believed."""
+    """Retry a failed sync, and trust it."""
     with suppress(OSError):
         old(flusher, *args)
         return
@@ -135,7 +135,7 @@ def _retried(old: Callable[..., None], flusher: Flusher, *args: Any) -> None:
 
 
 def _unfinished(patch: pytest.MonkeyPatch) -> None:
-    """A clean stop puts nothing on the disk."""
+    """Write nothing to the disk at a clean stop."""
     close, finish, sync = FileLog.close, Flusher.finish, slots.Slot.sync
     closing: list[bool] = []
 
@@ -154,7 +154,7 @@ def _unfinished(patch: pytest.MonkeyPatch) -> None:
 
 
 def _write_believed(old: Callable[..., int], journal: slots.FileJournal, parts: Any, size: int, sequence: int) -> int:
-    """A write of the journal that failed counts as done."""
+    """Count a failed journal write as done."""
     position = journal.position
     with suppress(OSError):
         return old(journal, parts, size, sequence)
@@ -163,13 +163,13 @@ def _write_believed(old: Callable[..., int], journal: slots.FileJournal, parts: 
 
 
 def _follow_anything(groups: Any, sealed: int, **_: object) -> Any:
-    """Groups count by their number alone."""
+    """Accept groups by their number only."""
     while (group := groups.get(sealed := sealed + 1)) is not None and group.whole:
         yield group
 
 
 def _reach_ignored(old: Callable[..., Any], groups: Any) -> Any:
-    """A state counts although the groups that it rests on are lost."""
+    """Accept a state although the groups that it depends on are lost."""
     return (replace(naming, rests_on=0) for naming in old(groups))
 
 
@@ -183,22 +183,22 @@ def _shown_at_once(old: Callable[..., Any], *args: Any) -> Any:
     return state
 
 
-class _ToldWhenWritten(Draft):
-    """Answers under durability=synced do not wait."""
+class _AcknowledgedWhenWritten(Draft):
+    """Acknowledge before the sync under durability=synced."""
 
     def __init__(self, state: LogState, *, epoch: int, floor: Level, seed: int) -> None:
         super().__init__(state, epoch=epoch, floor=Level.WRITTEN, seed=seed)
 
 
 class _KeepingNumbers(Draft):
-    """Numbers of a failed write are not taken back."""
+    """Keep the numbers of a failed write."""
 
     def take_back(self) -> None:
-        """The group was not written."""
+        """Keep the numbers of a group that was not written."""
 
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:
-    """A token that somebody publishes can be published by another."""
+    """Let two publishes claim the same token."""
 
     def claim(staging: Staging, token: bytes) -> StagedToken:
         found = staging.get(token)
@@ -210,23 +210,23 @@ def _without_claims(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deferred(opening: _Opening, name: str) -> None:
-    """A start that failed leaves names to the next one, which deletes them some time."""
+    """Leave the names of a failed start to the next one, which deletes them at some time."""
     opening._disk.deleter.delete([name])
 
 
 def _image_stale(old: Callable[..., Any], state: LogState, sequence: int, touched: Any) -> Any:
-    """A partition that ended stays in images."""
+    """Keep a dropped partition in images."""
     return old(state, sequence, [partition for partition in touched if not partition.ended])
 
 
 def _state_stale(old: Callable[..., Any], log: FileLog) -> Any:
-    """A snapshot says that it has the broker's state of an earlier group."""
+    """Label a snapshot with the state of an earlier group."""
     state, _ = old(log)
     return state, 0
 
 
 def _number_again(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """A start goes on under the number of the one before."""
+    """Continue with the number of the previous start."""
     chain = old(*args, **named)
     return chain if chain is None else replace(chain, start=chain.start - 1)
 
@@ -240,7 +240,7 @@ def _any_copy(copy: bytes) -> tuple[int, ...] | None:
 
 
 def _copy_trusted(old: Callable[..., Any], copy: bytes) -> Any:
-    """What a snapshot holds is believed."""
+    """Trust the content of a snapshot without verification."""
     return old(copy) or (_any_copy(copy) if copy[:4] == b"PWT1" else None)
 
 
@@ -266,15 +266,17 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation("recovery-sync", "a start's sync before it deletes", _recovery_unsynced),
     Mutation(
         "recovery-rewrite",
-        "a start writes anew what a failed sync lost",
+        "a start rewrites what a failed sync lost",
         replaced(slots.Slot, "lost_pages", lambda _: []),
-        test=test_starts.test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone,
+        test=test_starts.test_a_start_rewrites_what_a_failed_sync_left_in_memory_only,
     ),
     Mutation("start-sync", "the sync of a start's first group", _start_unsynced),
     Mutation("closing-sync", "the flush of a clean stop", _unfinished),
     # Order
     Mutation("synced-answer", "an answer waits for the flush", replaced(Flusher, "wait", _synced_when_written)),
-    Mutation("durability-floor", "answers under durability=synced wait", replaced(log, "Draft", _ToldWhenWritten)),
+    Mutation(
+        "durability-floor", "answers under durability=synced wait", replaced(log, "Draft", _AcknowledgedWhenWritten)
+    ),
     Mutation(
         "durability-readers", "readers under durability=synced wait", wrapped(_Opening, "_make_state", _shown_at_once)
     ),
@@ -285,20 +287,24 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "failed-numbers",
         "numbers of a failed write are taken back",
         replaced(log, "Draft", _KeepingNumbers),
-        test=test_failures.test_who_reads_behind_a_failed_append_finds_the_end,
+        test=test_failures.test_a_read_after_a_failed_append_finds_the_end,
     ),
     Mutation("short-writes", "the rest of a short write is written", replaced(slots, "_write_slowly", nothing)),
     Mutation(
-        "slot-naming", "a slot is free once its naming group is synced", wrapped(FileLog, "name_slot", _named_at_once)
+        "slot-naming",
+        "a slot is free once its naming group is synced",
+        wrapped(FileLog, "name_slot", _named_when_written),
     ),
     Mutation(
-        "removal-naming", "segments go once their removal is synced", wrapped(FileLog, "name_sealed", _named_at_once)
+        "removal-naming",
+        "segments go once their removal is synced",
+        wrapped(FileLog, "name_sealed", _named_when_written),
     ),
     Mutation(
         "removed-since",
         "a naming group waits for removals before it",
         wrapped(FileLog, "name_slot", _rests_on_snapshot),
-        test=test_names.test_records_that_were_removed_while_the_state_was_encoded_are_there_when_their_removal_is_lost,
+        test=test_names.test_records_removed_during_encoding_exist_if_their_removal_is_lost,
     ),
     Mutation(
         "install-order",
@@ -311,7 +317,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "sealing-capacity",
         "naming segments finds space in the journal",
         replaced(FileLog, "has_capacity", _always_capacity),
-        test=prepared(test_names.test_removals_leave_the_space_that_naming_a_slot_takes),
+        test=prepared(test_names.test_removals_leave_the_space_for_naming_a_slot),
     ),
     Mutation(
         "removal-reserve",
@@ -328,13 +334,13 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "chain",
         "a group follows the one it names",
         replaced(recovery, "_follow", _follow_anything),
-        test=test_starts.test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged,
+        test=test_starts.test_groups_cut_off_by_a_start_do_not_replace_damaged_ones,
     ),
     Mutation(
         "reach",
         "a state counts with the groups it rests on",
         wrapped(recovery, "_namings", _reach_ignored),
-        test=test_names.test_a_state_does_not_count_without_the_groups_it_rests_on,
+        test=test_names.test_a_state_does_not_count_without_the_groups_it_depends_on,
     ),
     Mutation("damage-proof", "a damaged synced group is no torn tail", replaced(recovery, "_examine_end", nothing)),
     Mutation(
@@ -368,13 +374,13 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "unread-bodies",
         "a body that cannot be read is not sealed as damaged",
         wrapped(Segment, "stored", _unsalvaged),
-        test=test_failures.test_a_disk_that_fails_to_read_once_damages_nothing_for_good,
+        test=test_failures.test_a_transient_read_error_does_not_mark_damage,
     ),
     Mutation(
         "failed-reads",
         "what could not be read is read again",
         replaced(Window, "is_damaged_at", lambda *_: False),
-        test=test_failures.test_a_read_that_failed_is_tried_again_for_who_asks_next,
+        test=test_failures.test_a_failed_read_is_retried_for_the_next_reader,
     ),
     # Staging, compaction, callbacks
     Mutation("claims", "a token is published once", _without_claims),

@@ -1,6 +1,6 @@
-"""Mechanisms of the readiness driver, each with a switch that takes it out in the world of wires, half of whose runs it drives.
+"""Mechanisms of the readiness driver, with a switch that disables one in the wires simulation.
 
-Promises: as ``tests.sim.mutations``; the driver is run uncompiled, for compiled methods cannot be replaced. Must not know: who notices.
+Half of the runs of that simulation use the driver. It runs uncompiled, because compiled methods cannot be replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.sim.wires import network
 
 
 def _uncompiled() -> Any:
-    """The driver's module, from its source, as what it needs of other compiled modules."""
+    """Load the driver's module from its source, with the other compiled modules that it needs."""
     with pytest.MonkeyPatch.context() as meanwhile:
         meanwhile.setitem(sys.modules, memory.__name__, _from_source(records, "memory"))
         return _from_source(server, "readiness")
@@ -39,7 +39,7 @@ def _from_source(package: ModuleType, name: str) -> ModuleType:
 
 
 def _transport(name: str, instead: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A switch that puts another function, which is given the old one, in the place of one of a socket's."""
+    """Return a switch that replaces a method of the socket transport by a function that gets the old one."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         module = _uncompiled()
@@ -51,7 +51,7 @@ def _transport(name: str, instead: Callable[..., Any]) -> Callable[[pytest.Monke
 
 
 def _uncommitted(patch: pytest.MonkeyPatch) -> None:
-    """A pass ends without writing what it added."""
+    """End a pass without writing its additions."""
     module = _uncompiled()
 
     def make_pass(driver: Any, looks: int) -> bool:
@@ -65,22 +65,22 @@ def _uncommitted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _read_on(old: Callable[[Any], None], transport: Any) -> None:
-    """A socket is read until it is empty."""
+    """Read a socket until it is empty."""
     while transport._is_reading and transport._socket.events & 1:
         old(transport)
 
 
-def _left_out(old: Callable[..., None], *_: Any) -> None:
-    """Nothing is done."""
+def _skipped(old: Callable[..., None], *_: Any) -> None:
+    """Do nothing."""
 
 
 def _closed_at_once(old: Callable[[Any], None], transport: Any) -> None:
-    """What waits to be sent is dropped."""
+    """Drop unsent bytes."""
     transport.end(None)
 
 
 def _overtaken(old: Callable[..., None], transport: Any, data: Any) -> None:
-    """What comes behind bytes that wait is sent before them."""
+    """Send later bytes before waiting ones."""
     held, transport._waiting_bytes = transport._waiting_bytes, 0
     if held and not transport._is_closing:
         sent = max(transport._send(data), 0)
@@ -91,12 +91,12 @@ def _overtaken(old: Callable[..., None], transport: Any, data: Any) -> None:
 
 
 def _cut_short(old: Callable[..., int], transport: Any, data: Any) -> int:
-    """A short send counts as a whole one."""
+    """Count a short send as a complete one."""
     return len(data) if old(transport, data) >= 0 else -1
 
 
-def _lost_at_once(old: Callable[..., None], transport: Any, error: Exception | None) -> None:
-    """A connection is told within whatever it was doing that it is lost."""
+def _lost_immediately(old: Callable[..., None], transport: Any, error: Exception | None) -> None:
+    """Report the loss of a connection inside whatever call it is in."""
     if not transport._is_ended:
         transport._is_closing = transport._is_ended = True
         transport._is_reading = False
@@ -107,7 +107,7 @@ def _lost_at_once(old: Callable[..., None], transport: Any, error: Exception | N
 
 
 def _unread_end(old: Callable[[Any], None], transport: Any) -> None:
-    """The end of what a peer sends is taken for a connection that is gone."""
+    """Take the end of the stream for a lost connection."""
     count = transport._receive(transport.protocol.get_buffer(-1))
     if count > 0:
         transport.protocol.received(count)
@@ -119,12 +119,12 @@ _Row: Final = partial(Mutation, world="wires")
 
 READINESS_MUTATIONS: Final[Sequence[Mutation]] = (
     _Row("driver-once", "a pass reads each socket once", _transport("_read", _read_on)),
-    _Row("driver-resumes", "a socket is watched again once it is read again", _transport("resume_reading", _left_out)),
+    _Row("driver-resumes", "a socket is watched again once it is read again", _transport("resume_reading", _skipped)),
     _Row("driver-short", "the rest of a short send is sent", _transport("_send", _cut_short)),
     _Row("driver-order", "what waits is sent first", _transport("write", _overtaken)),
-    _Row("driver-clogged", "a connection is told that its peer does not read", _transport("_clog", _left_out)),
+    _Row("driver-clogged", "a connection is notified that its peer does not read", _transport("_clog", _skipped)),
     _Row("driver-closing", "a socket is closed once everything was sent", _transport("close", _closed_at_once)),
     _Row("driver-half-closed", "who sends nothing more is answered", _transport("_read", _unread_end)),
-    _Row("driver-lost", "a lost connection is told in a callback of its own", _transport("end", _lost_at_once)),
+    _Row("driver-lost", "a lost connection is notified in a separate callback", _transport("end", _lost_immediately)),
     _Row("driver-commits", "a pass ends with a commit", _uncommitted),
 )

@@ -1,8 +1,7 @@
-"""One shard in a bucket, several brokers that want to lead it, and everything that a network does to requests; one number replays a run.
+"""Simulation of one shard in a bucket, with several brokers that want to lead it and an unreliable network.
 
-Promises: time is virtual, every choice comes from the run's number. What is checked: whoever acknowledges has seen all that was acknowledged
-before, in the same order; a fresh reader at the end finds all of it once; who was told of a snapshot finds it for a grace. Must not know: how
-the protocol keeps that.
+Time is virtual, and the seed determines every choice. Checks: a leader that acknowledges has seen everything acknowledged before, in the
+same order; a new reader finds all of it once at the end; and a reported snapshot stays readable for the grace period.
 """
 
 from __future__ import annotations
@@ -50,7 +49,10 @@ class Broken(Exception):
 
 
 class Shard:
-    """The world of one run. ``rules`` and ``swept`` are the protocol and its sweeping, or what a test has made of them."""
+    """The simulation of one run.
+
+    ``rules`` and ``swept`` are the protocol and its sweeping, or modified copies of a test.
+    """
 
     def __init__(self, number: int, rules: ModuleType = fencing, swept: ModuleType = garbage_collection) -> None:
         self.chance: Final = random.Random(number)
@@ -61,7 +63,7 @@ class Shard:
         self.floor: tuple[Floor, str] = (Floor(), "")
         self.snapshots: dict[str, list[int]] = {}
         self.acknowledged: list[int] = []
-        """In their order; what any leader has told anybody."""
+        """In order: everything that any leader has acknowledged."""
         self.takeovers = 0
         self.voids = 0
         self._next_id = 0
@@ -69,7 +71,7 @@ class Shard:
         self._count = 0
 
     def run(self) -> None:
-        """One run. Raises Broken."""
+        """Run once. Raises Broken."""
         brokers = [self._born(number) for number in range(BROKERS)]
         for process in brokers:
             self.after(self.chance.uniform(0, 5), process.begin)
@@ -84,18 +86,20 @@ class Shard:
             raise Broken(f"a sound bucket is taken for a broken one: {error.message}") from error
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
-        """Let something happen later."""
+        """Schedule an event."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, event))
 
     def new_id(self) -> int:
-        """The number of a change that nobody made before."""
+        """Return a new change number."""
         self._next_id += 1
         return self._next_id
 
     def acknowledge(self, state: Sequence[int]) -> None:
-        """A leader shows these changes and tells somebody of the last of them. Its answer may have been long on its way: then others have led
-        since, and what it shows is old, but true. Raises Broken."""
+        """Acknowledge the last of these changes for a leader.
+
+        The acknowledgement may be late: there may be later leaders by now, and its view old but true. Raises Broken.
+        """
         known = len(self.acknowledged)
         if list(state[:known]) != self.acknowledged[: len(state)]:
             raise Broken(f"an acknowledged change is lost or moved at={self.now:.3f}")
@@ -103,18 +107,21 @@ class Shard:
             self.acknowledged = list(state)
 
     def plan(self, snapshot: str, number: int) -> None:
-        """Somebody is told of a snapshot by who has just stored this object, and reads it within the grace. A leader that was followed by
-        another without noticing may tell of what is gone."""
+        """Report a snapshot to a reader that uses it within the grace period, from the process that has just stored
+        this object.
+
+        A leader that was superseded without noticing may report a deleted one.
+        """
 
         def read() -> None:
             if snapshot not in self.snapshots:
-                raise Broken(f"a snapshot went that somebody had just been told of at={self.now:.3f}")
+                raise Broken(f"a snapshot was deleted within its grace at={self.now:.3f}")
 
         if snapshot and number == max(self.objects):
             self.after(self.chance.uniform(0, GRACE_SECONDS), read)
 
     def play(self, chain: JournalChain) -> list[int] | None:
-        """The changes of a chain, those in its snapshot first; None where it is gone."""
+        """Return the changes of a chain, those in its snapshot first; None if the snapshot is gone."""
         naming = chain.naming()
         if naming is not None and naming.snapshot not in self.snapshots:
             return None
@@ -164,10 +171,10 @@ class Shard:
             return [self.objects.get(number) for number in request.numbers]
         return self.floor
 
-    # What the bucket does when a request arrives
+    # The bucket's reaction to an arriving request
 
     def arrive(self, request: Request) -> Outcome:
-        """Carry out a request that writes."""
+        """Execute a write request."""
         match request:
             case Create(number, content):
                 if number in self.objects:
@@ -187,7 +194,7 @@ class Shard:
 
 
 class _Process:
-    """One broker's life: its requests travel, are lost, repeated by nobody, late; it may sleep between any two."""
+    """One broker process: its requests are delayed or lost, and it may sleep between any two."""
 
     def __init__(self, shard: Shard, steps: Generator[Request, Any, None]) -> None:
         self._shard = shard
@@ -196,18 +203,18 @@ class _Process:
         self._threads: list[_Process] = []
 
     def kill(self) -> None:
-        """It hears of nothing any more; what it has sent still arrives."""
+        """Deliver nothing to it any more; its sent requests still arrive."""
         self._killed = True
         for thread in self._threads:
             thread.kill()
 
     def beside(self, steps: Generator[Request, Any, None]) -> None:
-        """Do something else, too, until it is killed."""
+        """Run other steps concurrently until it is killed."""
         self._threads.append(_Process(self._shard, steps))
         self._threads[-1].begin()
 
     def begin(self) -> None:
-        """Go to work."""
+        """Start working."""
         self._go_on(None)
 
     def _go_on(self, answer: Any) -> None:
@@ -218,7 +225,7 @@ class _Process:
     def _answer(self, seconds: float, answer: Any) -> None:
         chance = self._shard.chance
         if chance.random() < 0.01:
-            seconds += chance.uniform(0.1, 15)  # stopped, or starved
+            seconds += chance.uniform(0.1, 15)  # suspended, or starved
         self._shard.after(seconds, lambda: self._go_on(answer))
 
     def _send(self, request: Request) -> None:
@@ -248,7 +255,7 @@ class _Process:
         return [name for name in self._shard.snapshots if name.startswith(f"{directory}/")]
 
     def _read(self, numbers: list[int], size: int | None = None) -> None:
-        """Reads that are sent together arrive in any order."""
+        """Return results of concurrent reads, which arrive in any order."""
         shard, found = self._shard, dict[int, bytes | None]()
 
         def arrive(part: Sequence[int]) -> None:
@@ -268,7 +275,7 @@ class _Process:
         deleting = isinstance(request, (Delete, DeleteBlobs))
         if draw < 0.03 and not deleting:
             self._answer(self._travel(), Outcome.EXISTS if draw < 0.015 else Outcome.UNKNOWN)
-        elif draw < 0.1:  # it arrives some time, perhaps long after
+        elif draw < 0.1:  # it arrives later, perhaps much later
             shard.after(
                 shard.chance.uniform(0, LATE_SECONDS_MAX if draw < 0.06 else 1), lambda: _unheard(shard, request)
             )
@@ -281,12 +288,12 @@ class _Process:
 
 
 def _unheard(shard: Shard, request: Request) -> None:
-    """It arrives, and nobody hears what came of it."""
+    """Execute a request without reporting the result."""
     shard.arrive(request)
 
 
 class Broker:
-    """Leads when it can, makes changes, seals now and then, and comes back after it was deposed."""
+    """Leads when it can, makes changes, seals now and then, and returns after it was deposed."""
 
     def __init__(self, shard: Shard, node: str) -> None:
         self._shard = shard
@@ -294,7 +301,7 @@ class Broker:
         self.beside: Callable[[Generator[Request, Any, None]], None]
 
     def live(self) -> Generator[Request, Any, None]:
-        """Everything it does until it is killed."""
+        """Work until it is killed."""
         shard, chance = self._shard, self._shard.chance
         while True:
             nonce = chance.randbytes(NONCE_BYTES)
@@ -305,7 +312,7 @@ class Broker:
             if claim is not None:
                 shard.takeovers += 1
                 yield from self._lead(claim)
-            elif chance.random() < 0.5:  # others do not let themselves be hurried
+            elif chance.random() < 0.5:  # other brokers do not react to urgency
                 continue
             yield Pause(chance.expovariate(1 / 8))
 
@@ -318,7 +325,7 @@ class Broker:
             return  # deposed long ago
         shard.acknowledge(state)
         started = read_group(claim.content, 0, SEED)
-        assert started is not None, "it was just made"
+        assert started is not None, "it was just created"
         sequence, checksum, start = started.sequence, started.checksum, started.start
         starts, number, sealed = (
             {*claim.chain.starts, claim.number},
@@ -360,8 +367,10 @@ class Broker:
             yield Pause(SWEEP_SECONDS)
 
     def _check_deposed(self, number: int, start: int) -> None:
-        """Who is followed has found somebody else's object, or that the shard went on without it: below the floor its own may lie once more,
-        from a request that arrived after it had been deleted."""
+        """Check a deposed leader: it has found another broker's object, or the floor has passed its own.
+
+        Below the floor its object may exist again, from a request that arrived after the deletion.
+        """
         found = self._shard.objects.get(number) if number >= self._shard.floor[0].number else None
         fields = None if found is None else read_group(found, 0, SEED)
         if fields is not None and fields.start == start:
@@ -376,7 +385,7 @@ class Broker:
         *,
         naming: bool,
     ) -> bytes:
-        """What the next group holds: a change, or the name of a snapshot."""
+        """Return the content of the next group: a change, or the name of a snapshot."""
         if not naming:
             state.append(self._shard.new_id())
             content = state[-1].to_bytes(8, "little")
@@ -389,6 +398,6 @@ class Broker:
 
 
 def _remove(snapshot: str) -> Generator[Request, Any, None]:
-    """What a stored group replaced goes after the grace."""
+    """Remove what a stored group replaced, after the grace period."""
     yield Pause(GRACE_SECONDS)
     yield DeleteBlobs((snapshot,))

@@ -1,7 +1,4 @@
-"""Mechanisms of transactions and positions over several shards, each with a switch that takes it out in the world of shards.
-
-Promises: as ``tests.sim.mutations``. Must not know: who notices.
-"""
+"""Mechanisms of transactions over several shards, with a switch that disables one in the simulation."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ ShardsMutation: Final = partial(Mutation, world="shards")
 
 
 def _unknown_branch(branches: Branches, transaction: Transaction, shards: Collection[int], *, done: Any) -> None:
-    """Home lets a shard in, and keeps nothing of it."""
+    """Let a shard join a transaction without recording it at the coordinator."""
     branches._log.barrier(Level.SYNCED, done)
 
 
 def _reported_early(branches: Branches) -> None:
-    """A decision is told before it is synced."""
+    """Send a decision before it is synced."""
     for token, decided in branches._state.transactions.decisions.items():
         if token not in branches._in_flight:
             branches._in_flight[token] = set(decided.shards)
@@ -42,12 +39,12 @@ def _reported_early(branches: Branches) -> None:
 
 
 def _followed_early(old: Callable[..., None], branches: Branches, decided: TransactionDecided, *args: Any) -> None:
-    """Whoever did not answer counts as having followed."""
+    """Count a shard without a response as having followed."""
     old(branches, decided, *args[:-1], True)
 
 
 def _over_in_time(transactions: Transactions, transaction: Transaction) -> bool:
-    """A branch has the time that its producer asked for."""
+    """Give a participant its producer's timeout."""
     producer = transaction.producer
     if not transaction.is_open or producer is None or transaction.id in transactions._endings:
         return False
@@ -55,7 +52,7 @@ def _over_in_time(transactions: Transactions, transaction: Transaction) -> bool:
 
 
 def _ended_as_known(branches: Branches, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
-    """An end is of whatever branch is open under an id."""
+    """Apply an end to any participant open under the id."""
     branch = branches.find(id_)
     _END(branches, id_, token if branch is None else branch.token, commits=commits, done=done)
 
@@ -64,24 +61,24 @@ _END: Final = Branches.end
 
 
 def _ended_unsynced(branches: Branches, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
-    """A shard has followed before that is synced."""
+    """Report that a shard has followed before that is synced."""
     _END(branches, id_, token, commits=commits, done=nothing)
     branches._loop.call_soon(done, 0)
 
 
 def _outcome_as_aborted(branches: Branches, id_: str, token: bytes, then: Callable[..., None]) -> None:
-    """Home says of what is open that it was aborted."""
+    """Let the coordinator report open transactions as aborted."""
     decided = branches._state.transactions.decisions.get(token)
     branches._loop.call_soon(then, decided is not None and decided.commits)
 
 
 def _without_decisions(old: Callable[..., None], table: TransactionTable, states: Any, decisions: Any = ()) -> None:
-    """A snapshot has no decisions."""
+    """Leave decisions out of snapshots."""
     old(table, states)
 
 
 def _entered_as_new(old: Callable[..., Transaction], branches: Branches, joined: Joined) -> Transaction:
-    """A branch begins anew with each permission."""
+    """Start a new participant with each permission."""
     known = branches.find(joined.id)
     if known is not None and known.is_open and known.token == joined.token:
         branches._transactions.abort(known, done=None)
@@ -89,7 +86,7 @@ def _entered_as_new(old: Callable[..., Transaction], branches: Branches, joined:
 
 
 def _reported_once(branches: Branches, decided: TransactionDecided, shard: int, again_s: float) -> None:
-    """A shard is told how a transaction has ended, and not again."""
+    """Send a shard the decision of a transaction only once."""
     if branches._shards is not None and not branches._is_stopped and again_s == AGAIN_S:
         branches._shards.end_branch(shard, decided, partial(branches._followed, decided, shard, again_s))
 
@@ -109,7 +106,7 @@ SHARDS_MUTATIONS: Final = (
         test=prepared(test_transaction_shards.test_a_shard_does_not_open_a_participant_by_itself, processes=_processes),
     ),
     ShardsMutation(
-        "decision-synced", "a decision is synced before it is told", replaced(Branches, "_tell_all", _reported_early)
+        "decision-synced", "a decision is synced before it is sent", replaced(Branches, "_tell_all", _reported_early)
     ),
     ShardsMutation(
         "decision-snapshot", "decisions are in snapshots", wrapped(TransactionTable, "restore", _without_decisions)
@@ -153,7 +150,9 @@ SHARDS_MUTATIONS: Final = (
         "the next transaction waits until all have followed",
         replaced(Branches, "is_deciding", lambda *_: False),
     ),
-    ShardsMutation("told-again", "who did not follow is told again", replaced(Branches, "_tell", _reported_once)),
+    ShardsMutation(
+        "told-again", "a shard that did not follow is notified again", replaced(Branches, "_tell", _reported_once)
+    ),
     ShardsMutation(
         "ended-tokens",
         "a permission later than the end opens nothing",
@@ -162,11 +161,11 @@ SHARDS_MUTATIONS: Final = (
     ),
     ShardsMutation(
         "whole-lines",
-        "a line that was cut off in a link is none",
+        "a partial line is dropped when a link closes",
         replaced(LinkedFluxSession, "finish", FluxSession.finish),
         test=flux_carrying.test_a_partial_line_is_dropped_when_a_link_closes,
     ),
-    ShardsMutation("links-anew", "a link that is lost is made anew", replaced(Links, "forget", nothing)),
+    ShardsMutation("links-anew", "a lost link is replaced", replaced(Links, "forget", nothing)),
     ShardsMutation(
         "generation-fence",
         "no position comes behind a later generation's",

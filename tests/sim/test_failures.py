@@ -1,4 +1,4 @@
-"""What a log is for its readers once a write has failed, until the process ends."""
+"""Reads of a log after a failed write, until the process ends."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _publish(log: FileLog, reported: list[int | BrokerError | Ranges]) -> None:
     log.publish([TOKEN], b"change", level=Level.WRITTEN, done=reported.append)
 
 
-def test_who_reads_behind_a_failed_append_finds_the_end() -> None:
+def test_a_read_after_a_failed_append_finds_the_end() -> None:
     _read_behind_a_failed(_append)
 
 
-def test_who_reads_behind_a_failed_publish_finds_the_end() -> None:
+def test_a_read_after_a_failed_publish_finds_the_end() -> None:
     _read_behind_a_failed(_publish)
 
 
@@ -60,7 +60,7 @@ def _read_behind_a_failed(ask: Callable[[FileLog, list[int | BrokerError | Range
     assert not found.chunks
 
 
-def test_a_disk_that_fails_to_read_once_damages_nothing_for_good() -> None:
+def test_a_transient_read_error_does_not_mark_damage() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -77,7 +77,7 @@ def test_a_disk_that_fails_to_read_once_damages_nothing_for_good() -> None:
     assert records_of(found.chunks)[0].value == b"staged"
 
 
-def test_a_read_that_failed_is_tried_again_for_who_asks_next() -> None:
+def test_a_failed_read_is_retried_for_the_next_reader() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -85,7 +85,7 @@ def test_a_read_that_failed_is_tried_again_for_who_asks_next() -> None:
     _read_fails_once(machine, log, 0)
 
 
-def test_a_staged_body_that_could_not_be_read_is_read_again_for_who_asks_next() -> None:
+def test_a_failed_read_of_a_staged_body_is_retried_for_the_next_reader() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -95,7 +95,7 @@ def test_a_staged_body_that_could_not_be_read_is_read_again_for_who_asks_next() 
 
 
 def _publish_sealed(machine: Machine, log: FileLog) -> int:
-    """Publish a staged batch whose body lies in a segment already; returns its offset. Nothing is committed yet."""
+    """Publish a staged batch whose body is in a segment already, without a commit; return its offset."""
     staged = partial(log.stage, TOKEN, log.partition(1), from_records([Record(b"staged")]), expires_at_us=2**62)
     staged(level=Level.WRITTEN, done=None)
     _fill(machine, log)
@@ -107,7 +107,7 @@ def _publish_sealed(machine: Machine, log: FileLog) -> int:
 def _read_fails_once(machine: Machine, log: FileLog, offset: int) -> None:
     files = machine.process.files
     files.cold = 1.0  # no read is answered at once
-    machine.process.read(1, offset)  # the segment's footer and index are at hand from here on
+    machine.process.read(1, offset)  # loads the segment's footer and index
     log._state.reader.forget(log.partition(1))
     log._state.reader._cold._bodies.clear()
     files.faults.rates["read"] = 1.0
@@ -118,7 +118,7 @@ def _read_fails_once(machine: Machine, log: FileLog, offset: int) -> None:
     assert records_of(found.chunks)[0].offset == offset
 
 
-def test_removals_on_a_full_disk_leave_space_to_seal() -> None:
+def test_removals_on_a_full_disk_leave_space_for_sealing() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -138,14 +138,14 @@ def test_removals_on_a_full_disk_leave_space_to_seal() -> None:
     machine.append(log, b"kept")
 
 
-def test_a_read_that_cannot_open_its_segment_at_once_is_answered_by_the_reader() -> None:
+def test_a_read_that_cannot_open_its_segment_at_once_runs_in_the_reader() -> None:
     machine = Machine(replace(SETTINGS, open_blobs_max=1))
     log = machine.open()
     log.open_partition(1)
     _fill(machine, log)
     _fill(machine, log)
     ends = [log.partition(1).next_offset // 2, 0]
-    for offset in ends:  # what there is to know of both segments is in memory then; one of them is open
+    for offset in ends:  # loads the metadata of both segments; one of them is open
         assert isinstance(machine.process.read(1, offset), Read)
     machine.process.log._state.reader.forget(log.partition(1))
     files, reported = machine.process.files, list[Read | BrokerError]()
@@ -156,7 +156,7 @@ def test_a_read_that_cannot_open_its_segment_at_once_is_answered_by_the_reader()
     assert isinstance(reported[0], Read)
 
 
-def test_a_directory_of_blobs_whose_sync_failed_is_synced_before_anything_in_it_counts() -> None:
+def test_a_directory_of_blobs_whose_sync_failed_is_synced_before_its_blobs_count() -> None:
     machine = Machine()
     machine.open()
     files = machine.process.files
@@ -170,7 +170,7 @@ def test_a_directory_of_blobs_whose_sync_failed_is_synced_before_anything_in_it_
     assert store.get("blobs/second") == b"second"
 
 
-def test_of_too_many_slots_one_is_kept_to_be_written_next() -> None:
+def test_one_of_too_many_slots_is_kept_for_the_next_write() -> None:
     journal = Machine(replace(SETTINGS, slot_count_min=3, slot_count_max=3)).open()._journal
     journal.roll()
     journal.roll()
@@ -183,13 +183,13 @@ def test_of_too_many_slots_one_is_kept_to_be_written_next() -> None:
 
 
 @pytest.mark.parametrize("is_another", [False, True], ids=["same", "another"])
-def test_a_directory_of_objects_whose_sync_failed_is_synced_before_anything_in_it_counts(is_another: bool) -> None:
+def test_a_directory_of_objects_whose_sync_failed_is_synced_before_its_objects_count(is_another: bool) -> None:
     machine = Machine()
     machine.open()
     files = machine.process.files
     objects = FileObjects(DIRECTORY, files)
     files.faults.rates["sync"] = 1.0
-    for _ in range(3):  # one directory a call, each without its sync
+    for _ in range(3):  # one directory per call, each without its sync
         with pytest.raises(BrokerError):
             objects.create("deep/below/first", [b"first"])
     files.faults.rates.clear()
@@ -201,7 +201,7 @@ def test_a_directory_of_objects_whose_sync_failed_is_synced_before_anything_in_i
 
 
 def _fill(machine: Machine, log: FileLog) -> None:
-    """Fill the slot, and see it sealed."""
+    """Fill the slot and wait until it is sealed."""
     for _ in range(12):
         machine.append(log, b"." * 4000)
     machine.process.until(lambda: not log.sealing)

@@ -1,4 +1,4 @@
-"""What a start finds is one moment of what happened, and none before what was acknowledged."""
+"""A start must recover the state of one moment, not earlier than the last acknowledged one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def _history() -> History:
 @pytest.mark.parametrize(
     ("found", "moment"), [({}, 0), ({TOPIC: 1}, 1), ({TOPIC: 1, POSITION: 5}, 2), ({TOPIC: 2, POSITION: 5}, 3)]
 )
-def test_every_moment_can_be_found(found: dict[Key, object], moment: int) -> None:
+def test_every_moment_is_recognized(found: dict[Key, object], moment: int) -> None:
     assert _history().settle(found, powerless=False) == moment
 
 
 @pytest.mark.parametrize("found", [{POSITION: 5}, {TOPIC: 2}, {TOPIC: 3, POSITION: 5}])
-def test_what_never_was_true_at_once_is_told(found: dict[Key, object]) -> None:
+def test_a_mixed_state_is_a_violation(found: dict[Key, object]) -> None:
     with pytest.raises(Violation, match="a start finds one moment"):
         _history().settle(found, powerless=False)
 
 
-def test_a_moment_before_what_was_acknowledged_is_told() -> None:
+def test_a_state_before_the_acknowledged_one_is_a_violation() -> None:
     history = _history()
     history.acknowledge(1, Level.SYNCED)
     history.acknowledge(2, Level.WRITTEN)
@@ -45,7 +45,7 @@ def test_a_moment_before_what_was_acknowledged_is_told() -> None:
         history.settle({TOPIC: 1}, powerless=False)
 
 
-def test_a_value_that_comes_back_is_found_at_its_latest_moment() -> None:
+def test_a_repeated_value_counts_as_its_latest_moment() -> None:
     history = _history()
     history.note({TOPIC: 1, POSITION: 5})
     assert history.settle({TOPIC: 1, POSITION: 5}, powerless=False) == 4

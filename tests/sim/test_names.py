@@ -1,4 +1,4 @@
-"""The group that names a state, and what a power loss may take before it: what lies between is needed, and so is space to write it."""
+"""The group that names a sealed state, and the groups before it that a power loss may take."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.sim.schedule import SimulatedWorker
 
 UNHURRIED = replace(SETTINGS, slot_count_max=4, sync_interval_ms=60_000)
 LONG = b"." * 4000
-SEGMENTS = 8  # their removals take a page each, which is more than there is beside what naming takes
+SEGMENTS = 8  # each removal takes a page, together more than the reserve beside the naming group
 
 
-def test_a_state_does_not_count_without_the_groups_it_rests_on() -> None:
+def test_a_state_does_not_count_without_the_groups_it_depends_on() -> None:
     machine = Machine(UNHURRIED)
     log = _with_partition(machine)
     _fill_slot(machine, log)
-    machine.process.state.changes.append(b"late")  # before the state is encoded, and behind the slot
+    machine.process.state.changes.append(b"late")  # before the state is encoded, and after the slot
     log.change(b"late", level=Level.WRITTEN, done=None)
     log.commit()
     _see_named(machine, log)
@@ -37,7 +37,7 @@ def test_a_state_does_not_count_without_the_groups_it_rests_on() -> None:
     assert machine.process.state.changes == []
 
 
-def test_records_that_were_removed_while_the_state_was_encoded_are_there_when_their_removal_is_lost() -> None:
+def test_records_removed_during_encoding_exist_if_their_removal_is_lost() -> None:
     machine = Machine(UNHURRIED)
     log = _with_partition(machine)
     log.open_partition(2)
@@ -61,7 +61,7 @@ def _with_partition(machine: Machine) -> FileLog:
 
 
 def _slowly(log: FileLog) -> Iterator[bytes]:
-    """A state that takes so long to encode that a partition is dropped meanwhile."""
+    """Encode a state so slowly that a partition is dropped meanwhile."""
     yield b""
     log.drop_partition(2)
     log.change(b"removed", level=Level.WRITTEN, done=None)
@@ -70,14 +70,14 @@ def _slowly(log: FileLog) -> Iterator[bytes]:
 
 
 def _fill_slot(machine: Machine, log: FileLog) -> None:
-    """Append until the next slot has begun; nothing of the slot before is sealed yet."""
+    """Append until the next slot has begun; nothing of the previous slot is sealed yet."""
     while log._sealer.waiting == 0:
         log.append(log.partition(1), from_records([Record(LONG)]), level=Level.WRITTEN, done=None)
         log.commit()
 
 
 def _sync(machine: Machine) -> None:
-    """What was written is synced, so that the next group begins on a page of its own, and nothing is sealed meanwhile."""
+    """Sync everything, so that the next group starts on a new page; nothing is sealed meanwhile."""
     [worker] = [one for one in machine.process.loop.workers if isinstance(one, SimulatedWorker) and one.name == "sync"]
     while not worker.idle or machine.process.loop._ready:
         if worker.idle:
@@ -87,13 +87,13 @@ def _sync(machine: Machine) -> None:
 
 
 def _see_named(machine: Machine, log: FileLog) -> None:
-    """The state is named in a group that is written, and not synced."""
+    """Wait until the state is named in a group that is written and not synced."""
     named = log._sealer.named
     machine.process.until(lambda: log._sealer.named > named)
 
 
 def _lose(machine: Machine, content: bytes) -> None:
-    """The power goes, and with it the group that has this content; what is behind it was written before."""
+    """Lose power with the group of this content; later groups were written before."""
     machine.process.files.faults.dead = True
     [inode] = [inode for name, inode in machine.disk.files() if name.endswith(".pwj") and content in inode.data]
     place = inode.data.rfind(GROUP_MAGIC, 0, inode.data.find(content))
@@ -101,8 +101,8 @@ def _lose(machine: Machine, content: bytes) -> None:
         data[place : place + 64] = bytes(64)
 
 
-def test_removals_leave_the_space_that_naming_a_slot_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealer, "REMOVED_MAX", 1)  # each is a group of its own
+def test_removals_leave_the_space_for_naming_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealer, "REMOVED_MAX", 1)  # each is a separate group
     machine = Machine(replace(SETTINGS, slot_count_max=2))
     log = _with_partition(machine)
     for _ in range(SEGMENTS):
@@ -115,7 +115,7 @@ def test_removals_leave_the_space_that_naming_a_slot_takes(monkeypatch: pytest.M
     log.trim(1, log.partition(1).next_offset)
     log.commit()
     log._sealer.note_dead()
-    for _ in range(SEGMENTS):  # the log's timer is due so often before the slot is sealed
+    for _ in range(SEGMENTS):  # the log's timer fires that often before the slot is sealed
         log._sealer.remove()
         _sync(machine)
     machine.process.until(lambda: log._sealer.waiting == 0)

@@ -1,4 +1,4 @@
-"""The order in which a log answers, where one answer leads to another."""
+"""The order of callbacks when one of them causes another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polywire.types import Level
 from tests.sim.machine import SETTINGS, Machine
 
 
-def test_who_waits_for_a_sync_is_not_overtaken_by_who_asks_when_it_is_over() -> None:
+def test_waiters_for_a_sync_are_called_before_one_added_meanwhile() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -29,11 +29,11 @@ def test_who_waits_for_a_sync_is_not_overtaken_by_who_asks_when_it_is_over() -> 
     assert reported == ["first", "second", "late"]
 
 
-def test_a_log_that_is_congested_by_what_is_not_synced_syncs_it_at_once() -> None:
+def test_a_log_congested_by_unsynced_data_syncs_at_once() -> None:
     machine = Machine(replace(SETTINGS, unsynced_bytes_max=8000, sync_interval_ms=60_000))
     log = machine.open()
     log.open_partition(1)
-    for _ in range(3):  # the first begins a sync, the others come while it runs
+    for _ in range(3):  # the first starts a sync, the others arrive while it runs
         log.append(log.partition(1), from_records([Record(b"." * 4000)]), level=Level.WRITTEN, done=None)
         log.commit()
     assert log.congested

@@ -1,4 +1,4 @@
-"""Journals that clean stops have left, damaged in one group after the other: a start does without it, or names its file."""
+"""Journals of clean stops with one damaged group each: a start does without the group, or names its file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.sim.promises import require
 from tests.sim.story import Story
 
 AT = (4, 20, -1)
-"""Bytes of a group that are changed, each alone: of its length, its number, and of what it holds."""
+"""Bytes of a group that are changed, one at a time: of its length, its number, and its content."""
 
 
 class JournalRot(LogWorld):
-    """Guards: ``refused`` counts the starts that found damage."""
+    """Guards: ``refused`` counts the starts that detected damage."""
 
     refused = 0
 
@@ -51,7 +51,7 @@ class JournalRot(LogWorld):
             require(file in error.message, "a start says what is damaged", damaged=file, error=error.message)
 
 
-def test_whichever_group_is_damaged_a_start_names_its_file() -> None:
+def test_a_start_names_the_file_of_any_damaged_group() -> None:
     refused = 0
     for seed in range(7):
         world = JournalRot(seed)

@@ -1,4 +1,4 @@
-"""Simulated worlds: a fixed number of runs keeps every promise, and one number gives one story."""
+"""Simulations: a fixed number of runs without violations, and the same events for the same seed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STEPS = 800
 RARE = {
     "log": ("drop", "compact", "publish", "trim", "woken", "rot", "decay", "log failed"),
     "broker": ("create", "delete", "purge", "trim", "again", "clock"),
-    "wires": ("reset", "eof", "hung up", "cut", "take"),
+    "wires": ("reset", "eof", "disconnected", "cut", "take"),
     "shards": ("moved", "connected", "sleep", "apart", "reset", "eof", "close"),
 }
-"""What comes up in some of the runs, beside the troubles of every world."""
+"""Events that occur in some of the runs, besides the faults of every simulation."""
 FOUND = (
     ("broker", 200_349),
     ("log", 201_026),
@@ -49,7 +49,7 @@ FOUND = (
     ("log", 9_301_521),
     ("log", 10_102_126),
 )
-"""Runs in which something was found to be wrong, with what happens or with who judges it, whatever they do by now."""
+"""Runs that once failed, by the event or check that failed; they may do something else by now."""
 LATER = {
     3: ("moved",),
     10: ("joined", "synced up", "refused late"),
@@ -57,10 +57,10 @@ LATER = {
     13: ("published",),
     6: ("denied", "rights", "answered"),
 }
-"""What comes up in numbers of the world of wires that leave this when divided by sixteen."""
+"""Events of the wires simulation that only occur for these remainders of the seed modulo sixteen."""
 TROUBLES = ("power loss", "killed", "short", "rival")
 SELDOM = (("log", "refused rot"), *((kind, "fault") for kind in WORLDS))
-"""What comes up in a few of the runs."""
+"""Events that occur in a few runs."""
 
 
 def run(kind: str, seed: int) -> World:
@@ -71,33 +71,33 @@ def run(kind: str, seed: int) -> World:
 
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kind", WORLDS)
-def test_runs_keep_every_promise(kind: str, part: int) -> None:
+def test_runs_without_violations(kind: str, part: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(part, RUNS, 4):
         counts += run(kind, seed).story.counts
     missing = [event for event in (*TROUBLES, *RARE[kind]) if not counts[event]]
-    assert not missing, "every kind of trouble comes up"
+    assert not missing, "every kind of fault occurs"
 
 
-def test_a_file_of_the_journal_that_could_not_be_made_is_asked_for_again() -> None:
-    """One was left to a reader that read nothing, then there was no memory for another; it is later than other runs go."""
+def test_creating_a_journal_file_is_retried() -> None:
+    """A stalled reader kept one slot and there was no memory for another; this run is longer than the others."""
     WORLDS["wires"](9_801_444).run()
 
 
 @pytest.mark.parametrize(("kind", "event"), SELDOM)
-def test_what_comes_up_in_a_few_runs(kind: str, event: str) -> None:
+def test_rare_events_occur(kind: str, event: str) -> None:
     assert any(run(kind, seed).story.counts[event] for seed in range(RUNS))
 
 
 @pytest.mark.parametrize("rest", LATER)
-def test_what_came_to_the_world_of_wires_later_comes_up(rest: int) -> None:
+def test_workloads_of_some_seeds_occur(rest: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(rest, RUNS, 16):
         counts += run("wires", seed).story.counts
     assert all(counts[event] for event in LATER[rest])
 
 
-def test_what_was_sealed_last_is_read_from_memory_in_some_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recently_sealed_data_is_read_from_memory_for_some_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     read_now, found = FileBlob.read_now, Counter[bool]()
 
     def read(blob: FileBlob, out: Buffer, position: int) -> bool:
@@ -111,18 +111,18 @@ def test_what_was_sealed_last_is_read_from_memory_in_some_numbers(monkeypatch: p
 
 
 @pytest.mark.parametrize(("kind", "seed"), FOUND)
-def test_a_run_that_once_broke_a_promise_keeps_it(kind: str, seed: int) -> None:
+def test_a_run_that_once_failed_passes(kind: str, seed: int) -> None:
     WORLDS[kind](seed).run()
 
 
 @pytest.mark.parametrize("kind", WORLDS)
-def test_one_number_gives_one_story(kind: str) -> None:
+def test_a_seed_determines_its_events(kind: str) -> None:
     assert run(kind, 3).story.digest() == run(kind, 3).story.digest()
     assert run(kind, 3).story.digest() != run(kind, 4).story.digest()
 
 
 @pytest.mark.parametrize("kind", WORLDS)
-def test_the_story_is_the_same_compiled_and_not(kind: str) -> None:
+def test_events_are_the_same_compiled_and_not(kind: str) -> None:
     digests = set()
     for pure in ("", "1"):
         command = [sys.executable, "-m", "tests.sim", "--world", kind, "--seed", "3", "--steps", str(STEPS)]
@@ -134,7 +134,7 @@ def test_the_story_is_the_same_compiled_and_not(kind: str) -> None:
     assert digests == {run(kind, 3).story.digest()}
 
 
-def test_a_broken_promise_is_told() -> None:
+def test_a_violation_is_reported() -> None:
     kept = KeptPartition(1, keyed=False, records=[(None, b"a"), (None, b"b")])
     with pytest.raises(Violation, match="every offset has its record"):
         kept.check_records([], 0, 2)

@@ -1,4 +1,4 @@
-"""Brokers that lead a shard in turn lose nothing; and with any one of the fencing's rules taken out they do, and it is noticed."""
+"""Brokers that lead a shard in turn lose nothing; without any one of the fencing rules they do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sim.shard import SEED, Broken, Shard
 RUNS: Final = 100
 RUNS_WITHOUT: Final = 60  # in which the loss shows without a rule
 FOUND: Final = (2_001_640,)
-"""Runs in which something was found to be wrong, with the fencing or with who judges it."""
+"""Runs that once failed, because of the fencing or of the checks."""
 WITHOUT: Final = {
     "I1 numbers are used one at a time": (
         "        yield Pause(pause)\n        pause = min(2 * pause, PAUSE_MAX_S)\n\n\ndef read_journal",
@@ -61,17 +61,17 @@ def test_nothing_acknowledged_is_lost() -> None:
         shard = Shard(number)
         shard.run()
         takeovers += shard.takeovers
-        assert shard.acknowledged, "a run in which nobody leads shows nothing"
+        assert shard.acknowledged, "a run without a leader shows nothing"
     assert takeovers > 5 * RUNS
 
 
 @pytest.mark.parametrize("number", FOUND)
-def test_a_run_that_once_broke_a_promise_keeps_it(number: int) -> None:
+def test_a_run_that_once_failed_passes(number: int) -> None:
     Shard(number).run()
 
 
 @pytest.mark.parametrize("rule", WITHOUT)
-def test_without_a_rule_it_is(rule: str) -> None:
+def test_without_a_rule_acknowledged_data_is_lost(rule: str) -> None:
     rules = changed(fencing, *WITHOUT[rule])
     rules.__dict__["_group_bytes"] = group_bytes
     rules.__dict__.update(
@@ -87,9 +87,9 @@ def test_sweeping_without_a_rule_loses_something(rule: str) -> None:
 
 
 def changed(module: ModuleType, old: str, new: str) -> ModuleType:
-    """A copy of a module with one rule taken out."""
+    """Return a copy of a module with one rule removed."""
     source = inspect.getsource(module)
-    assert source.count(old) == 1, "a rule is one place"
+    assert source.count(old) == 1, "a rule is in one place"
     rules = ModuleType("rules")
     rules.__dict__.update(module.__dict__)
     exec(compile(source.replace(old, new), "rules", "exec"), rules.__dict__)
@@ -97,9 +97,9 @@ def changed(module: ModuleType, old: str, new: str) -> ModuleType:
 
 
 def group_bytes(content: bytes) -> int:
-    """Of the first group of an object."""
+    """Return the bytes of the first group of an object."""
     fields = read_group(content, 0, SEED)
-    assert fields is not None, "a leader made it"
+    assert fields is not None, "a leader created it"
     return fields.length
 
 

@@ -1,4 +1,4 @@
-"""A broken run is made small: what is told is what it takes."""
+"""Shrinking a failed run to what is needed for its failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.sim.promises import Violation
 from tests.sim.shrink import Shape, shrink
 
 
-def test_a_broken_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     next(mutation for mutation in LOG_MUTATIONS if mutation.name == "synced-answer").take_out(monkeypatch)
     shape, broken = next(filter(None, map(_broken, range(20))))
     small = shrink(shape)
@@ -30,6 +30,6 @@ def _broken(seed: int) -> tuple[Shape, Violation] | None:
     return None
 
 
-def test_nothing_is_made_of_a_run_that_breaks_nothing() -> None:
+def test_a_run_without_a_failure_is_not_shrunk() -> None:
     with pytest.raises(ValueError, match="nothing to shrink"):
         shrink(Shape("log", 3, 50))

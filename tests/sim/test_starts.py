@@ -1,4 +1,4 @@
-"""Starts that are killed at any call, each followed by a power loss after something was acknowledged as synced."""
+"""Starts that are killed at any call, followed by a power loss after records were acknowledged as synced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AFTER = 12  # records of 4 KB: more than one slot holds
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["empty", "written"])
-def test_what_is_acknowledged_behind_a_killed_start_survives(written: bool) -> None:
+def test_records_acknowledged_after_a_killed_start_survive(written: bool) -> None:
     calls = 1
     while True:
         machine = Machine()
@@ -32,7 +32,7 @@ def test_what_is_acknowledged_behind_a_killed_start_survives(written: bool) -> N
             break
         except Killed:
             calls += 1
-        log = machine.open()  # finds what the killed one left in memory, and perhaps nowhere else
+        log = machine.open()  # reads what the killed start left in memory, and perhaps nowhere else
         if not written:
             log.open_partition(1)
         for _ in range(AFTER):
@@ -44,7 +44,7 @@ def test_what_is_acknowledged_behind_a_killed_start_survives(written: bool) -> N
     assert calls > 20, "a start makes many calls"
 
 
-def test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone() -> None:
+def test_a_start_rewrites_what_a_failed_sync_left_in_memory_only() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -54,7 +54,7 @@ def test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone() -> No
     slots = [inode for name, inode in machine.disk.files() if name.endswith(".pwj")]
     for inode in slots:
         inode.lose(Chance(0))
-    machine.disk.capacity_bytes = machine.disk.used_bytes  # what is found stays where it is
+    machine.disk.capacity_bytes = machine.disk.used_bytes  # recovered data is not moved
     machine.open()
     machine.process.files.faults.dead = True
     machine.disk.lose_power(machine.chance, 0.0)
@@ -62,7 +62,7 @@ def test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone() -> No
     assert machine.open().partition(1).next_offset == 2
 
 
-def test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged() -> None:
+def test_groups_cut_off_by_a_start_do_not_replace_damaged_ones() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -85,7 +85,7 @@ def test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged
         machine.open()
 
 
-def test_a_start_says_where_the_damaged_group_was_that_named_the_state_in_place_of_one_that_is_gone() -> None:
+def test_a_start_reports_the_damaged_group_that_named_the_replaced_state() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -104,7 +104,7 @@ def _snapshots(machine: Machine) -> list[str]:
 
 
 def _spoil(machine: Machine, content: bytes) -> None:
-    """Damage the head of the group that has this content."""
+    """Damage the header of the group with this content."""
     [inode] = [inode for _, inode in machine.disk.files() if content in inode.data]
     place = inode.data.rfind(GROUP_MAGIC, 0, inode.data.find(content)) + 16
     for data in (inode.data, inode.durable):

@@ -1,7 +1,4 @@
-"""Mechanisms of connections and sessions, each with a switch that takes it out in the world of wires.
-
-Promises: as ``tests.sim.mutations``. Must not know: who notices.
-"""
+"""Mechanisms of connections and sessions, with a switch that disables one in the wires simulation."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ WiresMutation: Final = partial(Mutation, world="wires")
 
 
 def _settled_early(old: Callable[..., memoryview], connection: Connection, size: int) -> memoryview:
-    """Memory that a write batch views is read into."""
+    """Read into memory that a write batch views."""
     connection._hub.memory.settle()
     return old(connection, size)
 
@@ -61,29 +58,29 @@ def _unpaused(connection: Connection, reason: int) -> None:
 
 
 def _dropped(connection: Connection) -> bool:
-    """Who sends nothing more is not answered."""
+    """Drop pending responses of a half-closed client."""
     connection._stop_offering()
     return False
 
 
 def _kept(connection: Connection, error: Exception | None) -> None:
-    """A connection that is lost keeps its slot, its session and its memory."""
+    """Keep the slot, session and memory of a lost connection."""
     connection._unclog()
 
 
 def _one_too_many(old: Callable[[ReceiveBuffer, int], None], buffer: ReceiveBuffer, count: int) -> None:
-    """The last byte of what was consumed is offered again."""
+    """Offer the last consumed byte again."""
     old(buffer, max(count - 1, 0))
 
 
 def _answered_in_any_order(old: Callable[[Any], None], session: PipelinedSession[Any, Any]) -> None:
-    """What is known is sent first."""
+    """Send responses as soon as they are known."""
     session._answers = deque(sorted(session._answers, key=lambda answer: answer.parts is None))
     old(session)
 
 
 def _committed(old: Callable[..., Any], transactions: Transactions, transaction: Any, **named: Any) -> Any:
-    """What its holder asks to abort is committed."""
+    """Commit what the holder aborts."""
     if "raises_epoch" in named or named["done"] is None:
         return old(transactions, transaction, **named)
     transactions.commit(transaction, **named)
@@ -93,19 +90,19 @@ def _committed(old: Callable[..., Any], transactions: Transactions, transaction:
 def _stored_at_once(
     session: Any, transactional_id: str, version: int, partition: Any, head: Any, batch: bytearray, done: Any
 ) -> None:
-    """Records of a transaction do not wait for its end."""
+    """Store records of a transaction before its end."""
     session.broker.produce(partition, batch, by=session.caller, level=Level.SYNCED, done=done)
 
 
 def _reported_at_once(session: KafkaSession, then: Callable[[], None]) -> None:
-    """An answer behind sets is given before they are stored."""
+    """Answer a request after sets before they are stored."""
     session._dirty = False
     session.broker.commit()
     then()
 
 
 def _overtakes(old: Callable[..., None], queue: AppendQueue, *args: Any, **named: Any) -> None:
-    """What comes behind records that wait for the log goes first."""
+    """Let later records overtake those that wait for the log."""
     held = list(queue.waiting)
     queue.waiting.clear()
     old(queue, *args, **named)
@@ -113,45 +110,45 @@ def _overtakes(old: Callable[..., None], queue: AppendQueue, *args: Any, **named
 
 
 def _takes_more(old: Callable[..., bool], session: PipelinedSession[Any, Any]) -> bool:
-    """While records wait for the log further requests are taken."""
+    """Accept requests while records wait for the log."""
     return PipelinedSession._waits(session)
 
 
 def _recognised_early(old: Callable[..., bool | None], factory: KafkaFactory, prefix: bytes) -> bool | None:
-    """What may become a request of Kafka's is taken for one."""
+    """Take a prefix that may become a Kafka request for one."""
     return old(factory, prefix) is not False
 
 
 def _never_repeats(old: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Nothing repeats what was stored before."""
+    """Treat every batch as new."""
     old(*args, **named)
 
 
 def _all_is_one(patch: pytest.MonkeyPatch) -> None:
-    """All acknowledgements are as one."""
+    """Treat all levels of acknowledgement alike."""
     patch.setattr(produce, "ALL", None)
     patch.setattr(produce, "LEVELS", {0: Level.MEMORY, 1: Level.WRITTEN, -1: Level.WRITTEN})
 
 
 def _overtaken(patch: pytest.MonkeyPatch) -> None:
-    """Further requests are taken while records wait, and go first."""
+    """Accept requests while records wait, and let them overtake."""
     wrapped(AppendQueue, "produce", _overtakes)(patch)
     for kind in (FluxSession, IggySession):
         wrapped(kind, "_waits", _takes_more)(patch)
 
 
 def _no_positions(*_: object, **__: object) -> Iterator[Any]:
-    """A commit leaves positions where they were."""
+    """Leave offsets out of a commit."""
     return iter(())
 
 
 def _in_part(old: Callable[..., Any], staging: Any, writer: str, number: int, tokens: Any, **named: Any) -> Any:
-    """The last of what a publish names is left out."""
+    """Leave out the last token of a publish."""
     return old(staging, writer, number, tokens[:-1] or tokens, **named)
 
 
 def _reported_before(old: Callable[..., None], access: Access, user: User, done: Any, **named: Any) -> None:
-    """Who has changed a user is told before that is stored."""
+    """Acknowledge a changed user before it is stored."""
     old(access, user, None, **named)
     if done is not None:
         access._loop.call_soon(done, user)
@@ -160,7 +157,7 @@ def _reported_before(old: Callable[..., None], access: Access, user: User, done:
 def _whatever_counts(
     old: Callable[..., Any], access: Authentication, name: str, right: Any, peer: str, _: object
 ) -> Any:
-    """What was right when the login began lets in."""
+    """Accept credentials that were valid when the login began."""
     return old(access, name, right, peer, lambda _: True)
 
 
@@ -215,7 +212,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     WiresMutation("permissions", "who may not is refused", replaced(Authorization, "permits", lambda *_: True)),
     WiresMutation(
-        "ended-logins", "whose token was ended is nobody", replaced(Authentication, "is_current", lambda *_: True)
+        "ended-logins", "a revoked token ends its logins", replaced(Authentication, "is_current", lambda *_: True)
     ),
     WiresMutation("proofs", "who proves nothing is kept out", replaced(Verifier, "admits", lambda *_: True)),
     WiresMutation(
@@ -226,9 +223,13 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     WiresMutation("passwords", "another password is another", replaced(Passwords, "known", lambda *_: True)),
     WiresMutation(
-        "ended-passwords", "whose password was replaced is nobody", replaced(Authentication, "_end_logins", nothing)
+        "ended-passwords", "a replaced password ends its logins", replaced(Authentication, "_end_logins", nothing)
     ),
-    WiresMutation("rights-synced", "rights are synced before that is told", wrapped(Access, "_keep", _reported_before)),
+    WiresMutation(
+        "rights-synced",
+        "permissions are synced before they are acknowledged",
+        wrapped(Access, "_keep", _reported_before),
+    ),
     WiresMutation("acks", "acks=all waits for the disk", _all_is_one),
     WiresMutation(
         "wire-generation",
@@ -238,9 +239,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "wire-ownership", "a member stores what is its own", wrapped(Coordinator, "check_member", any_partition)
     ),
-    WiresMutation(
-        "holdings", "what a consumer reads is nobody else's", replaced(Holdings, "owned", lambda _, __, share: share)
-    ),
+    WiresMutation("holdings", "a partition has one reader", replaced(Holdings, "owned", lambda _, __, share: share)),
     WiresMutation(
         "not-back",
         "who has not come back stores nothing that others were dealt",

@@ -1,7 +1,4 @@
-"""What is known of records and positions that lie in several shards.
-
-Promises: as ``Ledger``; what a commit means is judged when all shards have had the time to. Must not know: wires, which shard has what.
-"""
+"""The clients' view of records and offsets in several shards."""
 
 from __future__ import annotations
 
@@ -13,36 +10,39 @@ from polywire.types import Level, PositionKind
 from tests.sim.wires.ledger import Ledger, Owner, Place, Transaction
 
 OWNERS: Final[Sequence[Owner]] = tuple((PositionKind.GROUP, name) for name in ("copiers", "copiers2", "copiers6"))
-"""Whose positions move with transactions, at home in different shards."""
+"""The owners of offsets that transactions commit, with coordinators in different shards."""
 
 
 class ShardsLedger(Ledger):
-    """Guards: ``_promised`` are the transactions whose commit was answered since nobody had anything more to do."""
+    """Guards: ``_promised`` are the transactions acknowledged since the shards last came to rest."""
 
     def __init__(self, durability: Level) -> None:
         super().__init__(durability)
         self._promised: list[Transaction] = []
         self.commits: Final[Counter[Owner]] = Counter()
-        """How many were answered, by whose position moves with them."""
+        """The number of acknowledged commits, by the owner of the offset."""
 
     def committed(self, transaction: Transaction) -> None:
-        """Its commit was answered: it was decided, and every shard follows."""
+        """Note an acknowledged commit: it was decided, and every shard follows."""
         self._promised.append(transaction)
         self.commits[transaction.owner] += 1
 
     def _late(self, owner: Owner, place: Place) -> Sequence[int]:
-        """What was asked of another process may lie in a link for as long as that one is away; what transactions move has its order."""
+        """Return offsets that may be stored late: requests wait in a link while the other process is away.
+
+        Those of transactions are ordered.
+        """
         spot = self.spots.get((owner, place))
         if spot is None or owner in OWNERS:
             return ()
         return [offset for offset, level in spot.asked if level is None]
 
     def calms(self) -> None:
-        """Every shard has followed, and says next what it has."""
+        """Note that every shard has followed, and will report its content next."""
         for transaction in self._promised:
             super().committed(transaction)
         self._promised.clear()
 
     def calmed(self, positions: Mapping[Owner, int | None]) -> None:
-        """Every shard has said what it has, and these are the positions that move with transactions."""
+        """Check the content of every shard, and the offsets that transactions committed."""
         self.settle_transactions(positions)

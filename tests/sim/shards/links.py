@@ -1,7 +1,7 @@
-"""Links between processes: the ends that connect, as an asyncio loop drives them, over the networks of those that accept.
+"""Links between processes: simulated asyncio transports over the networks of the accepting processes.
 
-Promises: bytes of a link stay in order, and none is lost before a reset; what was sent to a process that is being started waits for it, as in
-a socket that its parent keeps. Must not know: what links carry.
+The bytes of a link stay in order, and none is lost before a reset. Bytes for a process that is being started wait, as in a socket of its
+parent.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from tests.sim.wires.sockets import KERNEL_BYTES
 
 
 class Reach(Protocol):
-    """What is between processes."""
+    """The connections between processes."""
 
     def is_cut(self, shard: int) -> bool:
-        """Whether no connection to that shard's process can be made."""
+        """Return whether that shard's process is unreachable."""
 
     def is_there(self, shard: int) -> bool:
-        """Whether a process of that shard takes connections."""
+        """Return whether a process of that shard accepts connections."""
 
     def accept(self, shard: int, caller: Caller) -> Link:
-        """That process takes a connection."""
+        """Let that process accept a connection."""
 
     def crossed(self, shard: int) -> None:
-        """The process of a shard has told another something."""
+        """Note that the process of a shard has sent a message to another one."""
 
 
 class LinkTransport:
-    """What asyncio gives the end of a link that connects; implements ``Caller``. Guards: nothing is called once it is lost, nor anything
-    inside a call of the network, whose process is another."""
+    """The asyncio transport of a connecting end; implements ``Caller``.
+
+    Guards: it calls nothing once it is lost, nor inside a call of the network, which belongs to another process.
+    """
 
     def __init__(self, protocol: asyncio.Protocol, own: int, shard: int, loop: Schedule, reach: Reach) -> None:
-        """own: whose end it is. shard: whose process is at the other."""
+        """own: the process of this end. shard: the process at the other end."""
         self._protocol: Final = protocol
         self._own: Final = own
         self._reach: Final = reach
@@ -56,37 +58,37 @@ class LinkTransport:
         self._is_closing = False
         self.is_lost = False
 
-    # What the protocol calls
+    # Called by the protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """The socket: itself."""
+        """Return itself as the socket."""
         return self if name == "socket" else default
 
     def setsockopt(self, *_: int) -> None:
-        """It takes any."""
+        """Accept any option."""
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """Above how many bytes that wait its protocol is told once it is fewer."""
+        """Set the number of buffered bytes below which the protocol may continue to write."""
         self._high = high
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait."""
+        """Return the number of buffered bytes."""
         return len(self._waiting)
 
     def is_reading(self) -> bool:
-        """Whether bytes may come."""
+        """Return whether bytes may arrive."""
         return self._is_reading and not self._is_closing
 
     def is_closing(self) -> bool:
-        """Whether it was closed, or lost."""
+        """Return whether it was closed or lost."""
         return self._is_closing
 
     def pause_reading(self) -> None:
-        """Let nothing come."""
+        """Stop to deliver bytes."""
         self._is_reading = False
 
     def resume_reading(self) -> None:
-        """Let bytes come again."""
+        """Deliver bytes again."""
         self._is_reading = True
         self._loop.call_soon(self._deliver)
 
@@ -97,7 +99,7 @@ class LinkTransport:
             self._is_full = self._is_full or len(self._waiting) > self._high
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Send the buffered bytes, then end."""
         self._is_closing = True
 
     def abort(self) -> None:
@@ -108,7 +110,7 @@ class LinkTransport:
             self.link.cut()
         self._lose_soon()
 
-    # What the process that accepts tells
+    # Called by the accepting process
 
     @property
     def reads(self) -> bool:
@@ -138,10 +140,10 @@ class LinkTransport:
             self.is_lost = self._is_closing = True
             self._protocol.connection_lost(None)
 
-    # What happens in between
+    # Events in between
 
     def next_event(self) -> Callable[[], None] | None:
-        """What its kernel does next, if anything."""
+        """Return the next event of its kernel, if there is one."""
         link = self.link
         if link is None or self.is_lost or link.is_cut or link.is_over:
             return None
@@ -164,7 +166,7 @@ class LinkTransport:
         self.link.finish()
 
     def left(self, *, is_reset: bool) -> None:
-        """Its process has gone; a reset takes with it what was on its way."""
+        """Note that its process has ended; a reset drops the bytes on their way."""
         self.is_lost = True
         if self.link is not None and is_reset:
             self.link.cut()
@@ -173,8 +175,10 @@ class LinkTransport:
 
 
 class LinkEnds:
-    """The ends of links that one process has made: what asyncio's loop is to it, and one of those that do something between two callbacks
-    (``schedule.Actor``)."""
+    """The link ends of one process.
+
+    They replace asyncio's loop for it, and act between two callbacks (``schedule.Actor``).
+    """
 
     name = "links"
 
@@ -187,10 +191,10 @@ class LinkEnds:
         self._transports: list[LinkTransport] = []
         loop.workers.append(self)
 
-    # What asyncio's loop is asked for
+    # Called instead of asyncio's loop
 
     def create_task(self, work: Coroutine[Any, Any, None]) -> _Task:
-        """Begin some work."""
+        """Start a coroutine."""
         return _Task(work, self._loop)
 
     async def create_connection(self, make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
@@ -204,7 +208,7 @@ class LinkEnds:
         self._story.tell("connected", f"to s{port}")
         protocol.connection_made(transport)  # type: ignore[arg-type]  # it has what is asked of it
 
-    # What happens in between
+    # Events in between
 
     @property
     def idle(self) -> bool:
@@ -232,19 +236,19 @@ class LinkEnds:
         transport.link = self._reach.accept(transport.shard, transport)
 
     def lose(self, shard: int) -> None:
-        """The network between this process and another's breaks."""
+        """Break the network between this process and another."""
         for transport in self._transports:
             if transport.shard == shard and not transport.is_lost:
                 transport.abort()
 
     def left(self, chance: Chance) -> None:
-        """The process has gone: its kernel sends what it had taken, or resets."""
+        """Note the end of the process: its kernel sends what it has, or resets."""
         for transport in self._transports:
             transport.left(is_reset=chance.happens(0.5))
 
 
 class _Task:
-    """What is made of a coroutine. Guards: it does nothing once it is cancelled."""
+    """A running coroutine. Guards: it does nothing once it is cancelled."""
 
     def __init__(self, work: Coroutine[Any, Any, None], loop: Schedule) -> None:
         self._work: Final = work
@@ -270,13 +274,13 @@ class _Task:
 
 @coroutine
 def _later() -> Iterator[None]:
-    """Go on in a later callback."""
+    """Continue in a later callback."""
     yield
 
 
 @contextmanager
 def running(ends: LinkEnds) -> Iterator[None]:
-    """Whoever asks asyncio for the running loop is given this."""
+    """Return this as asyncio's running loop."""
     before = asyncio._get_running_loop()
     asyncio._set_running_loop(ends)  # type: ignore[arg-type]  # what is asked of it it has
     try:

@@ -1,7 +1,4 @@
-"""One shard of a world: its disk, and one process after another.
-
-Promises: as ``Node``; while there is no process, nobody is answered. Must not know: what is asked of it, which other shards there are.
-"""
+"""One shard of a simulation: its disk, and one process after another. Without a process there are no responses."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ from tests.sim.story import Story
 
 
 class Judge(Protocol):
-    """Who knows what must be there."""
+    """The checks of starts and stops."""
 
     def check_start(self, node: ShardNode, *, powerless: bool) -> None:
-        """A process has started: what was acknowledged is there."""
+        """Check a process that has started: acknowledged data is there."""
 
     def closed(self, node: ShardNode) -> None:
-        """A process has stopped as asked to: everything that was acknowledged is synced."""
+        """Note a clean stop: everything acknowledged is synced."""
 
 
 class ShardNode(Node):
@@ -47,15 +44,15 @@ class ShardNode(Node):
         story: Story,
         without: Collection[str],
     ) -> None:
-        """make: a process of this shard on a disk."""
+        """make: creates a process of this shard on a disk."""
         self.number: Final = number
         self.is_up = False
         self._is_open = False
-        """Whether what it has started with was looked at, and others reach it."""
+        """Whether its start was checked, and others can reach it."""
         self.wakes_at = 0.0
-        """When it sleeps no more."""
+        """When it wakes up."""
         self.is_made = False
-        """Whether its topics are there for good."""
+        """Whether its topics are durable."""
         self.story = story
         self._chance, self._clock, self._without = chance, clock, without
         self._make: Final = make
@@ -66,7 +63,7 @@ class ShardNode(Node):
 
     @property
     def process(self) -> ShardProcess:
-        """The one that was started last."""
+        """The latest process."""
         return self._process
 
     @property
@@ -76,12 +73,12 @@ class ShardNode(Node):
 
     @property
     def takes(self) -> bool:
-        """Whether connections are accepted."""
+        """Whether it accepts connections."""
         return self._is_open and not self._process.files.faults.dead
 
     @property
     def has_failed(self) -> bool:
-        """Whether its storage has."""
+        """Whether its storage has failed."""
         return self._error is not None
 
     def _make_process(self) -> ShardProcess:
@@ -101,19 +98,19 @@ class ShardNode(Node):
         return self._error
 
     def _change_minds(self) -> None:
-        """Who asks for something chooses for itself."""
+        """Do nothing: clients choose for themselves."""
 
     def _expect_failed_reads(self) -> None:
-        """Nobody is promised that reads succeed."""
+        """Do nothing: reads may always fail."""
 
     def _let_go(self) -> None:
-        """Nobody holds anything of the process but what it sends."""
+        """Do nothing: clients hold only what they send."""
 
     def _closed(self) -> None:
         self._judge.closed(self)
 
     def _check_closed(self) -> None:
-        """The disk is looked at by what starts on it next."""
+        """Do nothing: the next start checks the disk."""
 
     def _check_start(self) -> None:
         self.is_up = True
@@ -121,7 +118,7 @@ class ShardNode(Node):
         self._is_open = True
 
     def _leave(self) -> None:
-        """Nothing of the process is left but what it wrote, and what its kernel had taken."""
+        """Drop everything of the process except what it wrote, and what its kernel had accepted."""
         process = self._process
         process.files.faults.dead = True
         self._together.leave(process.loop)
@@ -131,18 +128,18 @@ class ShardNode(Node):
             process.network.leave(self._chance)
         super()._leave()
 
-    # What the world asks for
+    # Called by the world
 
     def start(self) -> None:
-        """A start that nothing disturbs."""
+        """Start without faults."""
         self._start()
 
     def restart(self) -> None:
-        """The process has gone, and perhaps the power; another one starts."""
+        """Start another process after one ended, perhaps after a power loss."""
         self._restart()
 
     def step(self, *, has_mood: bool) -> None:
-        """Something may happen to it. has_mood: from here on something else."""
+        """Run a step with possible faults. has_mood: choose new probabilities first."""
         try:
             if has_mood:
                 self._change_mood()
@@ -152,14 +149,14 @@ class ShardNode(Node):
         self._notice_failure()
 
     def bury(self) -> None:
-        """The process was killed: others find out."""
+        """Let others notice that the process was killed."""
         if self.is_up:
             self._leave()
 
     def calm(self) -> None:
-        """Nothing goes wrong from here on."""
+        """End all faults."""
         self._calm()
 
     def close_for_good(self) -> None:
-        """After a clean stop not even a power loss takes anything."""
+        """Stop cleanly; after that even a power loss must not lose anything."""
         self._close_for_good()

@@ -1,7 +1,4 @@
-"""A process that serves one of several shards, over connections of peers and links of the other processes.
-
-Promises: as ``Process``; it is put together as the server does it. Must not know: who connects, which process has which disk.
-"""
+"""A process of one of several shards, with clients and links, put together as the server does it."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ from tests.sim.story import Story
 from tests.sim.wires.network import SERVER, Caller, Link, SimulatedConnection
 from tests.sim.wires.process import WiresProcess
 
-CONFIG: Final = ServeConfig(data_dir=DIRECTORY, cursus_idle_timeout_s=86_400.0)  # peers may say nothing for long
+CONFIG: Final = ServeConfig(data_dir=DIRECTORY, cursus_idle_timeout_s=86_400.0)  # clients may be silent for long
 KEY: Final = bytes(range(KEY_BYTES))
 
 
 class SimulatedNames:
-    """Implements ``Names``: topics lie where whoever made them wanted, as on a directory."""
+    """Implements ``Names``: topics are in the shard that their creator chose, as on a directory."""
 
     waits: Final = False
 
@@ -51,7 +48,7 @@ class SimulatedNames:
             raise Busy(ErrorCode.BUSY, f"another shard has a topic with this name name={full_name!r}")
 
     def release(self, full_name: str) -> None:
-        """It stays ours."""
+        """Do nothing: the name stays ours."""
 
     def begin(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if self._places.get(name) != self._own]
@@ -62,22 +59,22 @@ class SimulatedShard(Shard):
 
     def __init__(self, own: int, board: Board, names: SimulatedNames, ends: LinkEnds) -> None:
         addresses = [Address("", shard) for shard in range(board.count)]
-        super().__init__(own, board, names, addresses, None, KEY)  # type: ignore[arg-type]  # nobody listens
+        super().__init__(own, board, names, addresses, None, KEY)  # type: ignore[arg-type]  # it has no listener
         self._ends: Final = ends
         listener: Any = SimpleNamespace(name="kafka", address=Address(*SERVER))
         self.opened([listener], [listener], host="", is_advertised=False)
 
     def connect(self, shard: int, peer: LinkPeer) -> SocketLink:
-        """A link that this process's loop makes."""
+        """Open a link from this process."""
         with running(self._ends):
             return SocketLink(self._addresses[shard], peer)
 
 
 class ShardProcess(WiresProcess):
-    """Guards: ``ends`` are the links that it has made."""
+    """Guards: ``ends`` are the links that it has opened."""
 
     ends: LinkEnds
-    connections_max = 200  # of peers, and links of their sessions
+    connections_max = 200  # of clients, and links of their sessions
     _inside: Sequence[SessionFactory]
 
     def __init__(
@@ -107,11 +104,11 @@ class ShardProcess(WiresProcess):
         self.ends = LinkEnds(self._own, self.loop, self._reach, self.files.story)
         shard = SimulatedShard(self._own, self._board, SimulatedNames(self._own, self._places), self.ends)
         beginning = shard.begin(self.broker)
-        with suppress(StopIteration):  # it waits for nobody
+        with suppress(StopIteration):  # it has nothing to wait for
             beginning.send(None)
         outside, self._inside = shard_factories(self.broker, CONFIG, shard)
         return outside
 
     def accept_link(self, caller: Caller) -> Link:
-        """Another process of this broker connects."""
+        """Accept a link from another process of this broker."""
         return self.network.connect(caller, SimulatedConnection(self.hub, self._inside))

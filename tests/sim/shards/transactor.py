@@ -1,6 +1,6 @@
-"""A producer of Kafka's transactions whose records and positions lie in several shards: it asks who leads, who coordinates, and again.
+"""A Kafka transaction client over several shards, which looks up leaders and coordinators, and retries.
 
-Promises: as ``Transactor``; at most one request is not answered, whichever process it is for. Must not know: sessions, how shards agree.
+It has at most one pending request, whichever process it is for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIALECTS: Final[Sequence[Mapping[Api, int]]] = (
         Api.END_TXN: 5,
     },
 )
-"""Versions of requests: with what a transaction is about said first, and with an epoch for each."""
+"""Versions of requests: with explicitly added partitions, and with an epoch per transaction."""
 AGAIN: Final = frozenset(
     {
         WireError.CONCURRENT_TRANSACTIONS,
@@ -46,12 +46,12 @@ AGAIN: Final = frozenset(
         WireError.UNSTABLE_OFFSET_COMMIT,
     }
 )
-"""At which clients ask once more."""
-REPEATS: Final = 0.7  # of what was not answered, or refused for now
+"""Errors that clients retry."""
+REPEATS: Final = 0.7  # of unanswered requests, or those refused temporarily
 
 
 class Asked(NamedTuple):
-    """A request that is not answered. shard: which process it is for."""
+    """A pending request. shard: its process."""
 
     api: Api
     then: Then
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
 
 
 class Mouth(LoneKafkaPeer):
-    """The connection to one process. Guards: ``_is_waiting`` while what it was given is not answered."""
+    """The connection to one process. Guards: ``_is_waiting`` while a response is pending."""
 
     def __init__(
         self, name: str, versions: Mapping[Api, int], on_lost: Callable[[], None], chance: Chance, story: Story
@@ -74,22 +74,22 @@ class Mouth(LoneKafkaPeer):
 
     @property
     def is_owed(self) -> bool:
-        """Whether an answer is to come."""
+        """Return whether a response is pending."""
         return self._is_waiting
 
     def disconnected(self) -> None:
-        """The connection is gone."""
+        """Note the loss of the connection."""
         was_owed = self._is_waiting
         super().disconnected()
         if was_owed:
             self._on_lost()
 
     def _step(self) -> None:
-        """It sends what it is given."""
+        """Send the request."""
 
 
 class ShardsTransactor(Transactor):
-    """Guards: ``_pending`` is the request that is not answered, whether it was sent or not."""
+    """Guards: ``_pending`` is the unanswered request, sent or not."""
 
     moves = True
 
@@ -108,7 +108,7 @@ class ShardsTransactor(Transactor):
         places: Mapping[str, int],
         count: int,
     ) -> None:
-        """dialect: of ``DIALECTS``. home: where an id or a group is. places: where topics are. count: of shards."""
+        """dialect: of ``DIALECTS``. home: maps a name to its coordinator's shard. places: shards by topic."""
         versions = DIALECTS[dialect]
         super().__init__(
             ledger, chance, story, name=name, id_=id_, owner=owner, versions=versions, timeout_ms=timeout_ms
@@ -120,21 +120,21 @@ class ShardsTransactor(Transactor):
 
     @property
     def owner(self) -> Owner:
-        """Whose position it moves."""
+        """The owner of the offset that it commits."""
         return self._owner
 
     @property
     def wants(self) -> int | None:
-        """The shard whose process it wants to be connected to, None where it has what it wants."""
+        """The shard to connect to next, None if it has the connections it needs."""
         pending = self._pending
         return None if pending is None or self.mouths[pending.shard].link is not None else pending.shard
 
     def connected_to(self, shard: int, link: Link) -> None:
-        """There is a connection to the process of a shard."""
+        """Note a connection to the process of a shard."""
         self.mouths[shard].connected(link)
 
     def go_on(self) -> None:
-        """Ask for the next thing, or send what did not fit."""
+        """Make the next request, or send the rest of the last one."""
         pending = self._pending
         if pending is None:
             self._step()
@@ -153,7 +153,7 @@ class ShardsTransactor(Transactor):
             else:
                 then(body)
 
-        self._count += 1  # its values are told apart by that
+        self._count += 1  # which distinguishes its values
         if api is Api.OFFSET_FETCH:
             fields["require_stable"] = True
         self._pending = Asked(api, reported, fields, self._shard_of(api, fields))
@@ -166,15 +166,15 @@ class ShardsTransactor(Transactor):
         return self._home(fields["transactional_id"])
 
     def _lost(self) -> None:
-        """What was asked for is answered no more: it asks again, or is another client from now on, which begins anew."""
+        """Handle a lost request: repeat it, or start again as another client."""
         if not self._chance.happens(REPEATS):
             self.forget()
 
     def forget(self) -> None:
-        """Begin anew, which ends what is open."""
+        """Start again, which aborts the open transaction."""
         self._pending = self._producer = self._transaction = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for nothing, and has nothing open."""
+        """Return whether it has no pending request and no open transaction."""
         return self._pending is None and self._transaction is None

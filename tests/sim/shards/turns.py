@@ -1,7 +1,6 @@
-"""Who of several processes does the next step: their loops and workers, on one virtual time.
+"""The scheduler of several processes: it chooses whose loop or worker steps next, on one virtual time.
 
-Promises: a process that sleeps or is gone does nothing; what ends a process while another is looked at ends that one alone. Must not know:
-what processes do.
+Sleeping and dead processes do not step. A kill during another process's check affects its own process only.
 """
 
 from __future__ import annotations
@@ -15,34 +14,37 @@ from tests.sim.schedule import QUICKEST, Schedule, until
 
 
 class Together:
-    """Implements ``Turns``. Guards: ``_weights`` has the schedules of processes that live, each with how likely it is the next."""
+    """Implements ``Turns``.
+
+    Guards: ``_weights`` has the schedules of live processes, with the probability of being next.
+    """
 
     def __init__(self, clock: SimulatedClock, chance: Chance) -> None:
         self._clock = clock
         self._chance = chance
         self._weights: dict[Schedule, float] = {}
         self.asleep: Final[set[Schedule]] = set()
-        """Those that do nothing until they are woken."""
+        """Sleeping processes."""
         self.fallen: Final[list[Schedule]] = []
-        """Those whose process was killed in a step, and is not buried yet."""
+        """Processes that were killed in a step, whose end others have not noticed yet."""
 
     def join(self, schedule: Schedule) -> None:
-        """A process begins."""
+        """Add a process."""
         self._weights[schedule] = 1.0
 
     def leave(self, schedule: Schedule) -> None:
-        """A process is gone."""
+        """Remove a process."""
         self._weights.pop(schedule, None)
         self.asleep.discard(schedule)
 
     def change_mood(self) -> None:
-        """From here on some are slow and others are quick."""
+        """Change which processes are slow."""
         for schedule in self._weights:
             self._weights[schedule] = QUICKEST ** self._chance.share()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing happens until a timer is due."""
+        """Return whether nothing happens before a timer is due."""
         return all(one.is_idle for one in self._awake)
 
     @property
@@ -62,7 +64,7 @@ class Together:
         return True
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass; timers that are due become ready."""
+        """Advance time and make due timers ready."""
         self._clock.advance(seconds)
         for one in self._weights:
             one.wake()

@@ -1,7 +1,6 @@
-"""The world of shards: processes that have the topics of one broker between them, each over a disk of its own, and clients of all of them.
+"""The simulation of shards: processes that share the topics of one broker, each with its own disk, and their clients.
 
-Promises: as ``World``; when nothing goes wrong any more, every transaction ends, in all shards the same way. Must not know: bytes of wires,
-how processes agree.
+Once there are no more faults, every transaction ends the same way in all shards.
 """
 
 from __future__ import annotations
@@ -45,18 +44,18 @@ from tests.sim.wires.speech import Speech
 from tests.sim.wires.transactor import SOURCE
 from tests.sim.world import MOOD_STEPS, STEPS, World
 
-TURNS: Final = 8  # of processes and clients in each step of the world: there are several of them
+TURNS: Final = 8  # of processes and clients in each step, because there are several
 PEERS: Final = 2
-ACTING: Final = 0.2  # of turns are clients'
-IDS: Final = ("copies", "copies1", "copies2")  # of producers, at home in different shards
+ACTING: Final = 0.2  # share of turns for clients
+IDS: Final = ("copies", "copies1", "copies2")  # of producers, with coordinators in different shards
 TIMEOUTS_MS: Final = (2_000, 60_000)  # of transactions
-BACK: Final = 0.05  # of turns in which a process that is gone comes back
+BACK: Final = 0.05  # share of turns in which a dead process restarts
 SLEEPS_S: Final = (0.5, 3.0, 12.0)
 HASTES: Final = (0.0, 0.0, 0.03, 0.2)
-"""Of what processes tell each other, how often who tells it sleeps right behind that."""
+"""How often a process sleeps right after it has sent a message to another."""
 DIES: Final = 0.4  # of sleeps
 CUTS_S: Final = (0.0, 2.0, 12.0)
-SETTLED_S: Final = 200.0  # a transaction that nobody goes on with has ended by then, in all shards
+SETTLED_S: Final = 200.0  # an abandoned transaction has ended by then, in all shards
 ACTS: Final = {
     "transact": 10.0,
     "leave": 0.1,
@@ -69,13 +68,13 @@ ACTS: Final = {
     "cut": 0.1,
     "finish": 0.1,
 }
-"""What clients do, and how often."""
-COMMITTED_S: Final = 60.0  # until a producer that goes on has committed something
-ASKED_S: Final = 60.0  # until everybody is answered who asked for something
+"""Actions of clients and their frequency."""
+COMMITTED_S: Final = 60.0  # until a client that continues has committed
+ASKED_S: Final = 60.0  # until every pending request has a response
 
 
 class ShardsWorld(World):
-    """Guards: the ledger is of every client since the beginning."""
+    """Guards: the ledger has every client since the beginning."""
 
     NAME = "shards"
     ACTS = tuple(ACTS)
@@ -112,7 +111,7 @@ class ShardsWorld(World):
         self._haste = 0.0
         self._may_sleep = False
         self._apart: dict[frozenset[int], float] = {}
-        """Until when which two processes cannot reach each other."""
+        """Until when which pairs of processes cannot reach each other."""
         self._ledger = ShardsLedger(self._durability)
         self._nodes = [self._make_node(number) for number in range(self._count)]
         self._transactors = [self._make_transactor(number) for number in range(1 + chance.below(2))]
@@ -167,7 +166,7 @@ class ShardsWorld(World):
         )
 
     def _make_peer(self, number: int) -> Peer:
-        """One that goes to the process of what it asks about, or one that asks any process for anything."""
+        """Create a client that connects to the right process, or one that sends any request to any process."""
         chance = self._chance
         speak: Callable[[], Speech] = partial(KafkaSpeech, Identity())
         if number:
@@ -194,7 +193,7 @@ class ShardsWorld(World):
         places = " ".join(f"{name}@{shard}" for name, shard in self._places.items())
         return f"seed={self.seed} durability={self._durability.name} shards={self._count} {places}"
 
-    # What happens
+    # Faults
 
     def _start(self) -> None:
         for node in self._nodes:
@@ -220,14 +219,14 @@ class ShardsWorld(World):
             self._bury()
 
     def _make_turn(self) -> bool:
-        self._may_sleep = True  # and not while somebody waits for a start
+        self._may_sleep = True  # but not while another process waits for a start
         try:
             return self._together.step()
         finally:
             self._may_sleep = False
 
     def _bury(self) -> None:
-        """Whoever was killed is gone."""
+        """Note the end of killed processes."""
         for node in self._nodes:
             if node.is_up and node.process.files.faults.dead:
                 node.bury()
@@ -258,7 +257,7 @@ class ShardsWorld(World):
             self.story.tell("sleep", f"s{node.number} until {node.wakes_at}")
 
     def _change_mood(self) -> None:
-        """Some are slow from here on, sleep, or do not reach each other."""
+        """Make some processes slow, asleep, or unreachable for each other."""
         chance, now_s = self._chance, self._clock.monotonic()
         self._together.change_mood()
         self._weights = [weight * chance.share() ** 2 for weight in ACTS.values()]
@@ -273,7 +272,7 @@ class ShardsWorld(World):
             self._part(node, other, now_s + chance.one_of(CUTS_S))
 
     def _part(self, one: ShardNode, other: ShardNode, until_s: float) -> None:
-        """Nothing passes between two processes for a while, and what was on its way is lost."""
+        """Cut the network between two processes for a while; messages on their way are lost."""
         self.story.tell("apart", f"s{one.number} s{other.number} until {until_s}")
         self._apart[frozenset((one.number, other.number))] = until_s
         for node, shard in ((one, other.number), (other, one.number)):
@@ -283,19 +282,19 @@ class ShardsWorld(World):
     # Between processes
 
     def is_cut(self, one: int, other: int) -> bool:
-        """Whether these two cannot reach each other."""
+        """Return whether these two cannot reach each other."""
         return self._apart.get(frozenset((one, other)), 0.0) > self._clock.monotonic()
 
     def crossed(self, shard: int) -> None:
-        """A process has told another something."""
+        """Note that a process has sent a message to another."""
         if self._may_sleep and self._haste and self._chance.happens(self._haste) and self._nodes[shard].is_up:
             self._sleep(self._nodes[shard])
 
     def node(self, shard: int) -> ShardNode:
-        """A shard's."""
+        """Return the node of a shard."""
         return self._nodes[shard]
 
-    # What clients do
+    # Actions of clients
 
     def _act(self) -> None:
         before, self.story.actor = self.story.actor, "peer"
@@ -357,7 +356,7 @@ class ShardsWorld(World):
         ends = {place: self._partition(node, place).log.readable_offset for place in self._has(node)}
         reported: list[int | BrokerError] = []
         broker.settle(Level.SYNCED, reported.append)
-        node.process.until(lambda: reported)  # and branches may end meanwhile
+        node.process.until(lambda: reported)  # participants may end meanwhile
         node.is_made = node.is_made or not isinstance(reported[0], BrokerError)
         for place, end in ends.items():
             self._ledger.settle(place, self._content(node, place, end), powerless=powerless)
@@ -370,14 +369,14 @@ class ShardsWorld(World):
         return node.broker.topic(place[0]).partitions[place[1]]
 
     def _content(self, node: ShardNode, place: Place, end: int) -> list[bytes]:
-        """Everything that a partition has before this offset."""
+        """Return the content of a partition below this offset."""
         partition = self._partition(node, place)
         found: list[bytes] = []
         while len(found) < end:
             read = node.process.read(partition.incarnation, len(found))
             if isinstance(read, BrokerError):
                 require(False, "every record can be read", place=place, offset=len(found), error=str(read))
-            assert isinstance(read, Read), "an answer is a read or an error"
+            assert isinstance(read, Read), "a response is a read or an error"
             for record in records_of(read.chunks):
                 if len(found) <= record.offset < end:
                     require(record.offset == len(found), "every offset has its record", place=place, offset=len(found))
@@ -386,7 +385,7 @@ class ShardsWorld(World):
         return found
 
     def _settle(self) -> None:
-        """Everything is there that was acknowledged, in all shards."""
+        """Check that all acknowledged data is there, in all shards."""
         self._ledger.calms()
         for node in self._nodes:
             for place in self._has(node):
@@ -414,7 +413,7 @@ class ShardsWorld(World):
                 node.restart()
         drive(self._together, self._clock, lambda: self._together.is_idle)
         for node in self._nodes:
-            if node.has_failed:  # what has failed by now is told
+            if node.has_failed:  # failures are reported by now
                 node.restart()
         for node in self._nodes:
             node.calm()  # a start may have left a disk with little space
@@ -430,7 +429,7 @@ class ShardsWorld(World):
         self.story.tell("end", f"records={sum(len(shelf.known) for shelf in self._ledger.shelves.values())}")
 
     def _go_on(self) -> None:
-        """Whoever goes on commits in the end."""
+        """Check that clients that continue commit in the end."""
         before, begun = self._ledger.commits.copy(), self._clock.monotonic()
 
         def has_committed(peer: ShardsTransactor) -> bool:
@@ -443,10 +442,10 @@ class ShardsWorld(World):
             return not left or self._clock.monotonic() - begun > COMMITTED_S
 
         drive(self._together, self._clock, reached)
-        require(all(map(has_committed, self._transactors)), "whoever goes on commits in the end")
+        require(all(map(has_committed, self._transactors)), "clients that continue commit in the end")
 
     def _rest(self) -> None:
-        """Everybody is answered, and nobody asks for anything more: what is open ends by itself, everywhere."""
+        """Answer every client, and wait without further requests until open transactions have ended everywhere."""
         begun = self._clock.monotonic()
         drive(self._together, self._clock, lambda: not any(self._is_busy(peer) for peer in self._peers))
         took = self._clock.monotonic() - begun
@@ -472,7 +471,7 @@ class ShardsWorld(World):
         return peer.is_sending or peer.is_owed
 
     def _unsettled(self) -> list[str]:
-        """What is open, or decided and not followed by all."""
+        """Return the open transactions, and decided ones that some shard has not followed."""
         found = []
         for node in self._nodes:
             broker = node.broker

@@ -45,7 +45,7 @@ class Place:
 class Generation:
     """One generation, as its members see it.
 
-    ids: all members, None until the leader knows them. told: names of members that know it. synced: ids of members with
+    ids: all members, None until the leader knows them. reported: names of members that know it. synced: ids of members with
     their assignments. visitors: names of others that try to join. moving: names of members that are rejoining. until_s:
     until when each name counts as alive. has_stored: whether a position was stored after all had their assignments.
     """

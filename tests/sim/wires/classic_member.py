@@ -60,7 +60,7 @@ class State(Enum):
     """The state of a member."""
 
     OUT = "out"
-    TOLD = "told of a generation"
+    INFORMED = "informed of a generation"
     IN = "in"
 
 
@@ -129,7 +129,7 @@ class ClassicMember(LoneKafkaPeer):
         now_s = self._group.now_s()
         if self._state is State.OUT:
             self._join()
-        elif self._state is State.TOLD:
+        elif self._state is State.INFORMED:
             self._sync(now_s)
         elif self.is_resting:
             if self._heard_s + REST_S <= now_s:
@@ -178,7 +178,7 @@ class ClassicMember(LoneKafkaPeer):
             self._group.assigns(place.generation, self._assigned)
         else:
             self._assigned = {}
-        self._place, self._state = place, State.TOLD
+        self._place, self._state = place, State.INFORMED
 
     def _shares(self, ids: list[str]) -> dict[str, tuple[int, ...]]:
         """Return a leader's assignments."""

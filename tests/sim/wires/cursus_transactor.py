@@ -60,13 +60,13 @@ class CursusTransactor(LonePeer):
         super().disconnected()
         self._then = None
         if is_unsure or not self._chance.happens(GOES_ON):
-            self._begin_anew()
+            self._restart_epoch()
 
     def started(self) -> None:
         """Note that the process may end open transactions."""
         self._ledger.goes_on(self._transaction)
 
-    def _begin_anew(self) -> None:
+    def _restart_epoch(self) -> None:
         """Begin a new epoch, which aborts the open transaction."""
         self._epoch, self._member = None, None
         self._over()
@@ -185,7 +185,7 @@ class CursusTransactor(LonePeer):
             if not body.startswith(b"ERROR:"):
                 then(body)
             elif not (self._result and STILL_OPEN in decoded(body) and self._chance.happens(0.5)):
-                self._begin_anew()
+                self._restart_epoch()
 
 
 def _is_ended(body: bytes, result: str) -> None:

@@ -111,8 +111,8 @@ class GroupLedger:
             holder = self._holders.get(partition)
             if holder is not None and holder.name != place.name and holder.reported_at < asked.tick:
                 gone = holder.until_s <= self._time_s()
-                facts = {"partition": partition, "holder": holder.name, "told": place.name}
-                require(gone, "a partition is told when nobody holds it", **facts)
+                facts = {"partition": partition, "holder": holder.name, "assigned": place.name}
+                require(gone, "a partition is assigned once no member holds it", **facts)
             if place.holds:
                 self._holders[partition] = Holder(place.name, self.tick(), asked.until_s)
             self._readers.setdefault(partition, {})[place.name] = Reader(asked.tick, self.tick(), asked.until_s)

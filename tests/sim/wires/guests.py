@@ -39,7 +39,7 @@ State = frozenset[Right]
 LOGIN: Final = "log in"
 RIGHTS: Final[Sequence[Right]] = tuple((act, topic) for act in ("produce", "fetch") for topic in TOPICS)
 PERMISSIONS: Final = {"produce": Permission.PRODUCE, "fetch": Permission.CONSUME}
-VERIFIER: Final = Verifier(Mechanism.SHA_256, 4096, b"salt", b"nobody's", b"nobody's")  # a user must have a credential
+VERIFIER: Final = Verifier(Mechanism.SHA_256, 4096, b"salt", b"unusable", b"unusable")  # a user must have a credential
 NOBODYS: Final[Mapping[Mechanism, Verifier | None]] = {Mechanism.SHA_256: VERIFIER}
 WRONG: Final = "wrong"  # the secret of a client without a token
 ENDINGS: Final = 0.25  # of changes: a token is revoked
@@ -119,7 +119,7 @@ class Rights:
         possible = self._states[self._known :]
         tokens = {token for state in possible for act, token in state if act == LOGIN}
         found = _rights_of(user) | self._logins_of(user, tokens)
-        require(found in possible, "what somebody may do is what was said last", found=found)
+        require(found in possible, "permissions are those of the last change", found=found)
         self._states, self._known, self.ended, self.is_changing = [found], 0, 0, False
         if user is None:
             self._make(broker.access)

@@ -130,7 +130,7 @@ class Ledger:
     def _judge_transaction(sending: Sending, offset: int) -> None:
         transaction = sending.transaction
         fine = transaction is None or (transaction.is_asked and sending in transaction.staged)
-        require(fine, "nothing is there whose commit nobody asked for", place=sending.place, offset=offset)
+        require(fine, "no uncommitted record is visible", place=sending.place, offset=offset)
 
     def starts(self, place: Place) -> int:
         """Return how often a start has recovered a partition. An earlier request may be lost, and still be answered by

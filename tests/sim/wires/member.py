@@ -66,7 +66,7 @@ class Member:
 
         def placed(answer: Answer) -> None:
             place = answer.place
-            require(place is not None, "who joins or stays is told a place", member=self._name)
+            require(place is not None, "a join or heartbeat returns an assignment", member=self._name)
             assert place is not None, "it was looked at"
             self._ledger.placed(place, asked)
             self._place = place

@@ -420,7 +420,7 @@ class Network:
 
     def _hang_up(self, link: Link, chance: Chance) -> None:
         link.is_over = True
-        self._story.tell("hung up", f"c{link.number}")
+        self._story.tell("disconnected", f"c{link.number}")
         link.caller.hung_up(is_aborted=link.transport.is_aborted)
 
 

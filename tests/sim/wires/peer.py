@@ -121,7 +121,7 @@ class Peer:
         )
         fine = is_aborted or self.may_be_refused or is_done or is_refused
         require(
-            fine, "nobody is hung up on that is owed an answer", peer=self.name, asked=list(self.asked.values())[:2]
+            fine, "no connection with a pending response is closed", peer=self.name, asked=list(self.asked.values())[:2]
         )
         self.disconnected()
 
@@ -213,9 +213,9 @@ class Peer:
     def _refused(self, sending: Sending) -> None:
         sending.is_refused = sending.tries == 1  # otherwise it may have been stored before
         if sending.sequence is not None:
-            self._begin_anew()
+            self._become_another()
 
-    def _begin_anew(self) -> None:
+    def _become_another(self) -> None:
         """Become another producer: earlier values are not repeated."""
         self._numbered.clear()
         self._speech.give_up()
@@ -328,7 +328,7 @@ class Peer:
             excused = answer.later or answer.is_fenced or self.may_be_refused or answer.error == GAP
             require(excused, "refused for no reason", peer=self.name, what=asked.what, error=answer.error)
             if answer.is_partial:
-                self._begin_anew()
+                self._become_another()
             elif not self.may_be_refused or answer.error == GAP:
                 asked.refused()
             return

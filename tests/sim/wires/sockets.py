@@ -150,7 +150,7 @@ class SimulatedSocket:
         require(self.is_open, "a closed socket is not read", fd=self._fd)
         require(len(memory) > 0, "there is memory to read into", fd=self._fd)
         self.reads += 1
-        require(self.reads == 1, "nobody is read twice in a pass", fd=self._fd)
+        require(self.reads == 1, "no socket is read twice in a pass", fd=self._fd)
         self._perhaps_not_now()
         if not self.up:
             if self.is_reset and not self._was_reported:
