@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -19,6 +20,7 @@ from polywire.broker.quotas import AGGREGATE_BYTES, EVENT_BYTES, Kind, Usage
 from polywire.broker.view import Views, encoded, one_by_one
 
 
+@dataclass(slots=True, eq=False)
 class Aggregate:
     """The events of one key.
 
@@ -27,13 +29,10 @@ class Aggregate:
     several authors.
     """
 
-    __slots__ = ("offsets", "owner", "owners", "version")
-
-    def __init__(self, version: int, offsets: array[int], owner: int, owners: array[int] | None = None) -> None:
-        self.version = version
-        self.offsets = offsets
-        self.owner = owner
-        self.owners = owners
+    version: int
+    offsets: array[int]
+    owner: int
+    owners: array[int] | None = None
 
     @property
     def first_version(self) -> int:

@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
-from polywire.broker.authorization import AuditEvent, AuditSink, Authorization, KnownStreams, Outcome
+from polywire.broker.authorization import AuditEvent, AuditSink, Authorization, Outcome
 from polywire.broker.owners import ANONYMOUS
 from polywire.broker.passwords import Passwords, origin_of
 from polywire.broker.permissions import Action
 from polywire.broker.scram import Mechanism, Verifier, no_verifier
+from polywire.broker.topics import Streams
 from polywire.broker.users import DEFAULT_NAME, DEFAULT_PASSWORD, ROOT, Principal, Token, User, digest_of, is_password
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode
@@ -40,7 +41,7 @@ class AuthBroker(Protocol):
     """The broker's operations that authentication uses."""
 
     @property
-    def streams(self) -> KnownStreams:
+    def streams(self) -> Streams:
         """Return the existing streams."""
 
     def wire_state(self, wire: str, /) -> Mapping[str, bytes]:

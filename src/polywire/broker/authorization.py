@@ -11,11 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.permissions import ANYBODY, Action, Grants
-from polywire.broker.topics import Topic
+from polywire.broker.topics import Streams, Topic
 from polywire.broker.users import ROOT, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
@@ -51,20 +50,13 @@ def discard(event: AuditEvent) -> None:
     del event
 
 
-class KnownStreams(Protocol):
-    """Lookup of existing streams."""
-
-    def exists(self, name: str, /) -> bool:
-        """Return whether a stream of this name exists."""
-
-
 class Authorization(ABC):
     """Permission checks; subclasses provide the users."""
 
     __slots__ = ()
 
     is_open: bool
-    _streams: KnownStreams
+    _streams: Streams
 
     @abstractmethod
     def _rights_of(self, principal: Principal) -> Grants | None:

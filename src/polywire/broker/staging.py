@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -143,13 +143,11 @@ class _Stagers:
         return sorted([token for token, by in known if by is not None and by.writer == writer and by.number <= number])
 
 
+@dataclass(slots=True, eq=False)
 class _Publishing:
     """A publish in flight, and the repeated requests that wait for it."""
 
-    __slots__ = ("waiting",)
-
-    def __init__(self) -> None:
-        self.waiting: list[Completion[PublishAnswer]] = []
+    waiting: list[Completion[PublishAnswer]] = field(default_factory=list)
 
 
 class StagedPublish:

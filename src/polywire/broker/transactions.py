@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -40,15 +40,13 @@ _NO_TOKEN: Final = b""
 _record_count: Final = header_fields("record_count")
 
 
+@dataclass(slots=True, eq=False)
 class _Ending:
     """A commit in progress, and the callers that wait for it. ``is_over``: it was cancelled."""
 
-    __slots__ = ("is_over", "publication", "waiting")
-
-    def __init__(self, waiting: list[Completion[int]]) -> None:
-        self.waiting: Final = waiting
-        self.publication: Publication | None = None
-        self.is_over = False
+    waiting: list[Completion[int]]
+    publication: Publication | None = None
+    is_over: bool = False
 
     def notify(self, result: int | BrokerError) -> None:
         """Complete the waiting callers."""
@@ -57,7 +55,7 @@ class _Ending:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 def _published(done: Completion[int], ranges: Ranges | BrokerError) -> None:

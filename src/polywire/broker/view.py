@@ -84,7 +84,6 @@ def _bare(records: list[Any]) -> bytes:
 
 
 def _array_head(count: int) -> bytes:
-    """Return the head of a MessagePack array."""
     if count < 1 << 4:
         return bytes((0x90 | count,))
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")

@@ -451,7 +451,6 @@ def _footers(tail: bytes) -> tuple[int, int]:
 
 
 def _is_footer(copy: bytes) -> bool:
-    """Return whether these bytes are a footer and its trailer."""
     if len(copy) < TRAILER.size:
         return False
     fields = TRAILER.unpack_from(copy, len(copy) - TRAILER.size)
@@ -479,6 +478,5 @@ def _sound_half(content: bytes) -> bytes:
 
 
 def _replace(path: Path, parts: Iterable[Buffer]) -> None:
-    """Replace a file atomically."""
     temporary = path.with_name(f".{path.name}.rebuilt")
     replace_file(SYSTEM_FILES, path, parts, temporary=temporary, mode=COPY_MODE)

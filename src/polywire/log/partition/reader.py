@@ -553,4 +553,4 @@ def _entry_offset(partition: FilePartition, number: int) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass

@@ -6,6 +6,7 @@ A segment stays in the set until the journal has recorded its removal. Its numbe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from polywire.clock import SYSTEM_CLOCK, Clock
@@ -25,6 +26,7 @@ def segment_name(number: int) -> str:
     return f"{SEGMENTS}/{number >> _START_SHIFT:08x}-{number & 0xFFFFFFFF:08x}.pws"
 
 
+@dataclass(slots=True, eq=False)
 class Sealed:
     """One segment of the log.
 
@@ -37,30 +39,16 @@ class Sealed:
         damaged: whether a checksum did not match; if so, it is never rewritten.
     """
 
-    __slots__ = (
-        "begun_us",
-        "damaged",
-        "live",
-        "live_bytes",
-        "location",
-        "lost_at_us",
-        "lost_partition",
-        "number",
-        "segment",
-        "staged",
-    )
-
-    def __init__(self, segment: Segment, number: int, location: int) -> None:
-        self.segment: Final = segment
-        self.number: Final = number
-        self.location: Final = location
-        self.live = 0
-        self.live_bytes = 0
-        self.staged = 0
-        self.begun_us = _NEVER_US
-        self.lost_partition = False
-        self.lost_at_us = 0
-        self.damaged = False
+    segment: Segment
+    number: int
+    location: int
+    live: int = 0
+    live_bytes: int = 0
+    staged: int = 0
+    begun_us: int = _NEVER_US
+    lost_partition: bool = False
+    lost_at_us: int = 0
+    damaged: bool = False
 
     def keep(self, size: int, begun_us: int) -> None:
         """Count one more needed run."""
