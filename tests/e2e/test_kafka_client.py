@@ -12,9 +12,9 @@ import pytest
 import polywire
 from polywire.client import connect as connecting
 from polywire.client.connect import connect
-from polywire.client.group_info import lags_of
 from polywire.client.kafka import KafkaClient
 from polywire.client.kafka_login import MECHANISMS
+from polywire.client.listings import lags_of
 from polywire.errors import Conflict, Denied, ErrorCode, Missing
 from polywire.records.columns import Record
 from polywire.server.users import add_user

@@ -21,7 +21,7 @@ from polywire.cli.options import ADDRESS_DEFAULT, Address, Topic, examples, poly
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.start_position import parse_start, spans
 from polywire.client.base import WireClient
-from polywire.client.group_info import GroupInfo, PartitionLag, lags_of, total_lag
+from polywire.client.listings import GroupInfo, PartitionLag, lags_of, total_lag
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 

@@ -12,7 +12,7 @@ from polywire.choices import missing
 from polywire.cli.options import ADDRESS_DEFAULT, Address, examples, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.client.base import WireClient
-from polywire.client.kept_info import TransactionInfo, WriterInfo
+from polywire.client.listings import TransactionInfo, WriterInfo
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode
 

@@ -17,8 +17,7 @@ from polywire.cli.options import ADDRESS_DEFAULT, Address, examples
 from polywire.cli.output import Speed, note
 from polywire.cli.start_position import FromOffset, FromTime, parse_start
 from polywire.client.consume import Bound
-from polywire.client.copy_state import CopyState
-from polywire.client.copying import Copy, End, Outcome, Span
+from polywire.client.copying import Copy, CopyState, End, Outcome, Span
 from polywire.errors import ErrorCode, Invalid
 
 app = App(

@@ -27,10 +27,10 @@ from rich.text import Text
 
 from polywire.cli.options import examples
 from polywire.cli.output import Failed
-from polywire.client.brokers import split_address, split_brokers
+from polywire.client.connect import split_address, split_brokers
+from polywire.client.failures import cannot_connect
 from polywire.client.login import Login, split_login
 from polywire.client.tls import SCHEME_SUFFIX
-from polywire.client.unreachable import cannot_connect
 from polywire.escaping import escaped, escaped_json
 from polywire.types import spell_address
 

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+from polywire.client.failures import cannot_connect
 from polywire.client.login import Login
 from polywire.client.tls import TlsSocket
-from polywire.client.unreachable import cannot_connect
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,

@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 
 from polywire.client.base import TopicInfo
 from polywire.client.blocking import FramedSocket, more_follows
-from polywire.client.brokers import split_address, split_brokers
-from polywire.client.cursors import beyond
+from polywire.client.connect import split_address, split_brokers
+from polywire.client.failures import beyond
 from polywire.client.login import Login, split_login
 from polywire.client.sockets import Place, Sockets
 from polywire.client.tls import SCHEME_SUFFIX, client_context

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
 
-from polywire.client.unreachable import hung_up, makes_no_sense, silent
+from polywire.client.failures import hung_up, makes_no_sense, silent
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.types import spell_address
 

@@ -4,30 +4,219 @@
   requires that no other producer writes to the target.
 * Before a copy resumes, it reads the target after the last known offset. It does not write the records again that it
   finds there.
+* The state file is replaced atomically: after a crash, it has the latest or the previous state. A state file that belongs
+  to another copy is rejected.
+* Fields that the target protocol does not support are removed and counted. Values do not change, except that a null value
+  becomes an empty one if the target protocol has no null values.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 from polywire.client.base import Ability, WireClient
 from polywire.client.connect import connect
-from polywire.client.copy_fields import Carried, carry
-from polywire.client.copy_state import CopyState, PartitionProgress
-from polywire.client.cursors import beyond
+from polywire.client.failures import beyond
 from polywire.client.group_names import group_names, no_such_group, no_such_topic
+from polywire.client.kafka import KafkaClient
 from polywire.client.kafka07 import Kafka07Client
 from polywire.client.login import split_login
 from polywire.client.places import places_of, tells_offsets
+from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
-from polywire.records.columns import Record
+from polywire.records.columns import Header, HeaderKind, Record
+
+MILLISECOND_US: Final = 1000
+_PLAIN_KINDS: Final = frozenset({HeaderKind.RAW, HeaderKind.STRING, HeaderKind.NULL})
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The fields that a protocol supports.
+
+    ``headers`` and ``times`` are set if the protocol stores them without loss, ``plain_headers`` if it stores header
+    values only as bytes, ``times_ms`` if it stores times in milliseconds.
+    """
+
+    keys: bool
+    headers: bool
+    plain_headers: bool
+    ids: bool
+    times: bool
+    times_ms: bool
+    events: bool
+    null_values: bool
+
+    @classmethod
+    def by(cls, client: WireClient) -> Self:
+        """Return the fields that the client's protocol supports."""
+        able, kafka = client.abilities, isinstance(client, KafkaClient)
+        return cls(
+            keys=Ability.KEYS_READ in able,
+            headers=Ability.HEADERS in able,
+            plain_headers=kafka,
+            ids=Ability.IDS in able,
+            times=Ability.ORIGIN_TIMES in able,
+            times_ms=kafka,
+            events=isinstance(client, PolywireClient),
+            null_values=Ability.NULL_VALUES in able,
+        )
+
+
+def carry(record: Record, target: Carried, lost: Counter[str]) -> Record:
+    """Return the record without the fields that the target does not support, and count these in ``lost``.
+
+    If the record has no time of origin, its append time is used. The key is always passed on, because it chooses the
+    partition even if the target does not store it.
+    """
+    if record.key is not None and not target.keys:
+        lost["keys"] += 1
+    value = record.value
+    if value is None and not target.null_values:
+        lost["null_values_made_empty"] += 1
+        value = b""
+    id_ = record.id if target.ids else None
+    event = record.event if target.events else None
+    lost["ids"] += id_ is not record.id
+    lost["events"] += event is not record.event
+    headers = _headers(record.headers, target, lost)
+    time_us = _time_us(record, target, lost)
+    return Record(value, record.key, headers, id=id_, event=event, origin_time_us=time_us)
+
+
+def _headers(headers: tuple[Header, ...], target: Carried, lost: Counter[str]) -> tuple[Header, ...]:
+    if not headers or target.headers:
+        return headers
+    if not target.plain_headers:
+        lost["headers"] += 1
+        return ()
+    lost["kinds_of_headers"] += any(header.value_kind not in _PLAIN_KINDS for header in headers)
+    return headers
+
+
+def _time_us(record: Record, target: Carried, lost: Counter[str]) -> int | None:
+    time_us = record.origin_time_us if record.origin_time_us is not None else record.append_time_us or None
+    if time_us is None or target.times:
+        return time_us
+    if not target.times_ms:
+        lost["times"] += 1
+        return None
+    lost["microseconds"] += bool(time_us % MILLISECOND_US)
+    return time_us - time_us % MILLISECOND_US
+
+
+VERSION: Final = 1
+RUNS_MAX: Final = 10_000  # per partition; a topic without gaps has one run
+
+
+@dataclass(slots=True)
+class Run:
+    """Consecutive offsets of the source that were copied to consecutive offsets of the target."""
+
+    source: int
+    target: int
+    count: int
+
+
+@dataclass(slots=True)
+class PartitionProgress:
+    """Progress in one partition of the source.
+
+    ``place`` is the position to continue at, None before the first read. ``runs`` maps offsets of the source to the
+    target.
+    """
+
+    place: int | None = None
+    runs: list[Run] = field(default_factory=list)
+
+    def note(self, source: int, target: int) -> None:
+        """Record that the offset ``source`` was copied to ``target``. Sources must be passed in ascending order."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and (source, target) == (last.source + last.count, last.target + last.count):
+            last.count += 1
+            return
+        self.runs.append(Run(source, target, 1))
+        if len(self.runs) > RUNS_MAX:
+            # Offsets of a removed run map to an earlier run, so a group reads some records again and skips none.
+            del self.runs[1::2]
+
+    def target_of(self, offset: int) -> int:
+        """Return the target offset of the first record copied from this source offset on, or the end."""
+        at = bisect_right(self.runs, offset, key=lambda run: run.source) - 1
+        if at < 0:
+            return self.runs[0].target if self.runs else 0
+        run = self.runs[at]
+        return run.target + min(offset - run.source, run.count)
+
+
+@dataclass(slots=True)
+class CopyState:
+    """Progress of one copy.
+
+    ``ends`` has, for each partition of the target, the offset after the last record that is known to be stored there.
+    """
+
+    source: str
+    target: str
+    partitions: dict[int, PartitionProgress] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    records: int = 0
+    path: Path | None = None
+
+    @classmethod
+    def load(cls, path: Path | None, source: str, target: str) -> Self:
+        """Load the state from the file. Return an empty state if ``path`` is None or the file does not exist.
+
+        Raises Invalid(INVALID_REQUEST) if the file is not a state file, or belongs to another copy.
+        """
+        fresh = cls(source, target, path=path)
+        if path is None or not path.exists():
+            return fresh
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            ours = (content["version"], content["source"], content["target"]) == (VERSION, source, target)
+            fresh.records = int(content["records"])
+            fresh.ends = {int(number): int(end) for number, end in content["ends"].items()}
+            for number, part in content["partitions"].items():
+                runs = [Run(*map(int, run)) for run in part["runs"]]
+                fresh.partitions[int(number)] = PartitionProgress(part["place"], runs)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"file is not the state of a copy file={path} reason={error!r}"
+            ) from error
+        if not ours:
+            facts = f"file={path} source={content['source']} target={content['target']}"
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"the state file belongs to another copy {facts}")
+        return fresh
+
+    def partition(self, number: int) -> PartitionProgress:
+        """Return the progress in one partition of the source."""
+        return self.partitions.setdefault(number, PartitionProgress())
+
+    def save(self) -> None:
+        """Replace the state file, if the copy has one."""
+        if self.path is None:
+            return
+        partitions = {
+            number: {"place": part.place, "runs": [(run.source, run.target, run.count) for run in part.runs]}
+            for number, part in self.partitions.items()
+        }
+        header = {"version": VERSION, "source": self.source, "target": self.target, "records": self.records}
+        text = json.dumps(header | {"ends": self.ends, "partitions": partitions})
+        made = self.path.with_name(self.path.name + ".new")
+        made.write_text(text, encoding="utf-8")
+        made.replace(self.path)
+
 
 PAUSE_S: Final = 0.2  # pause before a failed connection is retried
 # limit for records read back from the target; if there are more, another producer must have written some

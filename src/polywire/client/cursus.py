@@ -2,6 +2,7 @@
 
 * Requests are pipelined over one connection. A fetch that waits for records uses its own connection.
 * Records that the protocol does not support are rejected before anything is sent.
+* A caller names its member of a group. If it joins again with the same name, it remains the same member for the broker.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import FramedConnection, Scope
-from polywire.client.cursors import from_offset
-from polywire.client.cursus_groups import Groups
 from polywire.client.cursus_replies import (
     WIRE,
     decode_batch,
@@ -24,14 +23,69 @@ from polywire.client.cursus_replies import (
     fields,
     last_offset,
     number,
+    numbers,
 )
+from polywire.client.failures import cannot, from_offset
 from polywire.client.opening import open_connection
-from polywire.client.refusals import cannot
 from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, decoded, enveloped, frame, topic_name, topic_word
 from polywire.records.columns import Record
 from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level, TopicName, check_topic_name
+
+Ask = Callable[[str], Awaitable[bytes]]
+
+
+class Groups:
+    """The group members of one client. ``_ids`` has the broker's id of every member that has joined and not left."""
+
+    __slots__ = ("_ask", "_ids")
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask: Final = ask
+        self._ids: dict[tuple[str, str, str], str] = {}
+
+    async def join(self, group: str, topic: str, member: str) -> Membership:
+        """Join, or join again as the same member."""
+        key = group, topic, member
+        reply = fields(await self._ask(f"JOIN_GROUP topic={topic} group={group} member={self._ids.get(key, member)}"))
+        self._ids[key] = reply.get("member", member)
+        return Membership(number(reply, "generation"), numbers(reply, "assignments"))
+
+    def _member(self, group: str, topic: str, member: str, generation: int) -> str:
+        name = self._ids.get((group, topic, member), member)
+        return f"topic={topic} group={group} member={name} generation={generation}"
+
+    async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Send a heartbeat. Raises Conflict if the assignment has changed."""
+        reply = fields(await self._ask("SYNC_GROUP " + self._member(group, topic, member, generation)))
+        return Membership(number(reply, "generation"), numbers(reply, "assignments"))
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Leave the group."""
+        fields(await self._ask("LEAVE_GROUP " + self._member(group, topic, member, generation)))
+        self._ids.pop((group, topic, member), None)
+
+    async def commit(
+        self, group: str, topic: str, partition: int, offset: int, *, member: str, generation: int
+    ) -> None:
+        """Commit an offset. Without a member, use the positional command, which does not check the generation."""
+        if member:
+            place = f"partition={partition} offset={offset}"
+            fields(await self._ask(f"COMMIT_OFFSET {place} {self._member(group, topic, member, generation)}"))
+        else:
+            fields(await self._ask(f"COMMIT {topic} {group} {partition} {offset}"))
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Return the next offset to read, 0 if nothing was committed, or None if the group does not exist."""
+        try:
+            reply = fields(await self._ask(f"FETCH_OFFSET topic={topic} partition={partition} group={group}"))
+        except Missing as error:
+            if error.code is not ErrorCode.GROUP_MISSING:
+                raise
+            return None
+        return number(reply, "offset")
+
 
 OPEN_TIMEOUT_S: Final = 10.0
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # limit for the values of one batch; a larger record is sent alone

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from polywire.client.refusals import bare_value
+from polywire.client.failures import bare_value
 from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, NotOwner, Unavailable
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import decoded, encoded

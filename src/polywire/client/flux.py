@@ -14,7 +14,7 @@ from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import PipelinedConnection, Scope, understood
-from polywire.client.cursors import from_offset
+from polywire.client.failures import bare_value, cannot, cannot_name, from_offset
 from polywire.client.flux_replies import (
     Batch,
     Reply,
@@ -27,7 +27,6 @@ from polywire.client.flux_replies import (
     split_consumed,
 )
 from polywire.client.opening import open_connection
-from polywire.client.refusals import bare_value, cannot, cannot_name
 from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.flux.messages import Acks, Refused, bytes_of, has_white, named, topic_name, topic_word

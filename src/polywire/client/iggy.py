@@ -19,9 +19,8 @@ from uuid import uuid4
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import PipelinedConnection, Scope
-from polywire.client.cursors import beyond, from_offset
+from polywire.client.failures import beyond, cannot, from_offset
 from polywire.client.opening import open_connection
-from polywire.client.refusals import cannot
 from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request

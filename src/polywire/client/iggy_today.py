@@ -19,6 +19,7 @@ from typing import Final, ParamSpec, TypeVar
 from polywire.build_info import VERSION
 from polywire.client.base import Ability, Membership, Produced, TopicInfo
 from polywire.client.connection import PipelinedConnection
+from polywire.client.failures import cannot
 from polywire.client.iggy import (
     ABILITIES,
     OPEN_TIMEOUT_S,
@@ -33,7 +34,6 @@ from polywire.client.iggy import (
 from polywire.client.iggy import failure_of as documented_failure_of
 from polywire.client.login import Login
 from polywire.client.opening import open_connection
-from polywire.client.refusals import cannot
 from polywire.errors import (
     BrokerError,
     Busy,

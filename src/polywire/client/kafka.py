@@ -15,29 +15,45 @@ from typing import Any, ClassVar, Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import FramedConnection, Scope, understood
-from polywire.client.group_info import GroupInfo
+from polywire.client.failures import cannot, makes_no_sense
 from polywire.client.kafka_errors import check
 from polywire.client.kafka_groups import Groups
 from polywire.client.kafka_leaders import Leaders
 from polywire.client.kafka_login import log_in, mechanism_for
-from polywire.client.kafka_partitioner import partition_of_key
+from polywire.client.listings import GroupInfo
 from polywire.client.login import Login
 from polywire.client.opening import open_connection
-from polywire.client.refusals import cannot
-from polywire.client.unreachable import makes_no_sense
-from polywire.errors import (
-    BrokerError,
-    ErrorCode,
-    Invalid,
-    PeerError,
-    Unavailable,
-)
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level, spell_address
+
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+
+
+def murmur2(key: bytes) -> int:
+    """Return the unsigned hash of a key."""
+    mixed = (_SEED ^ len(key)) & _MASK
+    whole = len(key) & ~3
+    for at in range(0, whole, 4):
+        word = int.from_bytes(key[at : at + 4], "little") * _M & _MASK
+        word = (word ^ word >> 24) * _M & _MASK
+        mixed = (mixed * _M & _MASK) ^ word
+    if whole < len(key):
+        mixed = (mixed ^ int.from_bytes(key[whole:], "little")) * _M & _MASK
+    mixed = (mixed ^ mixed >> 13) * _M & _MASK
+    return mixed ^ mixed >> 15
+
+
+def partition_of_key(key: bytes, partition_count: int) -> int:
+    """Return the partition of a key."""
+    return (murmur2(key) & 0x7FFFFFFF) % partition_count
+
 
 WIRE: Final = "Kafka"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0

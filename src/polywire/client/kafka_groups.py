@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from polywire.client.base import Membership
-from polywire.client.group_info import GroupInfo, MemberInfo
 from polywire.client.kafka_errors import check
+from polywire.client.listings import GroupInfo, MemberInfo
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
+from polywire.client.failures import is_hanging_up, is_silent, silent
 from polywire.client.login import split_login
-from polywire.client.unreachable import is_hanging_up, is_silent, silent
 from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
 
 CONNECT_S: Final = 10.0  # enough if broker and client start together, but short enough to notice a wrong address soon

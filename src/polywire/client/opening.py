@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
+from polywire.client.failures import cannot_connect
 from polywire.client.tls import secured
-from polywire.client.unreachable import cannot_connect
 
 Opened = TypeVar("Opened", bound=asyncio.BaseProtocol)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from polywire.client.blocking import FramedSocket
+from polywire.client.failures import no_broker_answers
 from polywire.client.login import Login
-from polywire.client.unreachable import no_broker_answers
 from polywire.errors import Unavailable
 
 SPARE_MAX: Final = 4  # idle sockets in the pool

@@ -15,9 +15,9 @@ from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
 from polywire.client.consumer import BATCH_RECORDS, Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S
-from polywire.client.loop_thread import LoopThread
 from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
 from polywire.client.record import Headers, Record, Text
+from polywire.client.sync import LoopThread
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from polywire.choices import missing
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
-from polywire.client.cursors import beyond
+from polywire.client.failures import beyond
 from polywire.client.login import Login
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from polywire.client.connect import connect
-from polywire.client.copy_state import RUNS_MAX, CopyState, PartitionProgress
-from polywire.client.copying import Copy, End, Span
+from polywire.client.copying import RUNS_MAX, Copy, CopyState, End, PartitionProgress, Span
 from polywire.errors import Invalid, Missing, Unavailable
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.testing.process import WIRES

@@ -14,9 +14,9 @@ import pytest
 
 from polywire.client import copying
 from polywire.client.bulk import _Progress
-from polywire.client.copy_state import CopyState
-from polywire.client.cursors import beyond, from_offset
+from polywire.client.copying import CopyState
 from polywire.client.cursus import CursusClient
+from polywire.client.failures import beyond, from_offset
 from polywire.client.flux import FluxClient
 from polywire.client.iggy import IggyClient
 from polywire.client.iggy_today import IggyTodayClient

@@ -11,7 +11,7 @@ import pytest
 from polywire.client import sync
 from polywire.client.connect import connect
 from polywire.client.consume import LATEST
-from polywire.client.group_info import lags_of, total_lag
+from polywire.client.listings import lags_of, total_lag
 from polywire.client.polywire import BATCH_BYTES, PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.columns import Header, HeaderKind, Record

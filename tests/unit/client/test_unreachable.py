@@ -13,7 +13,7 @@ from polywire.client import connection, consumer, lane, link
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.consumer import Consumer
-from polywire.client.unreachable import cannot_connect
+from polywire.client.failures import cannot_connect
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Unavailable
 from polywire.testing.process import lasting_port
 from polywire.testing.thread import BrokerThread

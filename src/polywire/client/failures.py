@@ -1,15 +1,18 @@
-"""Errors for connections that could not be opened. All clients use the same messages.
+"""Errors that the clients of all protocols raise with the same messages.
 
-The class of the error shows whether a retry can help.
+* A connection could not be opened: the class of the error shows whether a retry can help.
+* A protocol does not support a feature: raised before anything is sent.
+* A paged response does not advance, so that no loop over pages runs forever.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from typing import Final
+from typing import Final, TypeVar
 
-from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.records.columns import Record
 from polywire.types import spell_address
 
 HUNG_UP: Final = "the server closed the connection without replying: check the port, TLS on both ends,"
@@ -88,3 +91,50 @@ def _cause(error: Exception) -> str:
             return SILENT
         case _:
             return str(error) or type(error).__name__
+
+
+def cannot(wire: str, what: str) -> Invalid:
+    """Return the error for an operation that the protocol does not support."""
+    return Invalid(ErrorCode.INVALID_REQUEST, f"the {wire} protocol cannot {what}")
+
+
+def cannot_name(wire: str, name: str) -> Invalid:
+    """Return the error for a topic name that the protocol does not support."""
+    return Invalid(ErrorCode.INVALID_TOPIC, f"the {wire} protocol does not support this name name={name!r}")
+
+
+def bare_value(wire: str, record: Record, *, events: bool = False) -> bytes:
+    """Return the value of a record that has only a value and a key. With ``events``, it may also have an event.
+
+    Raises Invalid for any other record.
+    """
+    if record.value is None:
+        raise cannot(wire, "send null values")
+    if record.headers or record.id is not None or record.origin_time_us is not None:
+        raise cannot(wire, "send headers, ids or times")
+    if record.event is not None and not events:
+        raise cannot(wire, "send events")
+    return record.value
+
+
+Cursor = TypeVar("Cursor", int, str, tuple[str, str])
+
+
+def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
+    """Return ``found``, the cursor at which to continue.
+
+    Raises Corrupt(CORRUPT) unless it is above ``last``, because the loop would never end.
+    """
+    if found <= last:
+        raise Corrupt(
+            ErrorCode.CORRUPT,
+            f"the broker's response does not advance (check its version and logs) cursor={what} asked={last!r} answered={found!r}",
+        )
+    return found
+
+
+def from_offset(records: list[Record], offset: int) -> list[Record]:
+    """Return fetched records. Raises Corrupt(CORRUPT) if all of them are below the requested offset."""
+    if records:
+        beyond(offset - 1, records[-1].offset, "offset")
+    return records

@@ -1,4 +1,4 @@
-"""Consumer groups as listed by a broker, and their lag in records and in seconds."""
+"""Groups, transactional ids and writers as listed by a broker, and the lag of groups in records and in seconds."""
 
 from __future__ import annotations
 
@@ -123,3 +123,26 @@ async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int
         if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
             raise
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """A transactional id and its latest transaction. ``owner`` is the name of a user, or empty."""
+
+    id: str
+    epoch: int
+    state: str
+    messages: int
+    positions: int
+    idle_ms: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterInfo:
+    """A writer and the last number it published. ``owner`` is the name of a user, or empty."""
+
+    writer: str
+    number: int
+    idle_ms: int
+    owner: str
