@@ -16,7 +16,7 @@ _NODE = re.compile(r"::test_(?P<scenario>\w+)\[(?P<column>[\w-]+)")
 
 
 def needs(*abilities: Ability) -> Callable[[Scenario], Scenario]:
-    """Mark a scenario with the abilities a wire must declare to run it; of a pair of wires, both."""
+    """Mark a scenario with the abilities that a protocol must declare; of a pair of protocols, both."""
 
     def mark(scenario: Scenario) -> Scenario:
         scenario.abilities_needed = frozenset(abilities)  # type: ignore[attr-defined]
@@ -26,41 +26,41 @@ def needs(*abilities: Ability) -> Callable[[Scenario], Scenario]:
 
 
 def able_wires(scenario: Callable[..., Any]) -> list[Wire]:
-    """Wires with every ability that a scenario was marked with."""
+    """Return the protocols with every ability that a scenario needs."""
     needed: frozenset[Ability] = getattr(scenario, "abilities_needed", frozenset())
     return [wire for wire in WIRES if needed <= wire.abilities]
 
 
 def able_pairs(scenario: Callable[..., Any]) -> dict[str, tuple[Wire, Wire]]:
-    """Every writer with every reader, by the name of their column."""
+    """Return every writer with every reader, by the name of their column."""
     able = able_wires(scenario)
     return {f"{writer.name}-to-{reader.name}": (writer, reader) for writer, reader in product(able, able)}
 
 
 def is_paired(scenario: Callable[..., Any]) -> bool:
-    """Whether a scenario takes a writing and a reading wire."""
+    """Return whether a scenario takes a writing and a reading protocol."""
     return "writers" in scenario.__annotations__
 
 
 class Table:
-    """Rows are scenarios, columns wires or pairs of wires; a cell is whether the scenario passed there."""
+    """Rows are scenarios, columns protocols or pairs of them; a cell says whether the scenario passed there."""
 
     def __init__(self) -> None:
         self._cells: dict[str, dict[str, bool]] = {}
 
     def record(self, node: str, *, passed: bool) -> None:
-        """Note how one test ended."""
+        """Record the result of one test."""
         match = _NODE.search(node)
         if match is not None:
             self.mark(match["scenario"], match["column"], passed=passed)
 
     def mark(self, scenario: str, column: str, *, passed: bool) -> None:
-        """Note how a scenario ended in a column; one that failed once has failed."""
+        """Record the result of a scenario in a column; a failure is final."""
         row = self._cells.setdefault(scenario.replace("_", " "), {})
         row[column] = passed and row.get(column, True)
 
     def lines(self) -> list[str]:
-        """Two Markdown tables: scenarios by wire, then by writer and reader."""
+        """Return two Markdown tables: scenarios by protocol, and by writer and reader."""
         single = {name: row for name, row in self._cells.items() if not any("-to-" in column for column in row)}
         paired = {name: row for name, row in self._cells.items() if name not in single}
         return [*_markdown(single), "", *_markdown(paired)]

@@ -1,7 +1,8 @@
-"""Runs every scenario through every wire that has the abilities it needs, and prints the table of what ran.
+"""Runs every scenario over every protocol with the abilities it needs, and prints the table of results.
 
-A scenario is an ``async def`` that takes ``client`` (one wire) or ``writer`` and ``reader`` (every pair), and says what it needs
-with ``@needs(...)``. A wire that lacks an ability is not run for that scenario: that is a dash in the table, not a skip.
+A scenario is an ``async def`` that takes ``client`` (one protocol) or ``writer`` and ``reader`` (every pair), and
+declares its needs with ``@needs(...)``. A protocol without an ability does not run the scenario: that is a dash in the
+table, not a skip.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tests.behaviour.compatibility import Table, able_pairs, able_wires, is_pair
 from tests.behaviour.wires import Wire
 from tests.three_brokers import Brokers, one_or_three
 
-SCENARIO_SECONDS_MAX = 120.0  # some seconds on a free machine; a leader that is killed is followed within some three
-JOINS_MAX = 4  # of each member until partitions have changed hands where that takes several
+SCENARIO_SECONDS_MAX = 120.0  # seconds on an idle machine; a takeover after a kill takes about three
+JOINS_MAX = 4  # of each member until partitions have moved, on protocols where that takes several
 _topic_numbers = count(1)
 _table = Table()
 
 
 class WireClients:
-    """Opens clients of one wire on the broker under test."""
+    """Opens clients of one protocol on the broker under test."""
 
     def __init__(self, wire: Wire, broker: Brokers) -> None:
         self.wire = wire
@@ -36,7 +37,7 @@ class WireClients:
         self._opened: list[WireClient] = []
 
     async def open(self) -> WireClient:
-        """A new connection; it is closed after the scenario."""
+        """Open a connection; it is closed after the scenario."""
         client = await connect(self.broker.url(self.wire.name))
         self._opened.append(client)
         return client
@@ -47,7 +48,7 @@ class WireClients:
 
 
 async def share(group: str, topic: str, members: dict[str, WireClient], partition_count: int = 3) -> list[Membership]:
-    """Have members of a group join again, in this order, until each partition is one's; where they change hands at once that is once each."""
+    """Rejoin members of a group in this order until each partition has one owner."""
     abilities = frozenset.intersection(*(client.abilities for client in members.values()))
     at_once = Ability.AT_ONCE in abilities
     for _ in range(1 if at_once else JOINS_MAX):
@@ -63,27 +64,27 @@ async def share(group: str, topic: str, members: dict[str, WireClient], partitio
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    """One broker for all scenarios that do not stop it."""
+    """Serve one broker for all scenarios that do not stop it."""
     with one_or_three(tmp_path_factory.mktemp("behaviour")) as brokers:
         yield brokers
 
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Brokers]:
-    """A broker for one scenario, which may stop, kill and restart it."""
+    """Serve a broker for one scenario, which may stop, kill and restart it."""
     with one_or_three(tmp_path) as brokers:
         yield brokers
 
 
 @pytest.fixture
 def topic() -> str:
-    """A topic name no other scenario uses."""
+    """Return an unused topic name."""
     return f"topic-{next(_topic_numbers)}"
 
 
 @pytest.fixture
 def group() -> str:
-    """A group name no other scenario uses, in the form that also a wire has which numbers its groups."""
+    """Return an unused group name, also valid on a protocol that numbers its groups."""
     return f"group-{next(_topic_numbers)}"
 
 
@@ -119,7 +120,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an ``async def`` scenario in a loop of its own, with a limit, and close its clients."""
+    """Run an ``async def`` scenario in its own loop with a time limit, and close its clients."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

@@ -1,4 +1,4 @@
-"""What one wire writes, every other reads."""
+"""Records written over one protocol are read over every other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.behaviour.conftest import WireClients, share
 
 TEXT = [b"plain", b"-", b"a,b", b"p|q", b'{"id":7,"ok":true}', "日本".encode(), b"100%", b"x" * 5_000]
 SPACES = [b"two words", b" lead", b"tail "]
-KEY = b"k7"  # every wire's own function puts it into the same one of three partitions
+KEY = b"k7"  # every protocol's hash maps it to the same one of three partitions
 BYTES = [bytes(range(256)), b"line\nbreak", b"\xff\xfe"]
 
 
@@ -33,7 +33,7 @@ async def test_text(writers: WireClients, readers: WireClients, topic: str) -> N
 
 
 async def test_a_name_of_any_characters(writers: WireClients, readers: WireClients, topic: str) -> None:
-    """White space, a colon, escapes that are none, what lists and patterns have, letters beyond ASCII: 200 bytes, one topic everywhere."""
+    """White space, invalid escapes, list and pattern characters, non-ASCII letters, over 200 bytes."""
     name = f"{topic}:a b, 50 % f\u00fcr [x]*?/|@%41%c3 message=\u65e5\U0001f600\ue000"
     name += "n" * (200 - len(name.encode()))
     if not writers.wire.makes_any_name:
@@ -53,7 +53,7 @@ async def test_empty_values(writers: WireClients, readers: WireClients, topic: s
     assert [record.value for record in found] == [b"", b"between", b""]
 
 
-async def test_awkward_values_are_never_torn_nor_dropped(
+async def test_awkward_values_are_neither_truncated_nor_dropped(
     writers: WireClients, readers: WireClients, topic: str
 ) -> None:
     values = list(TEXT)
@@ -65,7 +65,9 @@ async def test_awkward_values_are_never_torn_nor_dropped(
     assert [record.offset for record in found] == list(range(len(values)))
     exact = values if Ability.BINARY_VALUES in readers.wire.abilities else TEXT
     assert [record.value for record in found[: len(exact)]] == exact
-    assert all(record.value for record in found[len(TEXT) :]), "what a reader cannot carry comes escaped, not empty"
+    assert all(record.value for record in found[len(TEXT) :]), (
+        "a value that a reader cannot represent is escaped, not empty"
+    )
 
 
 async def test_interleaved_writers_share_one_order(writers: WireClients, readers: WireClients, topic: str) -> None:
@@ -82,7 +84,9 @@ async def test_interleaved_writers_share_one_order(writers: WireClients, readers
 
 
 @needs(Ability.SAME_HASH)
-async def test_equal_keys_meet_whoever_writes_them(writers: WireClients, readers: WireClients, topic: str) -> None:
+async def test_equal_keys_share_a_partition_whichever_protocol_writes_them(
+    writers: WireClients, readers: WireClients, topic: str
+) -> None:
     one, two = await writers.open(), await readers.open()
     records = [Record(value=b"v", key=f"key-{number}".encode()) for number in range(64)]
     places = [await client.produce(topic, records) for client in (one, two)]
@@ -111,7 +115,7 @@ async def test_concurrent_writers_keep_their_own_order(writers: WireClients, rea
 
 
 @needs(Ability.GROUPS, Ability.POSITIONS)
-async def test_members_of_two_wires_in_one_group(
+async def test_members_of_two_protocols_in_one_group(
     writers: WireClients, readers: WireClients, topic: str, group: str
 ) -> None:
     one, two = await writers.open(), await readers.open()

@@ -1,4 +1,4 @@
-"""A damaged record of a running broker, through every wire: who asks for it is told, and all around it is served."""
+"""A damaged record of a running broker, over every protocol: its reads fail, and its neighbours are served."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ RECORD_BYTES = 10 + len(b"value-00")  # as Kafka 0.7 counts
 
 
 async def sealed_values(broker: Brokers, topic: str) -> tuple[Path, bytearray, int]:
-    """Records with a batch each, sealed by a restart, and not in memory any more after another: the file that has them, what is in it, and
-    where the one to be damaged lies."""
+    """Write one batch per record and restart twice, so that the records are sealed and not cached.
+
+    Returns the file, its content, and the position to damage.
+    """
     client = await connect(broker.url("polywire"))
     for number in range(COUNT):
         await client.produce(topic, [Record(value=b"value-%02d" % number)], partition=0)
@@ -37,7 +39,7 @@ async def sealed_values(broker: Brokers, topic: str) -> tuple[Path, bytearray, i
 
 
 async def write_and_damage(broker: Brokers, topic: str) -> None:
-    """One bit of one record is flipped."""
+    """Flip one bit of one record."""
     path, content, at = await sealed_values(broker, topic)
     content[at] ^= 1
     path.write_bytes(content)
@@ -46,7 +48,7 @@ async def write_and_damage(broker: Brokers, topic: str) -> None:
 async def values_of(client: WireClient, offset: int, count: int) -> list[bytes | None]:
     if isinstance(
         client, Kafka07Client
-    ):  # the wire has addresses: whoever steps over a record must know where the next one begins
+    ):  # this protocol uses addresses: a reader that skips a record must know the next address
         read = await client.read("t", 0, offset * RECORD_BYTES)
         return list(read.values)
     records: list[Record] = []
@@ -56,7 +58,7 @@ async def values_of(client: WireClient, offset: int, count: int) -> list[bytes |
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_a_damaged_record_is_told_and_the_rest_is_served(own_broker: Brokers, wire: Wire) -> None:
+async def test_a_damaged_record_is_reported_and_the_rest_is_served(own_broker: Brokers, wire: Wire) -> None:
     await write_and_damage(own_broker, "t")
     client = await connect(own_broker.url(wire.name))
     before = await values_of(client, 0, DAMAGED)

@@ -1,4 +1,4 @@
-"""A peer that floods, stalls, breaks off or sends noise harms nobody else."""
+"""A client that floods, stalls, disconnects or sends noise affects no other client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.behaviour.conftest import WireClients
 from tests.behaviour.wires import Wire
 
 STALL_SECONDS: Final = 2.0
-GROWTH_BYTES_MAX: Final = 64 * 1024 * 1024  # of the broker's own memory by a peer that reads nothing
+GROWTH_BYTES_MAX: Final = 64 * 1024 * 1024  # of the broker's own memory by a client that reads nothing
 
 
-async def test_breaking_off_in_mid_request(clients: WireClients, topic: str) -> None:
+async def test_disconnecting_within_a_request(clients: WireClients, topic: str) -> None:
     host, port = clients.broker.addresses[clients.wire.name]
     request = clients.wire.opening + clients.wire.fetch(1, topic, 0)
     for size in range(1, len(request)):
@@ -35,11 +35,11 @@ async def test_noise(clients: WireClients, topic: str) -> None:
 
 
 async def _send_noise(host: str, port: int, noise: bytes) -> None:
-    """Send bytes that mean nothing; the broker may answer and may hang up, but must come to an end."""
+    """Send random bytes; the broker may respond and close the connection, but must finish."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(noise)
-        with suppress(OSError):  # not connected any more: the broker was quicker
+        with suppress(OSError):  # disconnected already: the broker was faster
             writer.write_eof()
         with suppress(ConnectionError):
             await asyncio.wait_for(reader.read(), 120)
@@ -47,14 +47,14 @@ async def _send_noise(host: str, port: int, noise: bytes) -> None:
         writer.close()
 
 
-async def test_a_peer_that_never_reads(clients: WireClients, topic: str) -> None:
+async def test_a_client_that_never_reads(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     partition = (await client.produce(topic, [Record(value=b"x" * 50_000, key=b"k")] * 40))[0].partition
     before = clients.broker.memory_bytes
     _, stalled = await asyncio.open_connection(*clients.broker.addresses[clients.wire.name])
     try:
         stalled.write(clients.wire.opening)
-        with suppress(TimeoutError, ConnectionError):  # back-pressure stops us, or the broker hangs up: both protect it
+        with suppress(TimeoutError, ConnectionError):  # back-pressure or a closed connection: both protect the broker
             await asyncio.wait_for(_flood(stalled, clients.wire, topic, partition), STALL_SECONDS)
         await _still_serves(clients, f"{topic}-after")
         assert clients.broker.memory_bytes - before < GROWTH_BYTES_MAX

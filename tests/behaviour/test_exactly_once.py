@@ -1,4 +1,4 @@
-"""Producing again what may have arrived already: idempotent producers and staged publishes, through every wire that has them."""
+"""Producing records again that may be stored already: idempotent producers and staged publishes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FIRST, SECOND = bytes([1] * 16), bytes([2] * 16)  # tokens
 
 
 def batches_of(client: WireClient) -> PolywireClient:
-    """The client as one that sends whole batches; so far one wire declares what needs them."""
+    """Return the client as one that sends whole batches; so far one protocol declares the ability."""
     assert isinstance(client, PolywireClient)
     return client
 
 
 def numbered(values: range, *, producer: bytes = b"producer", epoch: int = 0) -> bytearray:
-    """A batch of a producer whose records are numbered like their values."""
+    """Return a batch of a producer whose sequences equal the values."""
     records = [Record(value=b"%d" % value) for value in values]
     return from_records(records, producer_id=producer, producer_epoch=epoch, base_sequence=values.start)
 
@@ -32,7 +32,7 @@ async def stored(client: WireClient, topic: str) -> list[bytes | None]:
 
 
 @needs(Ability.IDEMPOTENCE)
-async def test_a_repeated_batch_answers_its_first_offset(clients: WireClients, topic: str) -> None:
+async def test_a_duplicate_batch_returns_its_first_offset(clients: WireClients, topic: str) -> None:
     client, other = batches_of(await clients.open()), batches_of(await clients.open())
     await client.create_topic(topic, 1)
     for values in (range(3), range(3, 5)):
@@ -60,7 +60,7 @@ async def test_a_gap_and_an_older_epoch_are_refused(clients: WireClients, topic:
 
 
 @needs(Ability.IDEMPOTENCE)
-async def test_a_repeated_batch_is_known_after_a_kill(restartable: WireClients, topic: str) -> None:
+async def test_a_duplicate_batch_is_detected_after_a_kill(restartable: WireClients, topic: str) -> None:
     client = batches_of(await restartable.open())
     await client.create_topic(topic, 1)
     await client.produce_batch(topic, 0, numbered(range(3)))
@@ -90,7 +90,7 @@ async def test_staged_records_appear_together_and_once(clients: WireClients, top
 
 
 @needs(Ability.STAGING)
-async def test_a_publish_is_whole_or_not_at_all(clients: WireClients, topic: str) -> None:
+async def test_a_publish_is_all_or_nothing(clients: WireClients, topic: str) -> None:
     client = batches_of(await clients.open())
     await client.create_topic(topic, 1)
     kept, missing, abandoned = (bytes(15) + bytes([number]) for number in (11, 12, 13))

@@ -1,4 +1,4 @@
-"""Groups, members and positions, through every wire that has them."""
+"""Groups, members and offsets, over every protocol that has them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_two_members_share_without_overlap(clients: WireClients, topic: st
 
 
 @needs(Ability.GROUPS)
-async def test_a_member_that_leaves_frees_its_partitions(clients: WireClients, topic: str) -> None:
+async def test_a_member_that_leaves_releases_its_partitions(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     await client.produce(topic, [Record(value=b"v", key=b"k")])
     group = f"group-of-{topic}"
@@ -73,14 +73,14 @@ async def test_commits_are_fenced_before_their_member_knows(clients: WireClients
 
 
 @needs(Ability.GROUPS, Ability.POSITIONS)
-async def test_a_position_never_committed(clients: WireClients, topic: str) -> None:
+async def test_an_offset_never_committed(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     await client.produce(topic, [Record(value=b"v", key=b"k")])
     assert await client.position(f"group-of-{topic}", topic, 0) in (None, 0)
 
 
 @needs(Ability.GENERATIONS, Ability.POSITIONS)
-async def test_members_of_different_wires_share_one_group(
+async def test_members_of_different_protocols_share_a_group(
     writers: WireClients, readers: WireClients, topic: str
 ) -> None:
     one, two = await writers.open(), await readers.open()

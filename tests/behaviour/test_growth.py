@@ -1,4 +1,4 @@
-"""A hostile peer of each wire fills what it can: it is stopped by its share, memory stays bounded, and others go on, also after a restart."""
+"""A hostile client of each protocol fills its quota: it is stopped, memory stays bounded, and others continue."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from polywire.protocols.polywire.codec import ERROR, MAGIC, PREFIX_BYTES, decode
 from polywire.protocols.polywire.messages import Verb
 from tests.broker_process import BrokerProcess
 
-HOSTILE, OTHER = "127.0.0.66", "127.0.0.1"  # both are this machine, and two owners
+HOSTILE, OTHER = "127.0.0.66", "127.0.0.1"  # both are this machine, but different owners
 STATE_MIB = 1
 REQUESTS_MAX = 20_000
-GROWTH_BYTES_MAX = (
-    64 * 1024 * 1024
-)  # of the whole process, buffers and all, while it is asked to keep much more than a mebibyte
+GROWTH_BYTES_MAX = 64 * 1024 * 1024  # of the whole process with buffers, while clients send much more than a mebibyte
 TIMEOUT_S = 60.0
 
 
 class Line:
-    """One connection that asks and waits for the answer."""
+    """One connection that sends a request and waits for the response."""
 
     def __init__(self, broker: BrokerProcess, wire: str, source: str) -> None:
         self._socket = socket.create_connection(broker.addresses[wire], TIMEOUT_S, source_address=(source, 0))
@@ -47,7 +45,7 @@ class Line:
 
     def _more(self) -> None:
         data = self._socket.recv(1 << 16)
-        assert data, "the broker hung up"
+        assert data, "the broker closed the connection"
         self._rest += data
 
     def _take(self, size: int) -> bytes:
@@ -90,7 +88,7 @@ def long(name: str) -> str:
 
 
 def flux_leaders(line: Line, name: str, number: int) -> bool:
-    """545 MB by 1,000 lines, once."""
+    """Send 545 MB in 1,000 lines, once."""
     topic = f"l{name[:1]}{number // 500}"
     if number % 500 == 0:
         assert line.flux(f"ADMIN_CREATE_TOPIC {topic} 500 1")
@@ -146,7 +144,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.parametrize("what", FILLS)
-def test_a_hostile_peer_is_stopped_and_others_go_on(broker: BrokerProcess, what: str) -> None:
+def test_a_hostile_client_is_stopped_and_others_continue(broker: BrokerProcess, what: str) -> None:
     wire, fill = what.split()[0], FILLS[what]
     before = broker.memory_bytes
     with Line(broker, wire, HOSTILE) as hostile:
@@ -160,4 +158,4 @@ def test_a_hostile_peer_is_stopped_and_others_go_on(broker: BrokerProcess, what:
         with Line(broker, wire, OTHER) as line:
             assert fill(line, "o", number), "others are locked out"
         with Line(broker, wire, HOSTILE) as hostile:
-            assert not fill(hostile, "h", taken), "it may go on"
+            assert not fill(hostile, "h", taken), "it may continue"

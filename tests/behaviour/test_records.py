@@ -1,4 +1,4 @@
-"""Producing and fetching, through every wire."""
+"""Producing and fetching, over every protocol."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_equal_keys_stay_in_order_in_one_partition(clients: WireClients, t
         assert values_of(await client.fetch(topic, partition, 0)) == expected
 
 
-async def test_offsets_go_on_over_connections(clients: WireClients, topic: str) -> None:
+async def test_offsets_continue_across_connections(clients: WireClients, topic: str) -> None:
     first, second = await clients.open(), await clients.open()
     one = await first.produce(topic, [Record(value=b"a", key=b"k")])
     two = await second.produce(topic, [Record(value=b"b", key=b"k")])
@@ -80,7 +80,7 @@ async def test_an_empty_value(clients: WireClients, topic: str) -> None:
     assert values_of(await client.fetch(topic, produced[0].partition, 0)) == [b"", b"after"]
 
 
-async def test_values_with_marks_of_text_protocols(clients: WireClients, topic: str) -> None:
+async def test_values_with_special_characters_of_text_protocols(clients: WireClients, topic: str) -> None:
     values = [
         b"a,b",
         b"p|q",
@@ -141,14 +141,14 @@ async def test_null_is_not_empty(clients: WireClients, topic: str) -> None:
 
 
 @needs(Ability.KEYS_READ)
-async def test_keys_come_back(clients: WireClients, topic: str) -> None:
+async def test_keys_round_trip(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     produced = await client.produce(topic, [Record(value=b"v", key=b"the key")])
     assert [record.key for record in await client.fetch(topic, produced[0].partition, 0)] == [b"the key"]
 
 
 @needs(Ability.HEADERS)
-async def test_typed_headers_come_back(clients: WireClients, topic: str) -> None:
+async def test_typed_headers_round_trip(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     headers = (
         Header(b"content-type", b"text/plain", value_kind=HeaderKind.STRING),
@@ -214,7 +214,7 @@ async def test_the_first_offset_at_a_time(clients: WireClients, topic: str) -> N
 
 
 @needs(Ability.LONG_POLL)
-async def test_a_waiting_fetch_gets_what_arrives(clients: WireClients, topic: str) -> None:
+async def test_a_waiting_fetch_returns_new_records(clients: WireClients, topic: str) -> None:
     reader, writer = await clients.open(), await clients.open()
     produced = await writer.produce(topic, [Record(value=b"first", key=b"k")])
     waiting = asyncio.create_task(reader.fetch(topic, produced[0].partition, 1, wait_ms=20_000))
@@ -248,7 +248,7 @@ async def test_white_space_is_kept(clients: WireClients, topic: str) -> None:
 
 
 @needs(Ability.IDS, Ability.ORIGIN_TIMES)
-async def test_ids_and_times_of_origin_come_back(clients: WireClients, topic: str) -> None:
+async def test_ids_and_origin_times_round_trip(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     records = [Record(value=b"v", key=b"k", id=bytes(range(16)), origin_time_us=-5), Record(value=b"w", key=b"k")]
     produced = await client.produce(topic, records)

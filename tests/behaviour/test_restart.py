@@ -1,4 +1,4 @@
-"""What a broker still knows after it was stopped or killed, through every wire."""
+"""State of a broker after a stop or a kill, over every protocol."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.behaviour.compatibility import needs
 from tests.behaviour.conftest import WireClients
 
 
-async def test_records_outlive_a_stop(restartable: WireClients, topic: str) -> None:
+async def test_records_survive_a_stop(restartable: WireClients, topic: str) -> None:
     await _records_outlive(restartable, topic, kill=False)
 
 
-async def test_records_outlive_a_kill(restartable: WireClients, topic: str) -> None:
+async def test_records_survive_a_kill(restartable: WireClients, topic: str) -> None:
     await _records_outlive(restartable, topic, kill=True)
 
 
@@ -35,7 +35,7 @@ async def _records_outlive(wires: WireClients, topic: str, *, kill: bool) -> Non
 
 
 @needs(Ability.GENERATIONS, Ability.POSITIONS)
-async def test_positions_and_groups_outlive_a_kill(restartable: WireClients, topic: str) -> None:
+async def test_offsets_and_groups_survive_a_kill(restartable: WireClients, topic: str) -> None:
     client = await restartable.open()
     await client.produce(topic, [Record(value=b"v", key=b"k")])
     before = await client.join("g", topic, "m1")
@@ -51,7 +51,7 @@ async def test_positions_and_groups_outlive_a_kill(restartable: WireClients, top
 
 
 @needs(Ability.CREATE_TOPIC, Ability.GROUPS)
-async def test_topics_outlive_a_kill(restartable: WireClients, topic: str) -> None:
+async def test_topics_survive_a_kill(restartable: WireClients, topic: str) -> None:
     client = await restartable.open()
     await client.create_topic(topic, 6)
     restartable.broker.kill()

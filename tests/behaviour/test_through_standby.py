@@ -1,4 +1,4 @@
-"""A part of the suite through a broker that only carries: the second that stands by of three on one bucket.
+"""A part of the suite through a broker that only forwards: the second standby of three brokers on one bucket.
 
 ``make three-brokers`` runs all of it through each of the three.
 """
@@ -22,13 +22,13 @@ test_equal_keys_stay_in_order_in_one_partition = records.test_equal_keys_stay_in
 test_fetch_of_a_missing_partition_is_refused = records.test_fetch_of_a_missing_partition_is_refused
 test_a_large_value = records.test_a_large_value
 test_ten_thousand_records = records.test_ten_thousand_records
-test_a_waiting_fetch_gets_what_arrives = records.test_a_waiting_fetch_gets_what_arrives
+test_a_waiting_fetch_returns_new_records = records.test_a_waiting_fetch_returns_new_records
 test_a_deleted_topic_starts_again_empty = records.test_a_deleted_topic_starts_again_empty
 test_two_members_share_without_overlap = groups.test_two_members_share_without_overlap
-test_members_of_different_wires_share_one_group = groups.test_members_of_different_wires_share_one_group
+test_members_of_different_protocols_share_a_group = groups.test_members_of_different_protocols_share_a_group
 test_concurrent_writers_keep_their_own_order = cross_wire.test_concurrent_writers_keep_their_own_order
-test_breaking_off_in_mid_request = disconnects.test_breaking_off_in_mid_request
-test_a_repeated_batch_is_known_after_a_kill = exactly_once.test_a_repeated_batch_is_known_after_a_kill
+test_disconnecting_within_a_request = disconnects.test_disconnecting_within_a_request
+test_a_duplicate_batch_is_detected_after_a_kill = exactly_once.test_a_duplicate_batch_is_detected_after_a_kill
 
 
 @pytest.fixture(scope="module")

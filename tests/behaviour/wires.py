@@ -1,6 +1,6 @@
-"""The wires under test: a later wire joins the suite by one entry here and its client.
+"""The protocols under test: a new protocol joins the suite with one entry here and its client.
 
-Each wire's abilities are those its client declares, so a table of what works is a table of what was run.
+Each protocol's abilities are those that its client declares, so the table of results shows what was run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from polywire.protocols.polywire.messages import Fetch, Verb
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A wire that the scenarios run through.
+    """A protocol that the scenarios use.
 
-    opening: bytes that a connection begins with. fetch: request number n for a partition from its beginning, for peers that misbehave.
-    drops_keys: keys choose a partition and are not sent. makes_any_name: it makes topics of any name, not only names those that are there.
+    opening: first bytes of a connection. fetch: request number n for a partition from its start, for misbehaving
+    clients. drops_keys: keys choose a partition and are not sent. makes_any_name: it creates topics of any name.
     """
 
     name: str

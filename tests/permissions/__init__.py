@@ -1,1 +1,1 @@
-"""Every command of every wire, played as nobody, as another tenant, as the tenant and as an administrator."""
+"""Every command of every protocol, run unauthenticated, as another tenant, as the tenant and as an administrator."""

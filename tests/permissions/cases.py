@@ -1,7 +1,6 @@
-"""What is played: for every command of every wire at least one request that is right, aimed at what belongs to the tenant.
+"""The cases: for every command of every protocol at least one valid request about the tenant's resources.
 
-Promises: a command without a case fails the suite; what is expected of a case follows from its action alone, so the page made of this says
-nothing that the table of permissions does not. Must not know: how sessions are spoken to.
+A command without a case fails the suite. The expected outcome of a case follows from its action alone.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ STREAM: Final = "shop"
 TOPIC: Final = "shop.orders"
 EVENTS: Final = "shop.events"
 SECRET: Final = b"orders"
-"""Nobody but the tenant and administrators ever gets to read this."""
+"""Only the tenant and administrators may ever read this."""
 
 
 ENDPOINTS: Final = Api(None, None, None).table()  # type: ignore[arg-type]  # only its table is looked at
@@ -56,11 +55,11 @@ HTTP_PAGES: Final = {
     "/static/{name}": Action.SELF_DESCRIBE,
     f"{PREFIX}/openapi.json": Action.SELF_DESCRIBE,
 }
-"""What is answered over HTTP beside the endpoints; the console and the description of the API take a login, whoever's."""
+"""HTTP responses besides the endpoints; the console and the description of the API need any login."""
 
 
 class Player(Enum):
-    """Who plays."""
+    """The role that runs a case."""
 
     NO_CALLER = "not logged in"
     OTHER = "another tenant"
@@ -69,7 +68,7 @@ class Player(Enum):
 
 
 class Outcome(Enum):
-    """How it went. OWN: it was done with what is one's own, and told nothing of others'."""
+    """The result of a case. OWN: it was limited to the player's own resources, and revealed nothing of others."""
 
     YES = "yes"
     NO = "–"
@@ -78,7 +77,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request: of which command, what it asks for there, and its bytes."""
+    """One request: its command, action and resource, and its bytes."""
 
     wire: str
     command: str
@@ -87,7 +86,7 @@ class Case:
 
 
 def expected(case: Case, player: Player) -> Outcome:
-    """What the table of permissions says."""
+    """Return the outcome according to the table of permissions."""
     if case.action is Action.CONNECT or player is Player.ADMIN:
         return Outcome.YES
     if player is Player.NO_CALLER:
@@ -104,7 +103,7 @@ def expected(case: Case, player: Player) -> Outcome:
 
 
 def commands() -> Mapping[str, Mapping[str, tuple[Action, ...]]]:
-    """Every wire's table of commands, by the name that cases have for them."""
+    """Return every protocol's table of commands, by the names used in cases."""
     cursus = {name or "an envelope without a command": command.actions for name, command in CURSUS.items()}
     flux = {name: command.actions for name, command in ({**DATA_COMMANDS, **ADMIN_COMMANDS}).items()}
     http = {f"{one.method} {PREFIX}{one.path}": tuple(one.actions) for one in ENDPOINTS}
@@ -120,7 +119,7 @@ def commands() -> Mapping[str, Mapping[str, tuple[Action, ...]]]:
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Return all cases."""
     yield from _polywire()
     yield from _cursus()
     yield from _flux()
@@ -334,7 +333,7 @@ Requests = list[tuple[Code, Action, bytes]]
 
 
 def _of_today() -> Requests:
-    """Commands that only clients since protocol 0.12 have, without a wait."""
+    """Return the commands added with protocol 0.12, without a wait."""
     c, a = Code, Action
     topic = _ident("shop") + _ident("orders")
     single, group = b"\x01" + _ident("app"), b"\x02" + _ident("g")

@@ -1,7 +1,8 @@
-"""More forms in which requests name what belongs to the tenant: other arguments, numbers and ids of every command, and what it holds beside
-topics. Only their answers are compared: see ``test_existence``.
+"""More requests that name resources of the tenant: other arguments, numbers and ids, and state besides topics.
 
-No form takes a name: who joins a group, or holds a transactional id, finds out that another user has it, as with any shared name."""
+Only their responses are compared: see ``test_existence``. No case uses a group or transactional id by name: that
+another user has it is visible, as with any shared name.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ TENANT_USER: Final = b"\x01\x04" + pack("<I", 4)
 
 
 def forms() -> Iterator[Case]:
-    """All of them."""
+    """Return all forms."""
     yield from _polywire()
     yield from _cursus()
     yield from _flux()

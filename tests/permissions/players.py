@@ -1,6 +1,6 @@
-"""One connection of each wire over a broker that has users, and what its answers mean for permissions.
+"""One connection of each protocol over a broker with users, and the meaning of its responses for permissions.
 
-Promises: real sessions; a request that was not understood is a fault of the suite and raises. Must not know: what is expected.
+The sessions are real; a request that was not understood is an error of the suite and raises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.unit.protocols.kafka07 import dialogue as kafka07
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
 WAIT_S_MAX: Final = 60.0
-REBALANCE_S: Final = 30.0  # more than a member of a Kafka group may take to come back
+REBALANCE_S: Final = 30.0  # more than a member of a Kafka group may take to return
 HASH: Final = hash_password("password")
 GRANTS: Final[Mapping[str, Grants]] = {
     "admin": EVERYTHING,
@@ -57,15 +57,15 @@ REFUSED: Final = {
     WireError.ILLEGAL_SASL_STATE,
 }
 HIDDEN: Final = {WireError.UNKNOWN_MEMBER_ID, WireError.GROUP_ID_NOT_FOUND}
-"""What is said of a group that the caller may not use, as of one that does not exist."""
+"""Errors for a group that the caller may not use, as for a missing one."""
 TENANT_ID: Final = list(GRANTS).index("tenant") + 1
-TOPIC_ID: Final = b"id of the topic!"  # stands in requests for the one that the broker gave it
+TOPIC_ID: Final = b"id of the topic!"  # replaced in requests by the id that the broker assigned
 OWN_TOPIC_ID: Final = b"id of foreign.own"[:16]
 STAGED: Final = b"staged by tenant"
 
 
 def furnish(broker: Broker, run: Callable[[], None], *, has_tenant: bool = True) -> dict[Player, str]:
-    """Users, and what belongs to the tenant and to the other one; returns the players' access tokens."""
+    """Create users and the resources of both tenants; return the players' access tokens."""
     broker.create_topic(TopicName("foreign", "own"), 1)
     if has_tenant:
         topic = broker.create_topic(TopicName("shop", "orders"), 2)
@@ -88,7 +88,7 @@ def furnish(broker: Broker, run: Callable[[], None], *, has_tenant: bool = True)
 
 
 def play(case: Case, player: Player, *, has_tenant: bool = True) -> tuple[Outcome, bytes]:
-    """Play one case: how it went, and what was answered. has_tenant: whether there are the tenant, its topics and its groups."""
+    """Run one case; return the outcome and the response. has_tenant: whether the tenant exists."""
     return _PLAYS[case.wire](case, player, has_tenant)
 
 
@@ -158,7 +158,7 @@ def _http(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes]
 
 
 def _make_user(world: iggy.World) -> None:
-    """A user that can be changed over a wire: configured ones cannot, whoever asks."""
+    """Create a user that can be changed over a protocol; configured users cannot."""
     made: list[object] = []
     world.memory.broker.access.create_user("made", "password", None, done=made.append)
     end = time.monotonic() + WAIT_S_MAX
@@ -169,7 +169,7 @@ def _make_user(world: iggy.World) -> None:
 
 
 def _iggy_today(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes]:
-    """As a client of protocol 0.12."""
+    """Run a case as a client of protocol 0.12."""
     world = iggy.World()
     tokens = furnish(world.memory.broker, world.memory.run, has_tenant=has_tenant)
     peer = world.connect()
@@ -181,7 +181,7 @@ def _iggy_today(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, 
     answer = peer.ask(case.request)
     assert answer[60] == 8, "no eviction"
     status = int.from_bytes(answer[216:220], "little")
-    assert status != 3, "the request cannot be read"
+    assert status != 3, "the request cannot be decoded"
     return Outcome.NO if status in (40, 41) else Outcome.YES, answer[256:]
 
 
@@ -203,7 +203,7 @@ def _iggy(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes]
         frame = iggy.classic(Code.LOGIN_TOKEN, bytes((len(token),)) + token)
     answer = peer.ask(frame)
     status = int.from_bytes(answer[:4], "little")
-    assert status != 3, "the request cannot be read"
+    assert status != 3, "the request cannot be decoded"
     return Outcome.NO if status in (40, 41) else Outcome.YES, answer[8:]
 
 
@@ -229,7 +229,7 @@ def _kafka(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes
         peer.ask(Api.SASL_HANDSHAKE, mechanism="PLAIN")
         frame = authenticate_frame("admin", tokens[Player.ADMIN])
     answer = peer.exchange(frame)
-    if not answer and peer.gave_up is None:  # a member that joins waits for the one that is there
+    if not answer and peer.gave_up is None:  # a joining member waits for the existing one
         world.memory.advance(REBALANCE_S)
         peer.pass_by()
         answer = peer.take()
@@ -246,7 +246,7 @@ def _kafka(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes
 
 
 def _of_member(frame: bytes, member_id: str) -> bytes:
-    """A request of the classic member ``m`` as a member of this id sends it."""
+    """Return a request of the classic member ``m`` with this member id."""
     request = decode_request(memoryview(frame)[4:], SERVED)
     body = request.body
     if getattr(body, "member_id", "") != "m" or not hasattr(body, "group_id") or body.group_id != GROUP:
@@ -256,7 +256,7 @@ def _of_member(frame: bytes, member_id: str) -> bytes:
 
 
 def _errors(body: Any) -> Iterator[int]:
-    """Every error that an answer tells."""
+    """Return every error in a response."""
     for name in body.DEFAULTS:
         value = getattr(body, name)
         if name == "error":

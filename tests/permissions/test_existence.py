@@ -1,4 +1,4 @@
-"""A caller without rights cannot find out what exists: an answer is the same whether or not there is what the request names."""
+"""Unauthorized clients cannot learn what exists: a response is the same whether or not the named resource exists."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RANDOM: Final = re.compile(
     | (?<="created_at_us":)\d+""",
     re.VERBOSE | re.DOTALL,
 )
-"""What differs between two brokers that hold the same."""
+"""Random parts of responses of two equal brokers."""
 TOKENS: Final = {("polywire", "PUBLISH"), ("polywire", "ABANDON")}
-"""Name staged batches by 128 random bits that only the client that staged them knows: a refusal gives nothing away."""
+"""Staged batches are named by 128 random bits that only their client knows: a refusal reveals nothing."""
 
 
 @pytest.mark.parametrize("player", [Player.NO_CALLER, Player.OTHER])
@@ -31,7 +31,7 @@ TOKENS: Final = {("polywire", "PUBLISH"), ("polywire", "ABANDON")}
     [case for case in CASES if (case.wire, case.command) not in TOKENS],
     ids=lambda case: f"{case.wire}-{case.command}-{case.action.word}",
 )
-def test_an_answer_does_not_depend_on_what_the_caller_may_not_see(case: Case, player: Player) -> None:
+def test_a_response_does_not_depend_on_hidden_resources(case: Case, player: Player) -> None:
     hidden, hidden_answer = play(case, player)
     missing, missing_answer = play(case, player, has_tenant=False)
     assert RANDOM.sub(b"", hidden_answer) == RANDOM.sub(b"", missing_answer)

@@ -1,4 +1,4 @@
-"""Nobody takes on somebody else's name, and what one may not see looks like what is not there."""
+"""A user cannot take another user's name, and hidden resources look like missing ones."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def cursus_as(player: Player) -> tuple[cursus.World, cursus.Dialogue]:
 
 
 def regrant(broker: Broker, words: str) -> None:
-    """The tenant may do something else from now on."""
+    """Replace the tenant's permissions."""
     grants = {"tenant": parse_grants([words]), "admin": parse_grants(["admin"])}
     broker.access.configure([ConfiguredUser(name, HASH, given) for name, given in grants.items()])
 
 
-def test_a_stream_is_not_renamed_into_a_name_that_is_others_to_make() -> None:
+def test_a_stream_cannot_be_renamed_to_a_name_the_user_may_not_create() -> None:
     _, peer = iggy_as(Player.OTHER)
     for name in ("bank", "shop", "default"):
         assert peer.classic(Code.UPDATE_STREAM, ident("foreign") + named(name))[0] == DENIED, name
 
 
-def test_a_topic_is_not_renamed_into_a_name_that_is_others_to_make() -> None:
+def test_a_topic_cannot_be_renamed_to_a_name_the_user_may_not_create() -> None:
     world, peer = iggy_as(Player.TENANT)
     world.memory.broker.create_topic(TopicName("shop", "mine"), 1)
     regrant(world.memory.broker, "manage_topics@shop/mine")
@@ -65,13 +65,13 @@ def test_a_topic_is_not_renamed_into_a_name_that_is_others_to_make() -> None:
     assert peer.classic(Code.UPDATE_TOPIC, topic + FIELDS + named("mine"))[0] == 0
 
 
-def test_names_that_are_taken_are_refused_not_changed() -> None:
+def test_existing_names_are_refused_and_not_changed() -> None:
     world, peer = iggy_as(Player.ADMIN)
     broker = world.memory.broker
     topic = ident("shop") + ident("orders")
     assert peer.classic(Code.UPDATE_TOPIC, topic + FIELDS + named("renamed"))[0] == 0
     create = ident("shop") + pack("<I", 1) + FIELDS
-    assert peer.classic(Code.CREATE_TOPIC, create + named("orders"))[0] == 2013, "elsewhere it is taken"
+    assert peer.classic(Code.CREATE_TOPIC, create + named("orders"))[0] == 2013, "the name exists in another place"
     assert peer.classic(Code.UPDATE_STREAM, ident("shop") + named("store"))[0] == 0
     assert peer.classic(Code.CREATE_STREAM, named("shop"))[0] == 1012
     assert [found.name.full for found in broker.topics()] == ["foreign.own", "shop.events", "shop.orders"]
@@ -86,7 +86,7 @@ def test_a_stream_with_a_dot_is_one_stream_everywhere() -> None:
     assert peer.classic(Code.CREATE_STREAM, named("my=stream"))[0] == 1012
 
 
-def test_iggy_answers_alike_for_what_is_hidden_and_what_is_missing() -> None:
+def test_iggy_gives_the_same_error_for_hidden_and_missing_resources() -> None:
     _, peer = iggy_as(Player.OTHER)
     hidden, missing = ident("shop"), ident("nothing")
     number = b"\x01\x04" + pack("<I", 77)
@@ -94,12 +94,14 @@ def test_iggy_answers_alike_for_what_is_hidden_and_what_is_missing() -> None:
         assert {peer.classic(code, stream) for stream in (hidden, missing, number)} == {(DENIED, b"")}, code.name
     for topic in (hidden + ident("orders"), hidden + ident("nothing"), missing + ident("orders")):
         assert peer.classic(Code.GET_TOPIC, topic) == (DENIED, b"")
-    assert peer.classic(Code.GET_TOPIC, ident("foreign") + ident("nothing")) == (0, b""), "of one's own one may know"
-    for user in ("tenant", "nobody"):
+    assert peer.classic(Code.GET_TOPIC, ident("foreign") + ident("nothing")) == (0, b""), (
+        "owners may learn what is missing"
+    )
+    for user in ("tenant", "unknown"):
         assert peer.classic(Code.DELETE_USER, ident(user)) == (DENIED, b"")
 
 
-def test_cursus_answers_alike_for_what_is_hidden_and_what_is_missing() -> None:
+def test_cursus_gives_the_same_error_for_hidden_and_missing_resources() -> None:
     _, peer = cursus_as(Player.OTHER)
     for topic in ("shop.orders", "shop.nothing"):
         refused = f"ERROR: NOT_AUTHORIZED_FOR_TOPIC operation=write topic={topic}".encode()
@@ -107,7 +109,7 @@ def test_cursus_answers_alike_for_what_is_hidden_and_what_is_missing() -> None:
     assert peer.ask("GROUP_STATUS group=g") == peer.ask("GROUP_STATUS group=h").replace("'h'", "'g'")
 
 
-def test_a_transaction_ends_with_the_rights_there_are_then() -> None:
+def test_a_transaction_ends_with_the_permissions_of_that_time() -> None:
     world, peer = cursus_as(Player.TENANT)
     init = peer.ask("INIT_PRODUCER_ID transactional_id=T")
     who = "transactional_id=T " + " ".join(init.split()[2:])

@@ -1,4 +1,4 @@
-"""The page of permissions is what happens: every command of every wire, played as everybody, against real sessions."""
+"""The page of permissions matches every command of every protocol for every player."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.unit.http.site import Site
 CASES = list(cases())
 
 
-def test_every_command_of_every_wire_is_played() -> None:
+def test_every_command_of_every_protocol_has_a_case() -> None:
     for wire, table in commands().items():
         played = {case.command for case in CASES if case.wire == wire}
         assert set(table) == played, wire
 
 
-def test_everything_that_is_answered_over_http_is_played() -> None:
+def test_every_http_path_has_a_case() -> None:
     site = Site()
     try:
         app = site.application._guard._app
@@ -37,16 +37,16 @@ def test_every_command_names_its_actions() -> None:
     nameless = [(wire, name) for wire, table in commands().items() for name, actions in table.items() if not actions]
     assert nameless == []
     asked = {action for table in commands().values() for actions in table.values() for action in actions}
-    assert asked == set(Action), "an action that nothing asks for belongs to nobody"
+    assert asked == set(Action), "an action that no command needs"
 
 
 @pytest.mark.parametrize("player", Player)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.wire}-{case.command}-{case.action.word}")
-def test_everybody_may_do_what_the_table_says(case: Case, player: Player) -> None:
+def test_every_player_is_permitted_what_the_table_says(case: Case, player: Player) -> None:
     found, answer = play(case, player)
     wanted = expected(case, player)
     assert found is (Outcome.YES if wanted is Outcome.OWN else wanted), answer
     if player in (Player.NO_CALLER, Player.OTHER) and case.action is not Action.CONNECT:
-        assert SECRET not in answer.replace(b"shop.orders", b""), "a refusal may say what was asked for, no more"
+        assert SECRET not in answer.replace(b"shop.orders", b""), "a refusal may repeat the request, and nothing else"
         if wanted is Outcome.OWN:
             assert b"shop" not in answer.replace(b"shop*", b"")

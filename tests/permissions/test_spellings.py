@@ -1,4 +1,4 @@
-"""No spelling of a name is a way past a permission: every command, played with escapes for characters that need none."""
+"""No spelling of a name bypasses a permission: every command is run with unnecessary escapes."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ CASES = [
 ]
 
 
-def test_every_wire_with_escapes_is_played() -> None:
+def test_every_protocol_with_escapes_has_cases() -> None:
     assert {case.wire for case in CASES} == {"flux", "cursus", "kafka07"}
 
 
 @pytest.mark.parametrize("player", [Player.OTHER, Player.TENANT])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.wire}-{case.command}-{case.action.word}")
-def test_a_spelling_is_worth_what_the_name_is(case: Case, player: Player) -> None:
+def test_an_escaped_name_has_the_permissions_of_the_name(case: Case, player: Player) -> None:
     found, answer = play(case, player)
     wanted = expected(case, player)
     assert found is (Outcome.YES if wanted is Outcome.OWN else wanted), answer
@@ -59,8 +59,8 @@ def test_a_spelling_is_worth_what_the_name_is(case: Case, player: Player) -> Non
         assert SECRET not in answer.replace(b"shop.orders", b"")
 
 
-def test_a_name_with_wildcards_is_no_pattern_where_permission_is_asked_for() -> None:
-    """Only CONSUME has patterns; whoever may delete something somewhere must not delete a topic that is called like one."""
+def test_a_name_with_wildcards_is_not_a_pattern_in_permission_checks() -> None:
+    """Only CONSUME has patterns; a user who may delete some topics must not delete one that is named like a pattern."""
     world = cursus.World()
     broker = world.memory.broker
     topic = broker.create_topic(TopicName("shop", "a*b"), 1)
@@ -85,7 +85,7 @@ def test_a_name_with_wildcards_is_no_pattern_where_permission_is_asked_for() -> 
         ("consume@x@y", "x@y.z"),
     ],
 )
-def test_words_of_permission_name_any_topic_and_only_it(word: str, allowed: str) -> None:
+def test_permission_words_can_name_any_topic_exactly(word: str, allowed: str) -> None:
     grants = parse_grants([word]).opened()
     for full in ("my shop.orders", "a/b.c", "a.b/c", "50%.x", "x@y.z", "my%20shop.orders", "a%2Fb.c"):
         name = TopicName.parse(full)
@@ -93,12 +93,12 @@ def test_words_of_permission_name_any_topic_and_only_it(word: str, allowed: str)
 
 
 @pytest.mark.parametrize("word", ["consume@a%FFb", "consume@a/b%0A", "consume@%C3"])
-def test_a_word_that_spells_no_name_is_refused(word: str) -> None:
+def test_an_invalid_permission_word_is_refused(word: str) -> None:
     with pytest.raises(Invalid):
         parse_grants([word])
 
 
-def test_what_is_no_name_is_refused_by_the_broker() -> None:
+def test_invalid_names_are_refused_by_the_broker() -> None:
     memory = MemoryBroker()
     for name in ("a\x00b", "..", "x" * 256, "a\u2028b", "\udcff"):
         with pytest.raises(Invalid):
@@ -111,14 +111,14 @@ TOPICS = st.builds(resource_name, NAMES, NAMES)
 
 
 @given(st.integers(0, 4095), st.dictionaries(NAMES, GIVEN, max_size=3), st.dictionaries(TOPICS, GIVEN, max_size=3))
-def test_words_of_grants_mean_those_grants(everywhere: int, streams: dict[str, int], topics: dict[str, int]) -> None:
+def test_permission_words_round_trip(everywhere: int, streams: dict[str, int], topics: dict[str, int]) -> None:
     grants = Grants(everywhere, streams, topics)
     words = grant_words(grants)
     assert parse_grants(words) == grants
     assert parse_grants(word.strip() for word in ", ".join(words).split(",") if word) == grants
 
 
-def test_words_are_the_fewest() -> None:
+def test_permission_words_are_minimal() -> None:
     assert grant_words(parse_grants(["admin"])) == ["admin"]
     assert grant_words(parse_grants(["all"])) == ["all"]
     assert grant_words(parse_grants(["produce@shop/orders", "consume"])) == ["consume", "produce@shop/orders"]

@@ -1,4 +1,4 @@
-"""One state machine, one replay: whatever happened, a restart finds the same state, from the first group on or from a snapshot."""
+"""The broker's state after a restart is the same from the first group on or from a snapshot, after any history."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def transact(id_: str, topic: str, act: str, number: int) -> Step:
 
 
 def share(id_: str, topic: str, act: str, number: int) -> Step:
-    """What several shards have parts of."""
+    """Return transaction state that several shards share."""
     token = bytes([number + 1]) * 16
 
     def step(broker: Broker) -> None:
@@ -149,8 +149,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
 
 
 def timeless(state: bytes) -> changes.Snapshot:
-    """A state without when its producers were seen, and its positions, groups and names used: what comes back in recovery without a time
-    counts from the start."""
+    """Return a state without the times that recovery restarts: those of producers, offsets, groups and names."""
     was, replace = changes.decode_snapshot(state), msgspec.structs.replace
     return replace(
         was,

@@ -1,4 +1,4 @@
-"""Classic groups, whatever their members do: what no order of joining, assigning, leaving and silence may break."""
+"""Classic groups under any order of joining, assigning, leaving and silence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Limits
 from polywire.errors import BrokerError
 
 MEMBERS_MAX = 6
-EXPIRIES_MAX = 200  # of a group that nobody hears of any more: each takes somebody out or ends a phase
+EXPIRIES_MAX = 200  # of an abandoned group: each removes a member or ends a phase
 PROTOCOLS = st.lists(st.sampled_from(["range", "sticky", "odd"]), min_size=0, max_size=3, unique=True)
 
 
 class Unread:
-    """How members write what is assigned: the broker does not read it."""
+    """The assignment format of the members: the broker cannot read it."""
 
     def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
         raise AssertionError("only where a group is shared")
@@ -31,14 +31,14 @@ class Unread:
 
 
 def decoded(group: ClassicGroupStored) -> ClassicGroupStored:
-    """The group as it comes back out of the journal."""
+    """Return the group as decoded from the journal."""
     found = decode_change(encode(group))
     assert isinstance(found, ClassicGroupStored)
     return found
 
 
 class ClassicGroupMachine(RuleBasedStateMachine):
-    """A group and a crowd that knows the ids it was given, also those that count no more."""
+    """A group, and members that also remember their outdated ids."""
 
     @initialize()
     def begin(self) -> None:
@@ -52,17 +52,17 @@ class ClassicGroupMachine(RuleBasedStateMachine):
         self.protocol_of: dict[int, str] = {}
 
     def who(self, member: str) -> str:
-        """What stays of a member when it is back under another id."""
+        """Return what identifies a member that returned under another id."""
         return self.instance_of.get(member, member)
 
     def assignment(self, member: str) -> bytes:
         return f"{self.group.generation} {self.who(member)}".encode()
 
     def take(self) -> None:
-        """Every answer goes to somebody who waits, and tells what belongs to the generation that there is now."""
+        """Deliver every response to a waiting member, and check that it belongs to the current generation."""
         for answer in self.group.take_answers():
             key = (answer.member_id, answer.call)
-            assert key in self.waiting, "nobody is answered who did not ask"
+            assert key in self.waiting, "a response without a request"
             self.waiting.discard(key)
             reported = answer.answer
             if isinstance(reported, Joined):
@@ -79,7 +79,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
         leader = self.leaders.setdefault(reported.generation, self.who(reported.leader))
         assert leader == self.who(reported.leader), "one generation has one leader"
         assert self.protocol_of.setdefault(reported.generation, reported.protocol) == reported.protocol
-        assert bool(reported.members) == (member == reported.leader), "only the leader is shown the members"
+        assert bool(reported.members) == (member == reported.leader), "only the leader gets the members"
 
     @rule(
         known=st.integers(0, 30),
@@ -135,7 +135,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
             self.group.sync(member, self.group.generation - stale, assignments, now=self.now)
         except BrokerError:
             return
-        assert not stale, "only members of this generation ask"
+        assert not stale, "only members of this generation request it"
         self.waiting.add((member, WaitingCall.SYNC))
         self.take()
 
@@ -159,7 +159,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The broker is killed: what was settled goes on with everybody in it, else all join anew."""
+        """Kill the broker: a settled group continues with all members, otherwise all rejoin."""
         was, kept = self.group, stored(self.group, 0)
         assert (kept is None) == (was.phase is not Phase.STABLE)
         self.waiting.clear()
@@ -180,7 +180,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
             self.group.expire(self.now)
             self.take()
         self.now = end
-        assert self.group.deadline > end, "what is due has ended"
+        assert self.group.deadline > end, "everything due has ended"
 
     @invariant()
     def members_agree(self) -> None:
@@ -200,7 +200,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        """Nobody is heard of any more: everything ends by itself, and nobody is left waiting."""
+        """Without further requests everything expires, and no member is left waiting."""
         if not hasattr(self, "group"):
             return
         for _ in range(EXPIRIES_MAX):

@@ -1,4 +1,4 @@
-"""Consumer groups beside members of another wire, whatever they do: no partition has two readers, and all is read in the end."""
+"""Consumer groups with members of another protocol: no partition has two readers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from polywire.types import TopicName
 TOPICS = ("a", "b")
 PARTITIONS = {"a": 3, "b": 4}
 REBALANCE_S = 20.0
-ROUNDS_MAX = 12  # of signs of life until everybody has what it should
+ROUNDS_MAX = 12  # of heartbeats until every member has its assignment
 Reading = dict[bytes, frozenset[int]]
 
 
 @dataclass
 class Consumer:
-    """A client of the newer protocol: it reads what it was told last, and says so when that has changed or an answer was lost."""
+    """A client of the newer protocol: it reads its last assignment, and reports it after changes and lost responses."""
 
     id: str
     topics: frozenset[str]
@@ -33,7 +33,7 @@ class Consumer:
     says_all: bool = True
 
     def beat(self, memory: MemoryBroker, *, is_lost: bool = False) -> bool:
-        """A sign of life; returns whether something is different now."""
+        """Send a heartbeat; return whether something has changed."""
         beat = Beat(self.id, self.epoch, "kafka", self.instance)
         if self.says_all:
             beat = Beat(
@@ -48,7 +48,7 @@ class Consumer:
         try:
             reported = memory.broker.consumers.beat("g", beat)
         except BrokerError:
-            self.begin_anew()
+            self.rejoin()
             return True
         self.says_all = is_lost
         if is_lost:
@@ -61,13 +61,13 @@ class Consumer:
             self.reading, self.says_all = reading, reading != self.reading
         return changed or not reported.is_settled
 
-    def begin_anew(self) -> None:
-        """It is no member any more, and reads nothing."""
+    def rejoin(self) -> None:
+        """Forget its membership and stop reading."""
         self.epoch, self.reading, self.says_all = JOINING, {}, True
 
 
 class ConsumerGroupMachine(RuleBasedStateMachine):
-    """A broker, consumers that hear of changes sooner or later, and members of another wire that hear of them at once."""
+    """A broker, consumers that learn of changes late, and members of another protocol that do so at once."""
 
     @initialize()
     def begin(self) -> None:
@@ -147,7 +147,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             consumer.says_all = True
 
     def read_now(self) -> list[tuple[bytes, int, str]]:
-        """Who reads which partition, of those that the broker knows as members."""
+        """Return the readers of each partition, of the members that the broker knows."""
         broker = self.memory.broker
         found = []
         for topic in TOPICS:
@@ -161,12 +161,12 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         return found
 
     @invariant()
-    def nobody_reads_what_another_reads(self) -> None:
+    def no_partition_has_two_readers(self) -> None:
         places = [(topic, partition) for topic, partition, _ in self.read_now()]
         assert len(places) == len(set(places)), sorted(self.read_now())
 
     def teardown(self) -> None:
-        """Left alone, everybody comes to what it should have, and everything that somebody wants is read."""
+        """Without further changes every member gets its assignment, and everything subscribed is read."""
         memory = self.memory
         memory.advance(0.0)
         for _ in range(ROUNDS_MAX):
@@ -174,13 +174,13 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             for topic, member in self.others:
                 memory.broker.groups.join("g", topic, member, wire="flux")
             memory.advance(6.0)
-        for _ in range(3):  # the session of whoever vanished ends
+        for _ in range(3):  # the session of vanished members expires
             for topic, member in self.others:
                 memory.broker.groups.join("g", topic, member, wire="flux")
             for _ in range(ROUNDS_MAX):
                 changes = [consumer.beat(memory) for consumer in self.consumers]
         assert not any(changes), [vars(consumer) for consumer in self.consumers]
-        self.nobody_reads_what_another_reads()
+        self.no_partition_has_two_readers()
         wanted = {topic for consumer in self.consumers for topic in consumer.topics} | {
             topic for topic, _ in self.others
         }

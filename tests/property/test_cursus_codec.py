@@ -1,4 +1,4 @@
-"""Batches of the Cursus wire, there and back: any messages, through the codec, a stored batch and the codec again."""
+"""Cursus batches round-trip through the codec, a stored batch and the codec again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ records = st.builds(
 
 @settings(max_examples=60)
 @given(st.lists(records, min_size=1, max_size=20), st.data())
-def test_messages_come_back_as_they_were(sent: list[Record], data: st.DataObject) -> None:
+def test_messages_round_trip(sent: list[Record], data: st.DataObject) -> None:
     peer = World().connect()
     peer.ask("CREATE topic=t partitions=1")
     assert peer.say(encode_batch("t", 0, "1", sent))[0].startswith(b'{"status":"OK"')
@@ -46,7 +46,7 @@ def test_messages_come_back_as_they_were(sent: list[Record], data: st.DataObject
 
 @settings(max_examples=150)
 @given(st.lists(records, min_size=1, max_size=4), st.data())
-def test_a_batch_that_was_cut_fits_no_layout_beyond_its_end(sent: list[Record], data: st.DataObject) -> None:
+def test_a_truncated_batch_is_refused(sent: list[Record], data: st.DataObject) -> None:
     body = encode_batch("topic", 3, "all", sent)
     cut = body[: data.draw(st.integers(PREFIX_BYTES + 2, len(body) - 1))]
     room = len(body) // decoder.MESSAGE_BYTES_MIN + 1

@@ -1,4 +1,4 @@
-"""Aggregates against a list of events per key: whatever is appended, refused, restarted or removed, versions have no gaps."""
+"""Aggregates against a list of events per key, in any history: versions have no gaps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = st.sampled_from([b"a", b"b", b"c"])
 
 
 class EventMachine(RuleBasedStateMachine):
-    """The model: per key the values of all its events, and the offset below which everything was removed."""
+    """The model: all event values by key, and the offset below which everything was removed."""
 
     def __init__(self) -> None:
         super().__init__()

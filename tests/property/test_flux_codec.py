@@ -1,4 +1,4 @@
-"""The compiled FLUX codec against the precise parser and plain Python: same lines, same groups, same replies."""
+"""The compiled FLUX codec against the precise parser and plain Python: the same lines, groups and replies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ line = st.one_of(whole, words).map(lambda text: text.replace(b"\n", b""))
 
 
 @given(st.lists(line, max_size=6))
-def test_a_line_taken_in_bulk_reads_as_the_precise_parser_reads_it(lines: list[bytes]) -> None:
+def test_bulk_scanned_lines_equal_those_of_the_precise_parser(lines: list[bytes]) -> None:
     data = b"".join(text + b"\n" for text in lines)
     work = memoryview(array("q", bytes(8 * decoder.WORK_WORDS)))
     at, number = 0, 0
@@ -104,7 +104,7 @@ def test_a_line_taken_in_bulk_reads_as_the_precise_parser_reads_it(lines: list[b
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50), st.integers(0, 3))
-def test_records_are_divided_as_a_dictionary_would(partitions: list[int], base: int) -> None:
+def test_records_are_grouped_like_a_dictionary(partitions: list[int], base: int) -> None:
     count = len(partitions)
     seats, groups, rows = array("i", bytes(40)), array("i", bytes(4 * count)), array("i", bytes(4 * count))
     bounds = array("i", bytes(8 * count))
@@ -116,14 +116,14 @@ def test_records_are_divided_as_a_dictionary_would(partitions: list[int], base: 
     assert [bounds[2 * group + 1] for group in range(total)] == list(expected)
     assert list(rows) == [index for indexes in expected.values() for index in indexes]
     assert [bounds[2 * (groups[index] - base) + 1] for index in range(count)] == partitions
-    assert not any(seats), "the seats are free again"
+    assert not any(seats), "the slots are free again"
 
 
 numbers = st.integers(-(2**63) + 1, 2**63 - 100)
 
 
 @given(st.lists(st.binary(max_size=5).map(lambda text: text.replace(b"\n", b"")), min_size=1, max_size=20), numbers)
-def test_replies_are_spelled_as_python_would(ids: list[bytes], start: int) -> None:
+def test_replies_equal_those_of_plain_python(ids: list[bytes], start: int) -> None:
     groups = array("i", [index % 2 for index in range(len(ids))])
     table = array("q", [3, start, -1, 70_000, 5, 10**18])
     out = bytearray(sum(map(len, ids)) + len(ids) * (1 + encoder.REPLY_BYTES))
@@ -139,7 +139,7 @@ def test_replies_are_spelled_as_python_would(ids: list[bytes], start: int) -> No
 
 
 def shown(value: bytes) -> bytes:
-    """The rule of the specification, in Python."""
+    """Apply the rule of the specification in Python."""
     try:
         clean = value.decode().isprintable() or not any(c < 0x20 or c == 0x7F for c in value)
     except UnicodeDecodeError:
@@ -187,7 +187,7 @@ awkward = st.lists(st.sampled_from([b",1:", b",2:", b",3:", b"0:", b"a", b",", b
 
 
 @given(st.lists(awkward, min_size=1, max_size=12))
-def test_the_client_reads_ambiguous_values_back_exactly(payloads: list[bytes]) -> None:
+def test_the_client_decodes_ambiguous_values_exactly(payloads: list[bytes]) -> None:
     hw = len(payloads) - 1
 
     def reply(start: int) -> bytes:
@@ -210,7 +210,7 @@ def test_the_client_reads_ambiguous_values_back_exactly(payloads: list[bytes]) -
     topic=st.from_regex(r"[a-z]{1,10}", fullmatch=True),
     key=st.text("abc", max_size=10),
 )
-def test_the_first_record_is_told_in_one_call(prefix: bytes, request_id: str, topic: str, key: str) -> None:
+def test_the_first_record_is_parsed_in_one_call(prefix: bytes, request_id: str, topic: str, key: str) -> None:
     data = prefix + f"V1|{request_id}|PRODUCE|{topic} {key}:value\n".encode()
     work = memoryview(array("q", bytes(8 * decoder.WORK_WORDS)))
     assert decoder.scan(data, len(prefix), len(data), work)[3] == 1

@@ -1,4 +1,4 @@
-"""Consumer groups against a model that is nothing but the specification (spec: flux#groups), and assignments against their definition."""
+"""Consumer groups against a model of the specification (spec: flux#groups)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_partition_has_exactly_one_owner(members: set[str], count: int, as
 
 
 def answer_of(verb: Callable[[], Membership | None]) -> Membership | ErrorCode | None:
-    """What a verb answered, or why it refused."""
+    """Return a method's result, or the code of its refusal."""
     try:
         return verb()
     except BrokerError as error:
@@ -79,7 +79,7 @@ class ModelGroup:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """Drives coordinator and model alike; every answer must be the same."""
+    """Runs coordinator and model with the same requests; every response must be equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert joined == found.place(member)
 
     def check(self, group: str, topic: str, member: str, generation: int) -> ErrorCode | None:
-        """The group check; with the same side effects."""
+        """Run the group check, with the same side effects."""
         found = self.model.get(group)
         if found is None or found.topic != topic:
             return ErrorCode.GROUP_MISSING

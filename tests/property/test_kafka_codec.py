@@ -1,4 +1,4 @@
-"""Kafka's codec: what is written is read back, whatever the records are; what is damaged is refused or read, never anything else."""
+"""Kafka's codec round-trips any records; damaged data is refused or decoded, and does nothing else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shown(records: list[Record]) -> list[tuple[object, ...]]:
 
 
 @given(records=PRODUCED, packing=st.sampled_from(Codec))
-def test_what_a_client_produces_is_stored_and_fetched(records: list[Record], packing: Codec) -> None:
+def test_produced_records_are_stored_and_fetched(records: list[Record], packing: Codec) -> None:
     batch = encode_batch(records, codec=packing)
     _, built = decode_batch(batch, bytes_max=len(batch))
     validate(built.batch)
@@ -63,7 +63,7 @@ def test_what_a_client_produces_is_stored_and_fetched(records: list[Record], pac
 
 
 @given(records=LISTS, limit=st.integers(0, 5000))
-def test_records_of_any_wire_are_fetched_in_pieces(records: list[Record], limit: int) -> None:
+def test_records_of_any_protocol_are_fetched_in_pieces(records: list[Record], limit: int) -> None:
     batch = from_records(records)
     stamp(batch, 0, 1, 1, 0, 0, 0)
     found: list[Record] = []
@@ -88,7 +88,7 @@ def test_records_of_any_wire_are_fetched_in_pieces(records: list[Record], limit:
 
 @given(records=PRODUCED, at=st.integers(0), bits=st.integers(1, 255), packing=st.sampled_from(Codec))
 def test_a_damaged_batch_is_refused(records: list[Record], at: int, bits: int, packing: Codec) -> None:
-    """Bytes in front of the checksum's reach say little; everything else is under it."""
+    """The checksum covers everything but the first bytes, which mean little."""
     batch = bytearray(encode_batch(records, codec=packing))
     at %= len(batch)
     batch[at] ^= bits
@@ -100,7 +100,7 @@ def test_a_damaged_batch_is_refused(records: list[Record], at: int, bits: int, p
 
 
 @given(case=VERSIONS, start=st.integers(1, 9))
-def test_requests_and_answers_are_read_as_they_were_written(case: tuple[Api, int], start: int) -> None:
+def test_requests_and_responses_round_trip(case: tuple[Api, int], start: int) -> None:
     api, version = case
     body = filled(schema.message(api).request, version, count(start))
     frame = client_codec.encode_request(api, version, start, body, client_id="c")
@@ -112,7 +112,7 @@ def test_requests_and_answers_are_read_as_they_were_written(case: tuple[Api, int
 
 
 @given(case=VERSIONS, data=st.data())
-def test_a_damaged_request_is_read_or_refused(case: tuple[Api, int], data: st.DataObject) -> None:
+def test_a_damaged_request_is_decoded_or_refused(case: tuple[Api, int], data: st.DataObject) -> None:
     api, version = case
     frame = bytearray(client_codec.encode_request(api, version, 1, filled(schema.message(api).request, version))[4:])
     for _ in range(data.draw(st.integers(1, 4))):

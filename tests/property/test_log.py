@@ -1,4 +1,4 @@
-"""The log against a list: whatever is appended, staged, published, trimmed, dropped, sealed, killed and opened again."""
+"""The log against a list, in any history of appends, stages, publishes, trims, drops, seals, kills and reopenings."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NEVER = 2**62
 
 @dataclass
 class Kept:
-    """What a partition should hold: all values ever appended, and from where on they are kept."""
+    """The expected content of a partition: all values ever appended, and the first retained one."""
 
     values: list[bytes] = field(default_factory=list)
     first: int = 0
 
 
 class LogMachine(RuleBasedStateMachine):
-    """Does to a log and to lists the same."""
+    """Applies the same operations to a log and to lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LogMachine(RuleBasedStateMachine):
         return b"%d:" % self.count + b"x" * size
 
     def relieve(self) -> None:
-        """Until there is room for anything: what time it takes to seal must not decide what a test does."""
+        """Wait until there is capacity, so that the time of sealing does not influence the test."""
         self.rig.loop.run_until(lambda: self.rig.log._journal.free)
 
     # Rules
@@ -176,7 +176,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(settled=st.booleans())
     def remove_segments(self, settled: bool) -> None:
-        """What the log does half a second after segments died."""
+        """Run what the log does half a second after segments became unneeded."""
         self.relieve()
         self.rig.log._sealer.remove()
         if settled:
@@ -184,7 +184,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(settled=st.booleans())
     def rewrite_segments(self, settled: bool) -> None:
-        """What the log does every few seconds, with less patience."""
+        """Run what the log does every few seconds, with lower thresholds."""
         self.rig.settle()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(merge, "LOST_US_MAX", 0)
@@ -216,7 +216,7 @@ class LogMachine(RuleBasedStateMachine):
             assert partition.next_offset == partition.readable_offset == len(kept.values)
             assert self.rig.read(partition, kept.first, 3000) == kept.values[kept.first :]
         for expected, reported in self.reported:
-            assert reported == [expected], "an acknowledgement tells the place"
+            assert reported == [expected], "the acknowledged offset is right"
 
     @rule(data=st.data(), share=st.floats(0, 1), bytes_max=st.sampled_from((1, 500, 5000)))
     def look_up(self, data: st.DataObject, share: float, bytes_max: int) -> None:

@@ -1,4 +1,4 @@
-"""Names on every wire: what is spelled is read as the same name, and has nothing that the wire's syntax uses otherwise."""
+"""Names on every protocol: spelling round-trips, and contains no character that the protocol's syntax uses."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ WIRES: dict[str, Wire] = {
 @example("message=")
 @example("%%20")
 @example("% 20")
-def test_what_is_spelled_is_read_as_the_same_name(wire: str, name: str) -> None:
+def test_spelled_names_round_trip(wire: str, name: str) -> None:
     spell, read, holds = WIRES[wire]
     word = spell(name)
     assert read(word) == name
@@ -87,7 +87,7 @@ def test_what_is_spelled_is_read_as_the_same_name(wire: str, name: str) -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("%2046aCc3\n\xff😀 "), max_size=12))
-def test_what_is_read_is_a_text_without_control_characters_or_refused(text: str) -> None:
+def test_a_read_name_has_no_control_characters_or_is_refused(text: str) -> None:
     try:
         name = names.unescape(text)
     except Invalid:
@@ -98,7 +98,7 @@ def test_what_is_read_is_a_text_without_control_characters_or_refused(text: str)
 
 
 @pytest.mark.parametrize("name", ["a", "a-b.c_d=e", "ü", "a b", "%", "100%", "%zz", "日本"])
-def test_a_name_is_as_it_is_where_nothing_is_reserved(name: str) -> None:
+def test_a_name_without_reserved_characters_is_spelled_unchanged(name: str) -> None:
     assert names.escape(name) == name == names.unescape(name)
 
 
@@ -126,11 +126,11 @@ def test_a_name_is_as_it_is_where_nothing_is_reserved(name: str) -> None:
         ("\udc80", False),
     ],
 )
-def test_what_may_be_a_name(name: str, *, good: bool) -> None:
+def test_valid_names(name: str, *, good: bool) -> None:
     assert is_name(name) is good
 
 
-def test_both_parts_of_a_full_name_have_their_own_length() -> None:
+def test_both_parts_of_a_full_name_have_separate_limits() -> None:
     check_topic_name(TopicName("s" * 255, "t" * 255))
     for stream, topic in (("s" * 256, "t"), ("s", "t" * 256)):
         with pytest.raises(Invalid):
@@ -146,7 +146,7 @@ def test_a_grant_names_one_stream_and_topic(stream: str, topic: str) -> None:
 
 
 @given(parts, parts)
-def test_a_word_of_permission_can_name_every_topic(stream: str, topic: str) -> None:
+def test_a_permission_word_can_name_every_topic(stream: str, topic: str) -> None:
     reserved = frozenset("/@, \t") | names.WHITE
     word = f"consume@{names.escape(stream, reserved)}/{names.escape(topic, reserved)}"
     assert list(parse_grants([word]).topics) == [resource_name(stream, topic)]

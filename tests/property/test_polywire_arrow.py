@@ -1,4 +1,4 @@
-"""Any records, in any batches, read as any range: Arrow shows what the records say, and a table made of it makes them again."""
+"""Any records in any batches, read in any range: Arrow shows their content, and its tables convert back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of all sorts of members at once: what holds for consumers beside one other wire holds with classic members, too."""
+"""Groups of all kinds of members at once: no partition has two readers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from tests.property.test_consumer_groups import TOPICS, ConsumerGroupMachine
 from tests.unit.broker.test_memberships import Classic
 
 CLASSIC_MAX = 3
-ROUNDS = 40  # of signs of life, three seconds apart, until everybody has what it should
+ROUNDS = 40  # of heartbeats, three seconds apart, until every member has its assignment
 
 
 class SharingMachine(ConsumerGroupMachine):
-    """Classic members come and go as well, some of which read on while they join. Their seats are taken a step in a pass of the loop."""
+    """Classic members come and go as well; some continue to read while they join.
+
+    Memberships are added one step per pass.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -71,12 +74,13 @@ class SharingMachine(ConsumerGroupMachine):
             self.memory.loop.run_pass()
 
     def read_now(self) -> list[tuple[bytes, int, str]]:
-        """Those whom the broker knows; who has not come back since a restart is told so when it commits."""
+        """Return readers that the broker knows; others learn at their next commit that they were removed."""
         broker = self.memory.broker
         found = super().read_now()
         view = broker.classic.view("g")
         members = () if view is None else view.members
-        known = {member.id for member in members if not member.client_id}  # a seat that is left has its wire for one
+        # members that left are identified by their protocol
+        known = {member.id for member in members if not member.client_id}
         for member in self.classic:
             if member.id in known:
                 ids = {topic: broker.topic(topic).id for topic in member.reading}
@@ -84,7 +88,7 @@ class SharingMachine(ConsumerGroupMachine):
         return found
 
     def teardown(self) -> None:
-        """Left alone, everything that somebody wants is read, by one member."""
+        """Without further changes, everything subscribed is read by one member."""
         self.patch.undo()
         memory = self.memory
         for _ in range(ROUNDS):
@@ -95,13 +99,13 @@ class SharingMachine(ConsumerGroupMachine):
             for topic, other in self.others:
                 memory.broker.groups.join("g", topic, other, wire="flux")
             memory.advance(3.0)
-        self.nobody_reads_what_another_reads()
+        self.no_partition_has_two_readers()
         reported = {topic for one in self.consumers for topic in one.topics} | {topic for topic, _ in self.others}
         shared = {topic for member in self.classic for topic in member.topics}
         read = {(topic, partition) for topic, partition, _ in self.read_now()}
         for topic in (reported | shared if reported & shared else reported) & set(
             TOPICS
-        ):  # alone, members see to it themselves
+        ):  # without other protocols, members assign themselves
             found = memory.broker.topic(topic)
             assert {(found.id, number) for number in range(len(found.partitions))} <= read, topic
 

@@ -1,1 +1,1 @@
-"""What the documents of each wire say, statement by statement."""
+"""Tests of the published protocol documents, statement by statement."""

@@ -1,4 +1,4 @@
-"""What tests of published pages have in common: a broker on whose ports they speak."""
+"""Fixtures of the tests of published pages: a broker on whose ports they speak."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.broker_process import BrokerProcess
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests of a module, with every wire, and a port that recognises them."""
+    """Serve one broker for all tests of a module, with every protocol, and a port that detects them."""
     with BrokerProcess(tmp_path_factory.mktemp("page") / "data", "--any", "127.0.0.1:0") as process:
         yield process

@@ -1,8 +1,8 @@
-"""A small client of the Cursus wire, written from its API reference of November 2025 alone; nothing of Polywire is imported.
+"""A small Cursus client written from the API reference of November 2025, without Polywire's code.
 
-The page does not say how topic and payload stand in one message, so a message is the command as text; nor what ends the messages of a
-CONSUME, so a command that has one answer is sent behind it. A request whose connection breaks is sent again on a new one: a message
-that was stored before the answer got lost is there twice.
+The page does not say how topic and payload form one message, so a message is the command as text. It also does not say what ends the
+messages of a CONSUME, so a command with one response follows it. A request whose connection breaks is repeated on a new one: a message
+stored before the response was lost is duplicated.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import socket
 import time
 from collections.abc import Iterator
 
-PATIENCE_S = 60.0  # a broker that does not answer for so long is given up
+PATIENCE_S = 60.0  # how long to wait for a response of the broker
 
 
 class Refused(Exception):
-    """What the broker says behind ``ERROR:``."""
+    """The text after ``ERROR:``."""
 
 
 class Client:
-    """One connection, made anew when it broke."""
+    """One connection, re-created when it broke."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
         self._socket: socket.socket | None = None
-        self._topics: set[str] = set()  # that the connection is subscribed to
+        self._topics: set[str] = set()  # to which the connection is subscribed
 
     def close(self) -> None:
         if self._socket is not None:
@@ -34,7 +34,7 @@ class Client:
         self._topics.clear()
 
     def create(self, topic: str, partitions: int) -> int:
-        """Make a topic, or add partitions; returns how many it has."""
+        """Create a topic or add partitions; return its number of partitions."""
         answer = self._ask(f"CREATE {topic} {partitions}")
         return int(answer.removeprefix(f"\u2705 Topic '{topic}' now has ").removesuffix(" partitions"))
 
@@ -46,17 +46,17 @@ class Client:
         return [] if answer == "(no topics)" else answer.split(", ")
 
     def publish(self, topic: str, message: str) -> None:
-        """Returns once the broker has it."""
+        """Return once the broker has stored the message."""
         assert self._ask(f"PUBLISH {topic} {message}") == f"\U0001f4e4 Published to '{topic}'"
 
     def consume(self, topic: str, partition: int, offset: int) -> tuple[list[str], int]:
-        """The messages from a byte offset on, as many as one CONSUME tells, and the offset behind them."""
-        nobody = f"none{random.getrandbits(60)}"
-        end = f"ERROR: topic '{nobody}' not found"
+        """Return the messages of one CONSUME from a byte offset on, and the offset after them."""
+        missing = f"none{random.getrandbits(60)}"
+        end = f"ERROR: topic '{missing}' not found"
         while True:
             try:
                 self._subscribe(topic)
-                self._send(f"CONSUME {topic} {partition} {offset}", f"DELETE {nobody}")
+                self._send(f"CONSUME {topic} {partition} {offset}", f"DELETE {missing}")
                 messages = [message.decode() for message in iter(self._take, end.encode())]
                 break
             except OSError:
@@ -66,7 +66,7 @@ class Client:
         return messages, offset + sum(4 + len(message.encode()) for message in messages)
 
     def read_all(self, topic: str, partition: int, offset: int) -> Iterator[tuple[str, int]]:
-        """Every message from a byte offset on, and where the next one begins."""
+        """Return every message from a byte offset on, and the byte offset of the next one."""
         while True:
             messages, following = self.consume(topic, partition, offset)
             for message in messages:
@@ -86,7 +86,7 @@ class Client:
             self._topics.add(topic)
 
     def _ask(self, text: str) -> str:
-        """A command with one answer. Raises Refused."""
+        """Send a command with one response. Raises Refused."""
         while True:
             try:
                 self._connect()

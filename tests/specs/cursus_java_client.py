@@ -1,7 +1,7 @@
-"""A small client of the Cursus wire, written from docs/protocol.md of the Java client alone; nothing of Polywire is imported.
+"""A small Cursus client written from docs/protocol.md of the Java client, without Polywire's code.
 
-The page leaves the answers to JOIN_GROUP and SYNC_GROUP open: what stands behind ``member=``, ``generation=`` and ``assignments=`` is read.
-A request whose connection breaks is sent again on a new one, so a producer says that its batches are idempotent.
+The page leaves the responses to JOIN_GROUP and SYNC_GROUP open: the client reads what follows ``member=``, ``generation=`` and
+``assignments=``. A request whose connection breaks is repeated on a new one, so a producer marks its batches as idempotent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"\xba\x7c"
-PATIENCE_S = 60.0  # a broker that does not answer for so long is given up
+PATIENCE_S = 60.0  # how long to wait for a response of the broker
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a batch, with all of its fields in their order."""
+    """One message of a batch, with all of its fields in order."""
 
     offset: int = 0
     sequence: int = 0
@@ -72,7 +72,7 @@ class Batch:
             nonlocal at
             size = number(form)
             at += size
-            assert 0 <= size <= len(body) - at + size, "a text goes beyond the batch"
+            assert 0 <= size <= len(body) - at + size, "a text exceeds the batch"
             return body[at - size : at].decode()
 
         def message() -> Message:
@@ -84,7 +84,7 @@ class Batch:
         topic, partition, acks, idempotent = text(), int(text()), text(), bool(number("b"))
         first, last, count = number("q"), number("q"), number("i")
         found = Batch(topic, partition, [message() for _ in range(count)], acks, idempotent)
-        assert at == len(body), "bytes are left behind the messages"
+        assert at == len(body), "bytes are left after the messages"
         assert not count or (first, last) == (found.messages[0].sequence, found.messages[-1].sequence)
         return found
 
@@ -96,7 +96,7 @@ def _text(value: str) -> bytes:
 
 @dataclass
 class Client:
-    """A connection that comes back when the broker does."""
+    """A connection that is restored when the broker is."""
 
     address: tuple[str, int]
     tls: ssl.SSLContext | None = None
@@ -108,18 +108,18 @@ class Client:
         self._socket = None
 
     def send(self, body: bytes) -> None:
-        """One frame, on a connection that is made when there is none."""
+        """Send one frame, and connect first if necessary."""
         self.begin(len(body), body)
 
     def begin(self, size: int, body: bytes) -> None:
-        """The beginning of a frame of this size."""
+        """Send the beginning of a frame of this size."""
         if self._socket is None:
             plain = socket.create_connection(self.address, timeout=PATIENCE_S)
             self._socket = plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=self.address[0])
         self._socket.sendall(struct.pack(">I", size) + body)
 
     def receive(self, patience_s: float = PATIENCE_S) -> bytes:
-        """The body of the next frame."""
+        """Return the body of the next frame."""
         assert self._socket is not None, "nothing was sent yet"
         self._socket.settimeout(patience_s)
         return self._take(*struct.unpack(">I", self._take(4)))
@@ -129,12 +129,12 @@ class Client:
         while len(found) < size:
             part = self._socket.recv(min(size - len(found), 1 << 20)) if self._socket is not None else b""
             if not part:
-                raise ConnectionError("the broker hung up")
+                raise ConnectionError("the broker closed the connection")
             found += part
         return bytes(found)
 
     def exchange(self, body: bytes) -> bytes:
-        """One frame there and one back, on a new connection when the old one broke."""
+        """Send one frame and return the reply, on a new connection if the old one broke."""
         end = time.monotonic() + PATIENCE_S
         while True:
             try:

@@ -1,7 +1,7 @@
-"""A small client of the FLUX wire, made from its pages alone: it produces, consumes as a member of a group, and outlives the broker's death.
+"""A small FLUX client written from the protocol's pages: it produces and consumes through kills of the broker.
 
-What was under way when the connection ended is asked again, so a record may be there twice, and is never lost once it was acknowledged.
-Values hold no commas, which the page joins records with.
+Requests in flight when the connection ends are repeated, so a record may be duplicated, but is never lost once it was acknowledged.
+Values contain no commas, with which the page joins records.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-WAIT_S = 60.0  # for a broker that is started again
+WAIT_S = 60.0  # for a broker that is restarted
 PAUSE_S = 0.02
 
 
 class Refused(Exception):
-    """An ERR answer."""
+    """An ERR response."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 class Client:
-    """One connection, opened again when it ends; one request at a time."""
+    """One connection, reopened when it ends; one request at a time."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -38,7 +38,7 @@ class Client:
         self._socket, self._rest = None, b""
 
     def ask(self, command: str, *arguments: object) -> dict[str, str]:
-        """The fields of an OK answer. Raises Refused."""
+        """Return the fields of an OK response. Raises Refused."""
         end = time.monotonic() + WAIT_S
         while True:
             try:
@@ -57,7 +57,7 @@ class Client:
         line = f"V1|{self._number}|{command}|{' '.join(map(str, arguments))}\n"
         self._socket.sendall(line.encode())
         version, number, status, *rest = self._line().split("|", 3)
-        assert (version, number) == ("V1", str(self._number)), "answers come in the order of requests"
+        assert (version, number) == ("V1", str(self._number)), "responses arrive in the order of requests"
         if status == "ERR":
             code, _, message = "|".join(rest).partition("|")
             raise Refused(code, message)
@@ -69,25 +69,25 @@ class Client:
         while b"\n" not in self._rest:
             part = self._socket.recv(1 << 16)
             if not part:
-                raise ConnectionError("the broker hung up")
+                raise ConnectionError("the broker closed the connection")
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
 
     def produce(self, topic: str, key: str, value: str, acks: str = "1") -> tuple[int, int]:
-        """Partition and offset of a record that is acknowledged."""
+        """Return partition and offset of an acknowledged record."""
         reported = self.ask("PRODUCE", topic, f"{key}:{value}", f"acks={acks}")
         return int(reported["partition"]), int(reported["offset"])
 
     def consume(self, topic: str, partition: int, offset: int) -> list[tuple[int, str]]:
-        """Committed records from an offset on."""
+        """Return the committed records from an offset on."""
         reported = self.ask("CONSUME", topic, partition, offset)["messages"]
         records = [record.partition(":") for record in reported.split(",") if record]
         return [(int(number), value) for number, _, value in records]
 
 
 def fields(payload: str) -> Iterator[tuple[str, str]]:
-    """``key=value`` apart by spaces; a list in brackets holds some."""
+    """Parse ``key=value`` fields separated by spaces; a list in brackets may contain spaces."""
     while payload:
         name, _, payload = payload.partition("=")
         value, _, payload = payload.partition("] " if payload.startswith("[") else " ")
@@ -115,7 +115,10 @@ class Consumer:
         self._client.ask("LEAVE", *self._who, self.generation)
 
     def poll(self, handle: Callable[[int, int, str], None]) -> int:
-        """Handle what is new in the partitions of this member, then commit; returns how many they were. Who is left out joins again."""
+        """Handle new records of this member's partitions, then commit; return their number.
+
+        A removed member rejoins.
+        """
         group, topic, _ = self._who
         count = 0
         try:

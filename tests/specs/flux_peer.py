@@ -1,4 +1,4 @@
-"""What the tests of the FLUX pages share: a connection to a broker process, and dialogues written as lines."""
+"""Helpers of the tests of the FLUX pages: a connection to a broker process, and dialogues written as lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from tests.broker_process import BrokerProcess
 
 WAIT_S: Final = 60.0
-PORTS: Final = ("flux", "any")  # the wire's own port, and that of all wires
+PORTS: Final = ("flux", "any")  # the protocol's own port, and the one for all protocols
 TOPICS: Final = count()  # each dialogue has its own
 MALFORMED: Final = "V1|0|ERR|BAD_REQUEST|expected format V1|<correlation_id>|<command>|<args>"
 
@@ -37,21 +37,21 @@ class Peer:
         self.socket.sendall(data.encode())
 
     def line(self) -> str:
-        """The next line; what there is of it when the connection ends."""
+        """Return the next line, or its beginning when the connection ends."""
         return self._file.readline().decode()
 
     def ask(self, request: str) -> str:
-        """The answer to a line."""
+        """Send a line and return the response."""
         self.send(request + "\n")
         return self.line().removesuffix("\n")
 
     def begin(self, request: str) -> None:
-        """Send a command and its arguments, in an envelope with the next number."""
+        """Send a command and its arguments in an envelope with the next number."""
         self._asked.append(next(self._numbers))
         self.send(f"V1|{self._asked[-1]}|{request}\n")
 
     def end(self) -> str:
-        """The answer to what was begun first, without its envelope, whose number must be the request's."""
+        """Return the oldest pending request's response without its envelope, whose number must be the request's."""
         head = f"V1|{self._asked.popleft()}|"
         line = self.line()
         assert line.startswith(head), line
@@ -59,20 +59,22 @@ class Peer:
         return line[len(head) : -1]
 
     def say(self, request: str) -> str:
-        """The answer to a command and its arguments, without envelopes."""
+        """Send a command and its arguments; return the response. Both are shown without envelopes."""
         self.begin(request)
         return self.end()
 
 
 def new_topic(port: str) -> str:
-    """A topic that no other test uses."""
+    """Return a topic that no other test uses."""
     return f"t{next(TOPICS)}-{port}"
 
 
 def talk(broker: BrokerProcess, port: str, *lines: str) -> None:
-    """Hold a dialogue. A line is who speaks, ``>`` or ``<`` for what is asked and what must be answered, and the text: that of one
-    envelope, or after ``>>`` and ``<<`` of a whole line. ``~`` asks what is before ``->`` until what is behind it is answered. ``$`` stands
-    for a topic that no other dialogue has; an answer that ends in ``…`` begins so.
+    """Run a dialogue, given as lines.
+
+    A line has the client, ``>`` or ``<`` for a request or its expected response, and the text without envelope, or
+    after ``>>`` and ``<<`` the whole line. ``~`` repeats the request before ``->`` until the response is the one after
+    it. ``$`` is a topic of this dialogue only. An expected response that ends in ``…`` is a prefix.
     """
     topic = new_topic(port)
     with ExitStack() as stack:
@@ -96,7 +98,7 @@ def talk(broker: BrokerProcess, port: str, *lines: str) -> None:
 
 
 def until_answered(peer: Peer, request: str, wanted: str) -> None:
-    """Ask again until this is the answer, for what happens beside this connection."""
+    """Repeat a request until this is the response, for effects outside this connection."""
     end = time.monotonic() + WAIT_S
     while (answer := peer.say(request)) != wanted:
         assert time.monotonic() < end, answer
@@ -104,7 +106,7 @@ def until_answered(peer: Peer, request: str, wanted: str) -> None:
 
 
 def field(payload: str, name: str) -> str:
-    """A field of an answer, found as the wire's clients find it: behind its name, up to the next space; ``messages`` up to ``hw``."""
+    """Return a field of a response as the clients find it: up to the next space; ``messages`` up to ``hw``."""
     _, found, rest = f" {payload.removeprefix('OK|')}".partition(f" {name}=")
     assert found, payload
     if rest.startswith("["):
@@ -113,7 +115,7 @@ def field(payload: str, name: str) -> str:
 
 
 def consumed(line: str) -> tuple[list[tuple[int, str]], int]:
-    """Records and hw of a CONSUME reply with values that hold no comma."""
+    """Return records and hw of a CONSUME reply whose values contain no comma."""
     head, found, rest = line.removesuffix("\n").partition("|OK|messages=")
     assert found, line[:200]
     assert head.startswith("V1|"), line[:200]

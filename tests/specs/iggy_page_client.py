@@ -1,8 +1,8 @@
 """A small client of Iggy's binary protocol, written from its page of 2023 alone.
 
-The page is silent on replies' frames (a status, a length, as many bytes) and on the length that stands before a message's headers; the rest
-is as it says. Connections that break are made again, groups joined again, and the command repeated: what was acknowledged is never lost,
-what was not may come twice.
+The page does not describe the frames of replies (a status, a length, that many bytes) and the length before a message's
+headers. Broken connections are re-created, groups rejoined, and the command repeated: acknowledged commands are never
+lost, others may be duplicated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRIES, PAUSE_S = 600, 0.1
 
 
 class Refused(Exception):
-    """A command was answered with a status that is not 0."""
+    """A response with a status other than 0."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status={status}")
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 class Message(NamedTuple):
-    """A message that was polled."""
+    """A polled message."""
 
     offset: int
     state: int
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 class Polled(NamedTuple):
-    """What a poll brought."""
+    """The result of a poll."""
 
     partition: int
     current_offset: int
@@ -49,42 +49,42 @@ class Polled(NamedTuple):
 
 
 def u32(value: int) -> bytes:
-    """A number of four bytes."""
+    """Encode a number of four bytes."""
     return struct.pack("<I", value)
 
 
 def name(text: str) -> bytes:
-    """A name behind its length."""
+    """Encode a name after its length."""
     return bytes((len(text.encode()),)) + text.encode()
 
 
 def identifier(who: int | str) -> bytes:
-    """Kind, length, value: a number has kind 1 and four bytes, a name kind 2."""
+    """Encode kind, length and value: a number has kind 1 and four bytes, a name kind 2."""
     return b"\1\4" + u32(who) if isinstance(who, int) else b"\2" + name(who)
 
 
 def consumer(kind: int, number: int) -> bytes:
-    """A consumer of five bytes."""
+    """Encode a consumer in five bytes."""
     return struct.pack("<BI", kind, number)
 
 
 def strategy(kind: int, value: int = 0) -> bytes:
-    """A polling strategy of nine bytes."""
+    """Encode a polling strategy in nine bytes."""
     return struct.pack("<BQ", kind, value)
 
 
 def message(payload: bytes, number: int = 0, headers: bytes = b"") -> bytes:
-    """A message to send."""
+    """Encode a message to send."""
     return number.to_bytes(16, "little") + u32(len(headers)) + headers + u32(len(payload)) + payload
 
 
 def frame(code: int, payload: bytes = b"") -> bytes:
-    """A whole command."""
+    """Encode a whole command."""
     return u32(4 + len(payload)) + u32(code) + payload
 
 
 def polled(body: bytes) -> Polled:
-    """Partition, newest offset, a count, and as many messages, with nothing left."""
+    """Decode partition, newest offset, a count, and that many messages, with nothing left."""
     partition, current, count = struct.unpack_from("<IQI", body)
     at, messages = 16, []
     for _ in range(count):
@@ -99,7 +99,7 @@ def polled(body: bytes) -> Polled:
 
 
 class Client:
-    """One connection after the other."""
+    """Consecutive connections."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -107,7 +107,7 @@ class Client:
         self.socket = socket.create_connection(address, 60)
 
     def command(self, code: int, payload: bytes = b"") -> bytes:
-        """Carry out a command, again if the connection breaks."""
+        """Execute a command, repeated if the connection breaks."""
         for _ in range(TRIES):
             try:
                 found = self.ask(code, payload)
@@ -120,12 +120,12 @@ class Client:
         raise TimeoutError("the broker does not come back")
 
     def ask(self, code: int, payload: bytes = b"") -> bytes:
-        """Reply to one command. Raises Refused."""
+        """Return the reply to one command. Raises Refused."""
         self.socket.sendall(frame(code, payload))
         return self.reply()
 
     def reply(self) -> bytes:
-        """Payload of the next reply. Raises Refused."""
+        """Return the payload of the next reply. Raises Refused."""
         status, length = struct.unpack("<II", self._take(8))
         body = self._take(length)
         if status:
@@ -137,7 +137,7 @@ class Client:
         while len(taken) < size:
             part = self.socket.recv(size - len(taken))
             if not part:
-                raise ConnectionError("the broker hung up")
+                raise ConnectionError("the broker closed the connection")
             taken += part
         return taken
 
@@ -152,7 +152,7 @@ class Client:
 
 
 def status(client: Client, code: int, *fields: bytes) -> int:
-    """What a command is answered with."""
+    """Return the status of a command's response."""
     try:
         client.ask(code, b"".join(fields))
     except Refused as refused:

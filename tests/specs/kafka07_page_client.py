@@ -1,8 +1,8 @@
-"""A small client of Kafka 0.7, written from the wiki's page on its wire format and the design page's on its messages alone.
+"""A small client of Kafka 0.7, written from the wiki's page on its protocol and the design page on its messages alone.
 
-There are no groups on a 0.7 broker: a consumer keeps its offsets itself, here in a file. There are no answers to producers either: a set is
-known to be stored once a later request of the same connection is answered. Connections that break are made again, and what was not known to
-be stored is sent again: it may come twice.
+A 0.7 broker has no groups: a consumer keeps its offsets itself, here in a file. Producers get no responses either: a
+set is known to be stored once a later request of the same connection gets a response. Broken connections are
+re-created, and sets not known to be stored are sent again, perhaps in duplicate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIES, PAUSE_S = 600, 0.1
 
 
 class Failed(Exception):
-    """An answer has an error code."""
+    """A response with an error code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"code={code}")
@@ -32,39 +32,39 @@ class Failed(Exception):
 
 
 def message(payload: bytes, magic: int = 1, attributes: int = 0) -> bytes:
-    """A message behind its length."""
+    """Encode a message after its length."""
     head = bytes((magic, attributes) if magic else (magic,)) + struct.pack(">I", zlib.crc32(payload))
     return struct.pack(">i", len(head) + len(payload)) + head + payload
 
 
 def place(topic: bytes, partition: int) -> bytes:
-    """A topic and a partition."""
+    """Encode a topic and a partition."""
     return struct.pack(">h", len(topic)) + topic + struct.pack(">i", partition)
 
 
 def produced(topic: bytes, partition: int, messages: bytes) -> bytes:
-    """What a PRODUCE says, and each entry of a MULTIPRODUCE."""
+    """Encode the body of a PRODUCE, or an entry of a MULTIPRODUCE."""
     return place(topic, partition) + struct.pack(">i", len(messages)) + messages
 
 
 def fetched(topic: bytes, partition: int, offset: int, size: int) -> bytes:
-    """What a FETCH says, and each entry of a MULTIFETCH."""
+    """Encode the body of a FETCH, or an entry of a MULTIFETCH."""
     return place(topic, partition) + struct.pack(">qi", offset, size)
 
 
 def asked(topic: bytes, partition: int, moment: int, most: int) -> bytes:
-    """What an OFFSETS says."""
+    """Encode the body of an OFFSETS."""
     return place(topic, partition) + struct.pack(">qi", moment, most)
 
 
 def frame(kind: int, *body: bytes) -> bytes:
-    """A whole request."""
+    """Encode a whole request."""
     said = struct.pack(">h", kind) + b"".join(body)
     return struct.pack(">i", len(said)) + said
 
 
 def opened(messages: bytes) -> tuple[list[bytes], int]:
-    """Payloads of a message set, those of compressed messages too, and how many bytes its whole messages take."""
+    """Return the payloads of a message set, and of compressed messages in it, and the size of its complete messages."""
     payloads, at = list[bytes](), 0
     while len(messages) >= at + 4:
         end = at + 4 + int.from_bytes(messages[at : at + 4], "big")
@@ -81,7 +81,7 @@ def opened(messages: bytes) -> tuple[list[bytes], int]:
 
 
 class Client:
-    """One connection after the other, and the offsets of what it consumed."""
+    """Consecutive connections, and the offsets of consumed messages."""
 
     def __init__(self, address: tuple[str, int], kept: Path | None = None) -> None:
         self._address, self._kept = address, kept
@@ -89,12 +89,12 @@ class Client:
         self.socket = socket.create_connection(address, 60)
 
     def produce(self, topic: bytes, partition: int, *payloads: bytes) -> None:
-        """Store a message set: asked for behind it, the end of the partition is told once it is."""
+        """Store a message set; the end of the partition, requested next, arrives once it is stored."""
         said = produced(topic, partition, b"".join(map(message, payloads)))
         self._persist(frame(PRODUCE, said) + frame(OFFSETS, asked(topic, max(partition, 0), LATEST, 1)))
 
     def consume(self, topic: bytes, partition: int, size: int = 65_536) -> list[bytes]:
-        """The next messages; what fits in no answer is asked for with twice the size."""
+        """Return the next messages; repeat with twice the size if none fits."""
         key = f"{topic.decode()}-{partition}"
         offset = self.offsets.get(key, 0)
         found = self._persist(frame(FETCH, fetched(topic, partition, offset, size)))
@@ -107,12 +107,12 @@ class Client:
         return payloads
 
     def ask(self, requests: bytes) -> bytes:
-        """What the one answer to these requests says behind its error code. Raises Failed."""
+        """Return the only response to these requests after its error code. Raises Failed."""
         self.socket.sendall(requests)
         return self.answer()
 
     def answer(self) -> bytes:
-        """What the next answer says behind its error code. Raises Failed."""
+        """Return the next response after its error code. Raises Failed."""
         body = self.take(int.from_bytes(self.take(4), "big"))
         code = int.from_bytes(body[:2], "big", signed=True)
         if code:
@@ -120,17 +120,17 @@ class Client:
         return body[2:]
 
     def take(self, size: int) -> bytes:
-        """So many bytes of what the broker says."""
+        """Return that many bytes from the broker."""
         taken = b""
         while len(taken) < size:
             part = self.socket.recv(size - len(taken))
             if not part:
-                raise ConnectionError("the broker hung up")
+                raise ConnectionError("the broker closed the connection")
             taken += part
         return taken
 
     def connect_again(self) -> None:
-        """Have a new connection in the place of the old one."""
+        """Replace the connection by a new one."""
         self.socket.close()
         self.socket = socket.create_connection(self._address, 60)
 

@@ -1,7 +1,7 @@
-"""The published pages of the wires, statement by statement: which test shows each, and what on purpose is not as a page says.
+"""The published pages of the protocols, statement by statement: the test that shows each, and intended differences.
 
-A test of ``tests/specs`` says beside itself which lines it shows, with :meth:`Page.says` or, for rows of one shape, :meth:`Page.rows`.
-``make docs`` writes the ledgers in tests/specs/pages from that, each with a table of differences.
+A test of ``tests/specs`` names the lines that it shows, with :meth:`Page.says` or, for rows of one shape,
+:meth:`Page.rows`. ``make docs`` writes the ledgers in tests/specs/pages from that, each with a table of differences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """What is not as a page says: what the software that the page describes does, what Polywire does, and why."""
+    """A difference from a page: the behaviour of the described software, Polywire's behaviour, and the reason."""
 
     real: str
     ours: str
@@ -26,7 +26,10 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a page says in a line, in our words, and the test that shows it; with ``differs`` the test shows what is done instead."""
+    """A statement of a page in our words, its line, and the test that shows it.
+
+    With ``differs``, the test shows what Polywire does instead.
+    """
 
     page: Page
     line: int
@@ -37,7 +40,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case of a parametrized test: the line it shows, what that says, and the test's arguments."""
+    """One case of a parametrized test: its line, the statement, and the test's arguments."""
 
     line: int
     text: str
@@ -47,11 +50,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page that describes a wire.
+    """A page that describes a protocol.
 
-    wire: whose page it is, as in docs/reference/protocols.
-    name: a word for it in names of tests.
-    title: what it is called, and which state of it is meant, so that its lines can be counted.
+    wire: as in docs/reference/protocols. name: for test names. title: the page and its revision.
     """
 
     wire: str
@@ -80,7 +81,7 @@ class Page:
         return register
 
 
-STATEMENTS: Final[list[Statement]] = []  # of the modules that are loaded
+STATEMENTS: Final[list[Statement]] = []  # of the loaded modules
 
 CURSUS_JAVA: Final = Page("cursus", "java", "cursus-java v0.1.0 (28a9431), docs/protocol.md")
 CURSUS_API: Final = Page("cursus", "api", "cursus 23aeca0 of 20 November 2025, docs/reference/api-reference.md")

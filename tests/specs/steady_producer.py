@@ -1,4 +1,4 @@
-"""A producer that goes on whatever becomes of the broker, for tests that kill it."""
+"""A producer that continues through any fate of the broker, for tests that kill it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class SteadyProducer(threading.Thread):
-    """Produces one message after the other until it is told to end. ``acknowledged``: how many were."""
+    """Produces one message after the other until it is stopped. ``acknowledged``: how many were."""
 
     def __init__(self, produce: Callable[[int], None], patience_s: float) -> None:
-        """produce: has the message of this number, from 1 on, stored. patience_s: longest wait for what is to come."""
+        """produce: stores the message of this number, starting at 1. patience_s: longest wait for progress."""
         super().__init__(daemon=True)
         self.ending = threading.Event()
         self.acknowledged = 0
@@ -26,7 +26,7 @@ class SteadyProducer(threading.Thread):
                 self._changed.notify_all()
 
     def reach(self, count: int) -> None:
-        """Wait until so many messages are acknowledged."""
+        """Wait until that many messages are acknowledged."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.acknowledged >= count, self._patience_s), (
                 "the producer has stopped"

@@ -1,6 +1,6 @@
-"""Statements of Cursus' API reference of November 2025, on the wire's own port and on the one of every wire.
+"""Statements of Cursus' API reference of November 2025, on the protocol's own port and on the one for every protocol.
 
-The page frames a command as a topic and a payload, and calls it a text: both are sent, and the topic may be empty.
+The page frames a command as a topic and a payload, and calls it a text: both are tested, and the topic may be empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GONE = "what a topic was called by is no place for its bytes: who asks for a del
 
 @pytest.fixture(scope="module")
 def dropping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that drops what it has had in the last 30 minutes."""
+    """Serve a broker that drops duplicates of the last 30 minutes."""
     options = ("--any", "127.0.0.1:0", "--cursus-dedup-minutes", "30")
     with BrokerProcess(tmp_path_factory.mktemp("dropping") / "data", *options) as process:
         yield process
@@ -42,7 +42,7 @@ def peer(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Peer
 
 
 class Peer:
-    """A connection that frames its commands in one way, and a topic nobody else uses."""
+    """A connection that frames its commands in one way, and an unused topic."""
 
     def __init__(self, broker: BrokerProcess, port: str, envelope: bytes | None, topic: str = "") -> None:
         self.topic = topic or f"t{random.getrandbits(60)}"
@@ -56,35 +56,35 @@ class Peer:
         self._socket.close()
 
     def another(self) -> Peer:
-        """Another connection like this one, for the same topic."""
+        """Open another connection like this one, for the same topic."""
         return Peer(self._broker, self._port, self._envelope, self.topic)
 
     def named(self, text: str) -> str:
-        """A text with the topic in place of ``$``."""
+        """Return a text with the topic in place of ``$``."""
         return text.replace("$", self.topic)
 
     def send(self, *texts: str) -> None:
-        """Commands, all at once; ``$`` stands for the topic."""
+        """Send commands all at once; ``$`` stands for the topic."""
         front = b"" if self._envelope is None else len(self._envelope).to_bytes(2, "big") + self._envelope
         bodies = [front + self.named(text).encode() for text in texts]
         self._socket.sendall(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
 
     def ask(self, text: str) -> str:
-        """A command, and its answer."""
+        """Send a command and return its response."""
         self.send(text)
         answer = self.take()
-        assert answer is not None, "the broker hung up"
+        assert answer is not None, "the broker closed the connection"
         return answer.decode()
 
     def put(self, topic: str, payload: bytes) -> str:
-        """A message in the envelope of its topic, and what it is answered with."""
+        """Send a message in the envelope of its topic; return the response."""
         name = topic.encode()
         body = len(name).to_bytes(2, "big") + name + payload
         self._socket.sendall(len(body).to_bytes(4, "big") + body)
         return (self.take() or b"").decode()
 
     def take(self) -> bytes | None:
-        """The next frame's body, None at the end."""
+        """Return the next frame's body, None at the end."""
         head = self._read(4)
         return None if head is None else self._read(int.from_bytes(head, "big"))
 
@@ -93,14 +93,14 @@ class Peer:
         while len(found) < size:
             part = self._socket.recv(size - len(found))
             if not part:
-                assert not found, "half a frame"
+                assert not found, "a partial frame"
                 return None
             found += part
         return found
 
 
 def exchange(*lines: str) -> tuple[tuple[str, ...]]:
-    """The values of a row: commands and answers in turn."""
+    """Run a row: commands and responses in turn."""
     return (lines,)
 
 
@@ -177,7 +177,7 @@ def exchange(*lines: str) -> tuple[tuple[str, ...]]:
     ),
     Row(
         129,
-        "a command that is none of these, by its first word",
+        "an unknown command, by its first word",
         exchange(
             *("CREATE $ 1", f"{DONE} Topic '$' now has 1 partitions", "FOO", "ERROR: unknown command: FOO"),
             *("  foo\n", "ERROR: unknown command: foo", "FOO bar baz", "ERROR: unknown command: FOO"),
@@ -208,7 +208,7 @@ def test_a_command_is_answered_with_its_sentence(peer: Peer, lines: tuple[str, .
 @CURSUS_API.says(86, "CONSUME's errors, in their order")
 @CURSUS_API.says(118, "every error is a text that begins so")
 @CURSUS_API.says(122, "an error is ERROR, a colon and its description")
-def test_a_read_that_is_wrong_is_told_how(peer: Peer) -> None:
+def test_errors_of_reads(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     peer.ask("PUBLISH $ x")
     for text, reported in (
@@ -251,7 +251,7 @@ def test_list(peer: Peer) -> None:
 @CURSUS_API.says(8, "all messages have such a prefix")
 @CURSUS_API.says(101, "an answer is one such message, unless it is CONSUME's")
 @CURSUS_API.says(103, "a simple command has one answer of this form")
-def test_messages_may_come_together_and_in_pieces(broker: BrokerProcess) -> None:
+def test_messages_can_arrive_together_and_in_pieces(broker: BrokerProcess) -> None:
     for port in PORTS:
         with socket.create_connection(broker.addresses[port], timeout=20) as plain:
             for byte in bytes.fromhex("00000004") + b"HELP":
@@ -266,7 +266,7 @@ def test_messages_may_come_together_and_in_pieces(broker: BrokerProcess) -> None
 @CURSUS_API.says(21, "a payload that begins with one of seven words is a command")
 @CURSUS_API.says(18, "a message has a topic, or the type of a command")
 @CURSUS_API.says(19, "and a payload, a command or a message's content")
-def test_what_begins_with_no_command_is_a_message_of_its_topic(peer: Peer) -> None:
+def test_a_payload_that_is_not_a_command_is_a_message_of_its_topic(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     for payload in (b"created long ago", b" \xff\x00 "):
         assert peer.put(peer.topic, payload) == "OK"
@@ -278,7 +278,7 @@ def test_what_begins_with_no_command_is_a_message_of_its_topic(peer: Peer) -> No
 
 @CURSUS_API.says(72, "PUBLISH takes a topic and a message")
 @CURSUS_API.says(73, "a message is the whole text behind the topic and its blank")
-def test_a_message_keeps_what_is_around_it(peer: Peer) -> None:
+def test_a_message_keeps_its_surrounding_white_space(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     texts = ["  in front", "behind \t", " \n", "two  words", "\r\nlines\r\n", "topic=1"]
     for text in texts:
@@ -289,13 +289,13 @@ def test_a_message_keeps_what_is_around_it(peer: Peer) -> None:
 
 @CURSUS_API.says(64, "messages are dealt to partitions in turn")
 @CURSUS_API.says(74, "a message goes to one partition, in turn, and to the disk")
-def test_messages_are_dealt_to_partitions_in_turn(peer: Peer) -> None:
+def test_messages_are_distributed_to_partitions_in_turn(peer: Peer) -> None:
     peer.ask("CREATE $ 3")
     for number in range(9):
         peer.ask(f"PUBLISH $ {number}")
     for partition in range(3):
         with peer.another() as reader:
-            reader.ask("SUBSCRIBE $")  # says which page this connection is of
+            reader.ask("SUBSCRIBE $")  # identifies the page of this connection
             reader.send(f"CONSUME $ {partition} 0")
             assert [reader.take() for _ in range(3)] == [b"%d" % (partition + turn) for turn in (0, 3, 6)]
 
@@ -303,7 +303,7 @@ def test_messages_are_dealt_to_partitions_in_turn(peer: Peer) -> None:
 @CURSUS_API.says(83, "an offset counts the bytes of the segment in front of it; partitions are counted from 0")
 @CURSUS_API.says(84, "one CONSUME reads up to 8192 bytes")
 @CURSUS_API.says(174, "and no setting changes that")
-def test_an_offset_counts_bytes_and_an_answer_has_few(peer: Peer) -> None:
+def test_an_offset_counts_bytes_and_a_response_is_small(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     texts = [f"{number}".zfill(1_000) for number in range(20)]
     for text in texts:
@@ -324,12 +324,12 @@ def test_an_offset_counts_bytes_and_an_answer_has_few(peer: Peer) -> None:
     assert [(peer.take() or b"").decode() for _ in range(8)] == texts[2:10]
     assert (peer.take() or b"").startswith(b"ERROR: invalid offset")
     assert (peer.take() or b"").decode() == peer.named(f"{SENT} Published to '$'")
-    assert len(peer.take() or b"") == 20_000, "a message is never cut"
+    assert len(peer.take() or b"") == 20_000, "a message is never split"
 
 
 @CURSUS_API.says(82, "CONSUME takes a topic, a partition and an offset")
 @CURSUS_API.says(110, "only CONSUME has several messages for an answer")
-def test_the_answer_to_the_next_command_tells_where_messages_end(peer: Peer) -> None:
+def test_the_response_to_the_next_command_ends_the_messages(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     for text in ("first", "second"):
         peer.ask(f"PUBLISH $ {text}")
@@ -340,7 +340,7 @@ def test_the_answer_to_the_next_command_tells_where_messages_end(peer: Peer) -> 
             b"ERROR: topic 'nonexistent' not found",
         ]
     peer.send("CONSUME $ 0 19")
-    assert peer.take() is None, "nothing further was asked"
+    assert peer.take() is None, "no other command was sent"
 
 
 @CURSUS_API.says(85, "each message comes as its length and its bytes")
@@ -365,7 +365,7 @@ def test_consume_streams_each_message_in_a_frame(peer: Peer) -> None:
     ),
 )
 @pytest.mark.parametrize("port", PORTS)
-def test_a_bare_consume_that_shows_nothing_is_the_other_pages(broker: BrokerProcess, port: str) -> None:
+def test_an_empty_bare_consume_belongs_to_the_other_page(broker: BrokerProcess, port: str) -> None:
     with Peer(broker, port, None) as peer:
         peer.ask("CREATE $ 1")
         peer.ask("PUBLISH $ x")
@@ -376,7 +376,7 @@ def test_a_bare_consume_that_shows_nothing_is_the_other_pages(broker: BrokerProc
             assert (fresh.take() or b"").startswith(b"\xba\x7c")
 
 
-@CURSUS_API.says(172, "a partition takes 10,000 messages that nobody reads")
+@CURSUS_API.says(172, "a partition takes 10,000 unread messages")
 @CURSUS_API.says(173, "and a subscriber 1,000")
 @pytest.mark.parametrize("port", PORTS)
 def test_messages_wait_for_their_reader(broker: BrokerProcess, port: str) -> None:
@@ -395,7 +395,7 @@ def test_messages_wait_for_their_reader(broker: BrokerProcess, port: str) -> Non
 
 
 @CURSUS_API.says(146, "each connection has a state of its own")
-def test_what_a_connection_subscribed_to_is_its_own(peer: Peer) -> None:
+def test_subscriptions_belong_to_a_connection(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     peer.ask("SUBSCRIBE $")
     peer.ask("PUBLISH $ x")
@@ -412,7 +412,7 @@ def test_what_a_connection_subscribed_to_is_its_own(peer: Peer) -> None:
     "DELETE takes a topic out, but leaves its segment files",
     Differs("the files stay, and a topic of that name has its messages again", "the data goes, too", GONE),
 )
-def test_a_topic_that_was_deleted_begins_anew(peer: Peer) -> None:
+def test_a_recreated_topic_is_empty(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
     peer.ask("PUBLISH $ old")
     assert peer.ask("DELETE $") == peer.named(f"{REMOVED} Topic '$' deleted")
@@ -426,7 +426,7 @@ def test_a_topic_that_was_deleted_begins_anew(peer: Peer) -> None:
 @CURSUS_API.says(24, "where gzip is used, messages are compressed before they are framed, both ways")
 @CURSUS_API.says(26, "and expanded without further ado")
 @pytest.mark.parametrize("port", PORTS)
-def test_messages_may_be_gzipped(broker: BrokerProcess, port: str) -> None:
+def test_messages_can_be_gzipped(broker: BrokerProcess, port: str) -> None:
     topic = f"t{random.getrandbits(60)}"
     with socket.create_connection(broker.addresses[port], timeout=20) as plain:
         stream = plain.makefile("rb")
@@ -465,7 +465,7 @@ def test_the_same_message_twice_is_two_messages(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_a_repeat_is_dropped_where_that_is_set(dropping: BrokerProcess, port: str) -> None:
+def test_a_duplicate_is_dropped_if_configured(dropping: BrokerProcess, port: str) -> None:
     with Peer(dropping, port, b"admin") as peer:
         peer.ask("CREATE $ 1")
         for text in ("x", "x", "y", "x"):
@@ -492,7 +492,7 @@ def test_a_subscriber_reads_by_consume(peer: Peer) -> None:
         reader.ask("SUBSCRIBE $")
         peer.ask("PUBLISH $ x")
         reader.send("DELETE nonexistent", "CONSUME $ 0 0")
-        assert reader.take() == b"ERROR: topic 'nonexistent' not found", "nothing was delivered before this answer"
+        assert reader.take() == b"ERROR: topic 'nonexistent' not found", "nothing was delivered before this response"
         assert reader.take() == b"x"
 
 
@@ -546,7 +546,7 @@ BUFFERED = Differs(
     ),
     Row(173, "a consumer's buffer is set by consumer_channel_buffer_size", ("consumer_channel_buffer_size",), BUFFERED),
 )
-def test_a_setting_of_the_page_is_refused_not_ignored(tmp_path: Path, name: str) -> None:
+def test_a_setting_of_the_page_is_refused_and_not_ignored(tmp_path: Path, name: str) -> None:
     settings = tmp_path / "polywire.toml"
     settings.write_text(f"{name} = 1\n")
     with (

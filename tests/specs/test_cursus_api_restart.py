@@ -1,4 +1,4 @@
-"""A client written from Cursus' API reference alone, and a broker that is killed under it again and again."""
+"""A client written from Cursus' API reference alone, through repeated kills of its broker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.specs.cursus_api_client import PATIENCE_S, Client, Refused
 from tests.specs.steady_producer import SteadyProducer
 
 KILLS = 2
-BETWEEN = 50  # messages acknowledged before the broker is killed, and before the next time
+BETWEEN = 50  # messages acknowledged before each kill of the broker
 PARTITIONS = 2
 
 
 @pytest.mark.parametrize("port", ["cursus", "any"])
-def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> None:
+def test_a_client_of_the_page_survives_kills_of_its_broker(tmp_path: Path, port: str) -> None:
     with BrokerProcess(tmp_path / "data", wires=["cursus", "any"]) as broker:
         reader = Reader(Client(broker.addresses[port]))
         reader.client.create("orders", PARTITIONS)
@@ -33,9 +33,7 @@ def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> 
         producer.join(PATIENCE_S)
         reader.read_all()
         assert sorted(set(reader.received)) == [f"v{number:06}" for number in range(1, producer.acknowledged + 1)]
-        assert len(reader.received) <= producer.acknowledged + KILLS, (
-            "one may be there twice for each broken connection"
-        )
+        assert len(reader.received) <= producer.acknowledged + KILLS, "one may be duplicated for each broken connection"
         assert all(received == sorted(received) for received in reader.by_partition)
         assert reader.client.topics() == ["orders"]
         reader.client.delete("orders")
@@ -46,7 +44,7 @@ def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> 
 
 
 class Reader:
-    """Reads every partition on from where it was, in bytes."""
+    """Reads every partition from its last byte offset on."""
 
     def __init__(self, client: Client) -> None:
         self.client = client

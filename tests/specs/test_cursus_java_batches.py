@@ -22,7 +22,7 @@ PORTS = ("cursus", "any")
 KEYS = ("status", "last_offset", "producer_epoch", "producer_id", "seq_start", "seq_end", "leader", "error")
 NUMBERS = ("last_offset", "producer_epoch", "seq_start", "seq_end")
 NAMED = Message(producer="p")
-LONG = "\u00e9" * 32_767  # 65,534 bytes: as long as a length of two bytes can tell, or one less
+LONG = "\u00e9" * 32_767  # 65,534 bytes: the longest for a length of two bytes, or one less
 HIGHEST = 2**63 - 1
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 LONGEST_PAYLOAD = 10_000_000
@@ -37,14 +37,14 @@ def client(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Cl
 
 @pytest.fixture
 def topic(client: Client) -> str:
-    """A topic of twelve partitions that nobody else uses."""
+    """Create an unused topic of twelve partitions."""
     name = f"t{random.getrandbits(60)}"
     assert not client.ask(f"CREATE {name} 12").startswith("ERROR:")
     return name
 
 
 def run(first: int, last: int, producer: str = "p", epoch: int = 0) -> list[Message]:
-    """Messages of one producer with these sequences."""
+    """Return messages of one producer with these sequences."""
     return [Message(sequence=n, producer=producer, epoch=epoch, payload=f"v{n}") for n in range(first, last + 1)]
 
 
@@ -75,14 +75,14 @@ def payloads(batch: Batch) -> list[str]:
     Row(115, "integers are big-endian", (Message(0, 258, "p", "", 3, "v", "e", 0x01020304, 0x0102030405060708),)),
     Row(115, "an empty string is its length alone", (Message(),)),
 )
-def test_what_a_message_says_comes_back(client: Client, topic: str, sent: Message) -> None:
+def test_every_field_of_a_message_round_trips(client: Client, topic: str, sent: Message) -> None:
     assert client.produce(Batch(topic, 0, [sent, sent]))["last_offset"] == 1
     for ask in (client.consume(topic, 0, 0), streamed(client, topic)):
         assert ask.messages == [sent, replace(sent, offset=1)]
 
 
 def streamed(client: Client, topic: str) -> Batch:
-    """The first batch of a stream from the beginning on."""
+    """Return the first batch of a stream from the start."""
     other = Client(client.address)
     other.send(f"STREAM {topic} 0 0".encode())
     found = Batch.decode(other.receive())
@@ -92,7 +92,7 @@ def streamed(client: Client, topic: str) -> Batch:
 
 @PAGE.says(86, "a batch names its topic")
 @PAGE.says(88, "a batch names its partition in decimal")
-def test_a_batch_is_stored_where_it_says(client: Client, topic: str) -> None:
+def test_a_batch_is_stored_in_the_partition_it_names(client: Client, topic: str) -> None:
     for partition in (0, 1, 11):
         assert client.produce(Batch(topic, partition, [Message(payload=f"to {partition}")]))["status"] == "OK"
         found = client.consume(topic, partition, 0)
@@ -127,7 +127,7 @@ def test_a_batch_that_is_not_idempotent(client: Client, topic: str) -> None:
 @PAGE.says(92, "the first sequence stands before the messages")
 @PAGE.says(93, "and the last one behind it")
 @PAGE.says(94, "and the number of messages")
-def test_the_head_tells_what_follows(client: Client, topic: str) -> None:
+def test_the_header_describes_the_messages(client: Client, topic: str) -> None:
     """``Batch.decode`` compares them with the messages."""
     assert client.produce(Batch(topic, 0, run(7, 9)))["status"] == "OK"
     assert [message.sequence for message in client.consume(topic, 0, 0).messages] == [7, 8, 9]
@@ -163,21 +163,21 @@ def test_offsets(client: Client, topic: str) -> None:
         Differs("stores nothing", "refused", "epochs count up from 0"),
     ),
 )
-def test_what_is_too_much(client: Client, topic: str, sent: Batch, error: str) -> None:
+def test_limits(client: Client, topic: str, sent: Batch, error: str) -> None:
     sent = replace(sent, topic=sent.topic.replace("$", topic))
     assert client.exchange(sent.encode()).decode().startswith(error)
     assert client.consume(topic, 0, 0).messages == []
 
 
 def largest(topic: str) -> bytes:
-    """A batch that fills a frame to the last byte."""
+    """Return a batch that fills a frame to the last byte."""
     pieces = [Message(payload="x" * (1024 * 1024))] * 60
     rest = FRAME_BYTES_MAX - len(Batch(topic, 0, [*pieces, Message()]).encode())
     return Batch(topic, 0, [*pieces, Message(payload="y" * rest)]).encode()
 
 
 @PAGE.says(12, "a frame of 64 MiB is not too long, also where several come at once and others are half way")
-def test_the_longest_frames_in_company(client: Client, topic: str) -> None:
+def test_several_frames_of_maximum_length(client: Client, topic: str) -> None:
     body = largest(topic)
     assert len(body) == FRAME_BYTES_MAX
     senders = [Client(client.address) for _ in range(3)]
@@ -239,7 +239,7 @@ def test_an_acknowledgement_has_all_members(client: Client, topic: str) -> None:
     Row(142, "seq_start is the first sequence of the batch", ("seq_start", 4)),
     Row(143, "seq_end is the last sequence of the batch", ("seq_end", 13)),
 )
-def test_an_acknowledgement_tells(client: Client, topic: str, key: str, value: object) -> None:
+def test_fields_of_an_acknowledgement(client: Client, topic: str, key: str, value: object) -> None:
     for messages in (run(1, 3, "abc-def-123", 7), run(4, 13, "abc-def-123", 7)):
         reported = client.produce(Batch(topic, 0, messages, idempotent=True))
     assert reported[key] == value
@@ -263,7 +263,7 @@ def test_a_refused_batch(client: Client, topic: str) -> None:
 
 @PAGE.says(138, "status is PARTIAL when only some messages were stored: those up to seq_end")
 @PAGE.says(139, "last_offset is that of the last message that was stored")
-def test_a_batch_of_which_some_is_stored(client: Client, topic: str) -> None:
+def test_a_batch_stored_in_part(client: Client, topic: str) -> None:
     reported = client.produce(Batch(topic, 0, run(1, 3) + run(7, 8), idempotent=True))
     assert tuple(reported) == KEYS
     assert (reported["status"], reported["last_offset"], reported["seq_start"], reported["seq_end"]) == (
@@ -278,7 +278,7 @@ def test_a_batch_of_which_some_is_stored(client: Client, topic: str) -> None:
 
 
 @PAGE.says(139, "a batch that is repeated has the offset it had")
-def test_a_repeated_batch(client: Client, topic: str) -> None:
+def test_a_duplicate_batch(client: Client, topic: str) -> None:
     first = client.produce(Batch(topic, 0, run(1, 3), idempotent=True))
     client.produce(Batch(topic, 0, run(1, 3, "q"), idempotent=True))
     assert client.produce(Batch(topic, 0, run(1, 3), idempotent=True)) == first
@@ -292,13 +292,13 @@ def test_a_producer_with_the_longest_id(client: Client, topic: str) -> None:
     assert client.produce(Batch(topic, 0, run(1, 3, long), idempotent=True)) == first
     assert client.produce(Batch(topic, 0, run(1, 3, other), idempotent=True))["last_offset"] == 5
     shown = [message.producer for message in client.consume(topic, 0, 0).messages]
-    assert (len(set(shown)), {len(name) for name in shown}) == (2, {255}), "what is stored tells them apart"
+    assert (len(set(shown)), {len(name) for name in shown}) == (2, {255}), "the stored records distinguish them"
     refused = client.produce(Batch(topic, 0, run(9, 9, long), idempotent=True))
     assert (refused["status"], len(refused["error"]) < 1000) == ("ERROR", True)
 
 
 @PAGE.says(140, "producer_epoch is the one that the broker keeps, for a producer that is behind")
-def test_the_epoch_of_a_producer_that_is_behind(client: Client, topic: str) -> None:
+def test_the_epoch_returned_to_a_fenced_producer(client: Client, topic: str) -> None:
     client.produce(Batch(topic, 0, run(1, 1, epoch=3), idempotent=True))
     reported = client.produce(Batch(topic, 0, run(2, 2, epoch=2), idempotent=True))
     assert (reported["status"], reported["producer_epoch"]) == ("ERROR", 3)

@@ -1,6 +1,6 @@
-"""The protocol page of the Java client, statement by statement: transport, frames and commands, as the client written from it asks.
+"""The protocol page of the Java client, statement by statement: transport, frames and commands.
 
-How the records of batches travel, and what acknowledgements tell, is in test_cursus_java_batches.py.
+The records of batches and acknowledgements are in test_cursus_java_batches.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.specs.pages import Differs, Row
 
 PORTS = ("cursus", "any")
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-STILL_S = 0.3  # a stream that says nothing for so long says nothing
+STILL_S = 0.3  # a stream without data for that long is silent
 
 
 @pytest.fixture(params=PORTS)
@@ -39,12 +39,12 @@ def client(address: tuple[str, int]) -> Iterator[Client]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that nobody else uses."""
+    """Return an unused name."""
     return f"t{random.getrandbits(60)}"
 
 
 def filled(client: Client, topic: str, *payloads: str, partition: int = 0) -> None:
-    """A topic of two partitions, and messages in one of them."""
+    """Create a topic of two partitions with messages in one of them."""
     assert not client.ask(f"CREATE {topic} 2").startswith("ERROR:")
     if payloads:
         batch = Batch(topic, partition, [Message(payload=payload) for payload in payloads])
@@ -103,9 +103,10 @@ def test_tls(tmp_path: Path, topic: str) -> None:
             client.close()
 
 
-# Commands: each row is asked from top to bottom. $ is a topic and % a group that nobody else uses, @c1 the id of the member c1.
+# Commands: each row is sent from top to bottom. $ is an unused topic, % an unused group, @c1 the id of the member c1.
 
-# What both of the wire's pages have in these words is answered in the other one's sentences: this one knows errors by their prefix only.
+# Commands that both pages of the protocol have get the other page's sentences: this client knows errors by their prefix
+# only.
 CREATED = ("CREATE $ 2", "$")
 JOINED = ("JOIN_GROUP $ % c1", "OK generation=1 member=c1-")
 OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
@@ -150,7 +151,7 @@ OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
     ),
     Row(
         53,
-        "LEAVE_GROUP ends a membership by the name that joined, and deals the partitions anew",
+        "LEAVE_GROUP ends a membership by its original name, and redistributes the partitions",
         (
             (
                 *(CREATED, JOINED, OTHER, ("JOIN_GROUP $ % c1", "assignments=[0]")),
@@ -196,12 +197,12 @@ OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
     Row(117, "a frame without the magic is a command", ((("CREATE", "ERROR: "), CREATED),)),
     Row(
         152,
-        "a member whose group has changed is told REBALANCE_REQUIRED",
+        "a member of a changed group gets REBALANCE_REQUIRED",
         ((CREATED, JOINED, OTHER, ("SYNC_GROUP $ % @c1 1", "REBALANCE_REQUIRED")),),
     ),
     Row(
         152,
-        "a member that the broker does not know is told REBALANCE_REQUIRED, and joins anew",
+        "an unknown member gets REBALANCE_REQUIRED, and rejoins",
         (
             (
                 *(CREATED, JOINED, ("HEARTBEAT $ % c9 c9-0001 1", "REBALANCE_REQUIRED")),
@@ -214,7 +215,7 @@ OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
     ),
     Row(
         153,
-        "an old generation is told GEN_MISMATCH",
+        "an old generation gets GEN_MISMATCH",
         (
             (
                 *(CREATED, JOINED, OTHER, ("SYNC_GROUP $ % @c1 1", "GEN_MISMATCH")),
@@ -263,7 +264,7 @@ def test_commands(client: Client, topic: str, steps: tuple[tuple[str, str], ...]
 
 
 @PAGE.says(48, "DELETE removes a topic's data, too")
-def test_a_topic_that_comes_again_is_empty(client: Client, topic: str) -> None:
+def test_a_recreated_topic_is_empty(client: Client, topic: str) -> None:
     filled(client, topic, "old")
     assert not client.ask(f"DELETE {topic}").startswith("ERROR:")
     filled(client, topic)
@@ -299,7 +300,7 @@ def test_consume_in_pieces(client: Client, topic: str) -> None:
     Differs(
         "no release knows COMMIT; its COMMIT_OFFSET refuses to go back",
         "refused with `offset_regression` when it goes back",
-        "nobody is asked who commits, and a slow member must not take a group back",
+        "commits name no member, and a slow one must not move a group back",
     ),
 )
 def test_a_commit_that_goes_back(client: Client, topic: str) -> None:

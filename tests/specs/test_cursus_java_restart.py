@@ -1,4 +1,4 @@
-"""A client written from the Java client's protocol page alone, and a broker that is killed under it again and again."""
+"""A client written from the Java client's protocol page alone, through repeated kills of its broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.specs.cursus_java_client import PATIENCE_S, Batch, Client, Message
 from tests.specs.steady_producer import SteadyProducer
 
 KILLS = 2
-BETWEEN = 50  # messages acknowledged before the broker is killed, and before the next time
+BETWEEN = 50  # messages acknowledged before each kill of the broker
 
 
 @pytest.mark.parametrize("port", ["cursus", "any"])
-def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> None:
+def test_a_client_of_the_page_survives_kills_of_its_broker(tmp_path: Path, port: str) -> None:
     with BrokerProcess(tmp_path / "data", wires=["cursus", "any"]) as broker:
         reader = Reader(Client(broker.addresses[port]))
         client = Client(broker.addresses[port])
@@ -39,14 +39,14 @@ def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> 
 
 
 def produce(client: Client, number: int) -> None:
-    """Have the message of this number stored, which is the next."""
+    """Store the message of this number, which is the next."""
     message = Message(sequence=number, producer="p", epoch=1, payload=f"v{number}")
     reported = client.produce(Batch("orders", 0, [message], acks="-1", idempotent=True))
     assert (reported["status"], reported["last_offset"]) == ("OK", number - 1), reported
 
 
 class Reader:
-    """A member of a group, who reads and commits."""
+    """A member of a group that reads and commits."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -55,7 +55,7 @@ class Reader:
         self._join()
 
     def _join(self) -> None:
-        """JOIN_GROUP, then SYNC_GROUP for the partitions."""
+        """Send JOIN_GROUP, then SYNC_GROUP for the partitions."""
         self.member, self.generation = self._place(self.client.ask("JOIN_GROUP orders workers c1"))
         answer = self.client.ask(f"SYNC_GROUP orders workers {self.member} {self.generation}")
         assert (self._place(answer), answer.partition("assignments=")[2]) == ((self.member, self.generation), "[0]")
@@ -67,7 +67,7 @@ class Reader:
         return reported["member"], int(reported["generation"])
 
     def live(self) -> None:
-        """A sign of life; who is not known any more joins again."""
+        """Send a heartbeat; rejoin if the member is unknown."""
         answer = self.client.ask(f"HEARTBEAT orders workers c1 {self.member} {self.generation}")
         if "REBALANCE_REQUIRED" in answer:
             self._join()
@@ -75,7 +75,7 @@ class Reader:
             assert answer.startswith("OK"), answer
 
     def read_all(self) -> None:
-        """Everything there is from where it stopped, and the commits for it."""
+        """Read everything from where it stopped, and commit it."""
         while messages := self.client.consume("orders", 0, len(self.received)).messages:
             self.received += [message.payload for message in messages]
         assert self.client.ask(f"COMMIT orders workers 0 {len(self.received)}") == "OK"

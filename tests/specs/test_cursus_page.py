@@ -1,4 +1,4 @@
-"""Statements of the Cursus pages for positional commands, on the wire's own port and on the one of every wire."""
+"""Statements of the Cursus pages on positional commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def peer(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Peer
 
 
 class Peer:
-    """A connection, and a topic nobody else uses."""
+    """A connection, and an unused topic."""
 
     def __init__(self, broker: BrokerProcess, port: str) -> None:
         self.topic = f"t{random.getrandbits(60)}"
@@ -38,20 +38,20 @@ class Peer:
         self.socket.close()
 
     def say(self, body: bytes) -> str:
-        """The body of the one answer."""
+        """Return the body of the only response."""
         self.socket.sendall(frame(body))
         return self._take(int.from_bytes(self._take(4), "big")).decode()
 
     def ask(self, text: str) -> str:
-        """A raw command; ``$`` stands for the topic."""
+        """Send a raw command; ``$`` stands for the topic."""
         return self.say(text.replace("$", self.topic).encode())
 
     def reported(self, text: str, envelope: str = "admin") -> str:
-        """A text in an envelope."""
+        """Send a text in an envelope."""
         return self.say(enveloped(envelope, text.replace("$", self.topic).encode()))
 
     def joined(self) -> str:
-        """A member of the group ``g``, in its first generation, who has both partitions."""
+        """Join the group ``g`` in its first generation, with both partitions."""
         assert self.ask("CREATE topic=$ partitions=2").startswith("OK")
         self.group = f"g{self.topic}"
         answer = self.ask(f"JOIN_GROUP $ {self.group} c1")
@@ -59,14 +59,14 @@ class Peer:
         return answer.partition("member=")[2].partition(" ")[0]
 
     def committed(self) -> list[str]:
-        """What the group has committed."""
+        """Return the offset that the group has committed."""
         return [self.ask(f"FETCH_OFFSET topic=$ partition={number} group={self.group}") for number in range(2)]
 
     def _take(self, size: int) -> bytes:
         found = b""
         while len(found) < size:
             part = self.socket.recv(size - len(found))
-            assert part, "the broker hung up"
+            assert part, "the broker closed the connection"
             found += part
         return found
 
@@ -75,7 +75,7 @@ class Peer:
 @pytest.mark.parametrize(
     "pairs", ["P0:6 P1:3", "0:6 1:3", "P0:6, P1:3", "P0:6,P1:3 P0:7", "P0:6,P1", "P0=6,P1=3", "{0:6,1:3}", "P0:6,", ""]
 )
-def test_a_batch_commit_that_is_not_understood_is_refused_whole(peer: Peer, pairs: str) -> None:
+def test_an_invalid_batch_commit_is_refused_as_a_whole(peer: Peer, pairs: str) -> None:
     member = peer.joined()
     for command in (
         f"BATCH_COMMIT $ {peer.group} {member} 1 {pairs}",
@@ -87,21 +87,21 @@ def test_a_batch_commit_that_is_not_understood_is_refused_whole(peer: Peer, pair
 
 @PAGE.says(57, "the offsets are one word of partition and offset, with or without the letter P")
 @pytest.mark.parametrize("pairs", ["P0:6,P1:3", "0:6,1:3"])
-def test_a_batch_commit_tells_how_many_it_stored(peer: Peer, pairs: str) -> None:
+def test_a_batch_commit_returns_how_many_it_stored(peer: Peer, pairs: str) -> None:
     member = peer.joined()
     assert peer.ask(f"BATCH_COMMIT $ {peer.group} {member} 1 {pairs}") == "OK batched=2"
     assert peer.committed() == ["OK offset=6", "OK offset=3"]
 
 
 @PAGE.says(55, "COMMIT for a topic or partition that is not there is an error")
-def test_a_commit_for_what_is_not_there_is_an_error(peer: Peer) -> None:
+def test_a_commit_for_a_missing_topic_or_partition_is_an_error(peer: Peer) -> None:
     assert peer.ask("COMMIT $ workers 0 5") == f"ERROR: topic_not_found topic={peer.topic}"
     assert peer.ask("CREATE topic=$ partitions=2").startswith("OK")
     assert peer.ask("COMMIT $ workers 2 5") == "ERROR: partition_not_found partition=2"
     assert peer.ask("COMMIT $ workers 1 5") == "OK"
 
 
-@PAGE.says(144, "the leader is told in every acknowledgement")
+@PAGE.says(144, "every acknowledgement has the leader")
 def test_the_leader_of_an_acknowledgement_is_the_one_of_metadata(peer: Peer) -> None:
     assert peer.ask("CREATE topic=$ partitions=1").startswith("OK")
     _, _, leaders = peer.ask("METADATA topic=$").partition("leaders=")
@@ -117,7 +117,7 @@ def test_the_leader_of_an_acknowledgement_is_the_one_of_metadata(peer: Peer) -> 
     assert (acknowledged["status"], acknowledged["leader"]) == ("OK", leader)
 
 
-def test_other_peers_get_codes_for_it(peer: Peer) -> None:
+def test_other_clients_get_codes_for_it(peer: Peer) -> None:
     assert peer.ask("CREATE topic=$ partitions=1").startswith("OK")
     assert peer.reported("FOO", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
     assert peer.ask("FOO") == 'ERROR: decode_failed reason="invalid topic length"'

@@ -1,4 +1,4 @@
-"""The two files that the FLUX pages name: what a program that looks into the data directory finds there."""
+"""The two files of the FLUX pages, as a program that reads the data directory sees them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(params=PORTS)
 def port(request: pytest.FixtureRequest) -> str:
-    """The wire's own port, and that of all wires."""
+    """Return the protocol's own port, and the one for all protocols."""
     return str(request.param)
 
 
 def said(broker: BrokerProcess, file: str, group: str, wanted: Callable[[Any], bool]) -> Any:
-    """What a file says of a group, once it says what is wanted."""
+    """Return a group's entry in a file, once it is as expected."""
     path, end = broker.data_dir / file, time.monotonic() + WAIT_S
     while True:
         found = json.loads(path.read_bytes()).get(group) if path.exists() else None
@@ -46,9 +46,9 @@ def said(broker: BrokerProcess, file: str, group: str, wanted: Callable[[Any], b
 @FLUX_GROUPS.says(7, "… its assignor")
 @FLUX_GROUPS.says(8, "… its members, with the time of each one's last heartbeat")
 @FLUX_GROUPS.says(9, "… and its assignments")
-@FLUX_GROUPS.says(37, "groups are told in groups.json")
+@FLUX_GROUPS.says(37, "groups are written to groups.json")
 @FLUX_STORAGE.says(37, "groups.json holds the groups")
-def test_groups_are_told_in_a_file(broker: BrokerProcess, port: str) -> None:
+def test_groups_are_written_to_a_file(broker: BrokerProcess, port: str) -> None:
     topic = new_topic(port)
     before_ms = time.time_ns() // 1_000_000 - 1
     with Peer(broker, port) as peer:
@@ -72,7 +72,7 @@ def test_groups_are_told_in_a_file(broker: BrokerProcess, port: str) -> None:
 
 
 @FLUX_STORAGE.says(36, "offsets.json holds the committed offsets, by group, topic and partition")
-def test_offsets_are_told_in_a_file(broker: BrokerProcess, port: str) -> None:
+def test_offsets_are_written_to_a_file(broker: BrokerProcess, port: str) -> None:
     topic = new_topic(port)
     with Peer(broker, port) as peer:
         peer.say(f"JOIN|g{topic} {topic} c1")
@@ -82,7 +82,7 @@ def test_offsets_are_told_in_a_file(broker: BrokerProcess, port: str) -> None:
     assert (broker.data_dir / OFFSETS).stat().st_mode & 0o777 == 0o600
 
 
-def test_files_are_as_new_as_the_broker_when_it_stops_and_starts(tmp_path: Path) -> None:
+def test_files_are_current_at_stops_and_starts(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=["flux"]) as broker:
         with Peer(broker, "flux") as peer:
             peer.say("JOIN|g t c1")
@@ -90,18 +90,18 @@ def test_files_are_as_new_as_the_broker_when_it_stops_and_starts(tmp_path: Path)
         assert broker.stop() == 0
         assert json.loads((broker.data_dir / OFFSETS).read_bytes()) == {"g": {"t": {"2": 42}}}
         assert json.loads((broker.data_dir / GROUPS).read_bytes())["g"]["generation"] == 2
-        (broker.data_dir / OFFSETS).write_bytes(b"somebody's")
+        (broker.data_dir / OFFSETS).write_bytes(b"foreign")
         broker.start()
         said_again = broker.data_dir / OFFSETS
         end = time.monotonic() + WAIT_S
-        while said_again.read_bytes() == b"somebody's":
+        while said_again.read_bytes() == b"foreign":
             assert time.monotonic() < end
             time.sleep(0.02)
-        assert json.loads(said_again.read_bytes()) == {"g": {"t": {"2": 42}}}, "what is there is never read"
+        assert json.loads(said_again.read_bytes()) == {"g": {"t": {"2": 42}}}, "existing content is never read"
 
 
 @pytest.mark.parametrize(("options", "wires"), [(["--no-flux-exports"], ["flux"]), ([], ["polywire"])])
-def test_without_them_there_are_none(tmp_path: Path, options: list[str], wires: list[str]) -> None:
+def test_without_the_option_there_are_no_files(tmp_path: Path, options: list[str], wires: list[str]) -> None:
     data_dir = tmp_path / "data"
     data_dir.mkdir(mode=0o700)
     (data_dir / GROUPS).write_bytes(b"{}\n")

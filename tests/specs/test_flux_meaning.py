@@ -1,6 +1,6 @@
-"""What the FLUX pages around the protocol say of acknowledgements, replicas, groups and storage, as dialogues with a broker process.
+"""The FLUX pages on acknowledgements, replicas, groups and storage, as dialogues with a broker process.
 
-What needs ten seconds to pass is shown on a broker whose clock is set forward.
+Tests of ten-second timeouts use a broker whose clock is set forward.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ OWN_FILES = Differs(
 KEPT = Differs(
     "removes segments older than 24 hours or beyond 50 MiB of a partition",
     "keeps everything until `--retention-hours`, `--retention-mib` or the topic's own settings say otherwise",
-    "nothing is removed that nobody asked to remove",
+    "nothing is removed without a request",
 )
 SYNCED = Differs(
     "syncs each record by default, or in intervals, or never",
@@ -70,7 +70,7 @@ SYNCED = Differs(
     "one journal syncs for all wires together",
 )
 RESTARTED = Differs(
-    "keeps the times of the heartbeats, so members expire that nobody could hear while the broker was down",
+    "keeps the times of the heartbeats, so members expire that could not reach the broker while it was down",
     "gives each member its full ten seconds again",
     "a member cannot help that the broker was away",
 )
@@ -85,7 +85,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(params=PORTS)
 def port(request: pytest.FixtureRequest) -> str:
-    """The wire's own port, and that of all wires."""
+    """Return the protocol's own port, and the one for all protocols."""
     return str(request.param)
 
 
@@ -143,7 +143,7 @@ def port(request: pytest.FixtureRequest) -> str:
         "… and reads what it has committed",
         ((*JOINED, "a> COMMIT|g$ $ c1 2 2 1", "a< OK|…", "a> OFFSET|g$ $ 2", "a< OK|offset=1"),),
     ),
-    Row(82, "an unknown command is told so", (("a> NOPE|x", "a< ERR|UNKNOWN_COMMAND|unsupported command"),)),
+    Row(82, "an unknown command is an error", (("a> NOPE|x", "a< ERR|UNKNOWN_COMMAND|unsupported command"),)),
     Row(
         83,
         "a partition that is no number is a bad request",
@@ -232,7 +232,7 @@ def test_a_follower_is_in_sync_for_ten_seconds() -> None:
 
 
 @FLUX_DEPLOYED.says(28, "acks=all is given up after 2,000 ms")
-def test_acks_all_is_given_up_after_two_seconds() -> None:
+def test_acks_all_times_out_after_two_seconds() -> None:
     world = World()
     peer = world.connect()
     peer.feed(b"V1|1|PRODUCE|t a:0 acks=all\n")
@@ -287,7 +287,7 @@ def test_acks_all_is_given_up_after_two_seconds() -> None:
     Row(14, "CONSUME answers records up to hw", ((*TWO, "a> CONSUME|$ 2 1", "a< OK|messages=1:paid hw=1"),)),
     Row(
         15,
-        "a partition with too few replicas in sync is told to be under-replicated",
+        "a partition with too few in-sync replicas is reported as under-replicated",
         ((*TWO, "a> REPLICA_FETCH|$ 2 1 0", "a< OK|replica=1 acked_offset=0 hw=1 isr=[0] under_replicated=true"),),
     ),
     Row(
@@ -488,7 +488,7 @@ def test_delivery(broker: BrokerProcess, port: str, lines: tuple[str, ...]) -> N
     Row(32, "a commit of another generation is refused", ((*JOINED, "a> COMMIT|g$ $ c1 3 0 1", f"a< {STALE}"),)),
     Row(
         33,
-        "a commit of somebody unknown is refused",
+        "a commit of an unknown member is refused",
         ((*JOINED, "a> COMMIT|g$ $ c9 2 0 1", f"a< {FENCED}unknown member"),),
     ),
     Row(
@@ -502,11 +502,11 @@ def test_groups(broker: BrokerProcess, port: str, lines: tuple[str, ...]) -> Non
 
 
 @FLUX_GROUPS.says(19, "a member that expires is a new generation")
-@FLUX_GROUPS.says(24, "members are taken out when somebody next looks at the group")
+@FLUX_GROUPS.says(24, "members are removed at the group's next request")
 @FLUX_GROUPS.says(26, "… the generation goes up")
 @FLUX_GROUPS.says(27, "… the others have its partitions")
 @FLUX_GROUPS.says(28, "… and it can neither commit nor beat nor ask")
-def test_a_member_not_heard_of_for_ten_seconds_is_out() -> None:
+def test_a_member_silent_for_ten_seconds_is_removed() -> None:
     world = World()
     one, two = world.connect(), world.connect()
     one.ask("V1|1|JOIN|g t c1")
@@ -548,7 +548,7 @@ def test_storage(broker: BrokerProcess, port: str, lines: tuple[str, ...]) -> No
 @FLUX_STORAGE.says(7, "a record is a line of offset, time, checksum and value", OWN_FILES)
 @FLUX_STORAGE.says(11, "a partition has an index of offsets and one of times", OWN_FILES)
 @FLUX_STORAGE.says(39, "a partition's records are mirrored in files beside it", OWN_FILES)
-def test_the_log_has_files_of_its_own(broker: BrokerProcess, port: str) -> None:
+def test_the_log_has_its_own_files(broker: BrokerProcess, port: str) -> None:
     topic = new_topic(port)
     with Peer(broker, port) as peer:
         assert peer.say(f"PRODUCE|{topic} user1:x").startswith("OK|")
@@ -570,7 +570,7 @@ def test_retention_and_durability_are_the_brokers() -> None:
 @FLUX_GROUPS.says(40, "members come back with the times of their last heartbeats", RESTARTED)
 @FLUX_GROUPS.says(41, "… and go on as before")
 @pytest.mark.parametrize("name", PORTS)
-def test_a_restart_keeps_records_positions_and_groups(tmp_path: Path, name: str) -> None:
+def test_a_restart_keeps_records_offsets_and_groups(tmp_path: Path, name: str) -> None:
     with BrokerProcess(tmp_path / "data", "--any", "127.0.0.1:0", wires=["flux"]) as process:
         with Peer(process, name) as peer:
             for number in range(5):
@@ -588,7 +588,7 @@ def test_a_restart_keeps_records_positions_and_groups(tmp_path: Path, name: str)
             assert peer.say("PRODUCE|orders user1:v5") == "OK|partition=2 offset=5 hw=5"
 
 
-def test_replicas_and_the_least_in_sync_set_are_options(tmp_path: Path) -> None:
+def test_replicas_and_min_isr_are_options(tmp_path: Path) -> None:
     options = ("--flux-replication-factor", "2", "--flux-min-isr", "1")
     with BrokerProcess(tmp_path / "data", *options, wires=["flux"]) as process, Peer(process, "flux") as peer:
         assert peer.say("PRODUCE|t user1:x acks=all") == "OK|partition=2 offset=0 hw=0"

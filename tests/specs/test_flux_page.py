@@ -1,7 +1,7 @@
-"""What the FLUX pages promise of answers of any length, of damage and of lines that are too long.
+"""The FLUX pages on responses of any length, damaged records, and lines that are too long.
 
-The sections named are those of the wire's specification. Where bytes on a socket matter the broker is a process, and is asked on the
-wire's own port and on the port of all wires; the rest are dialogues.
+The sections named are those of the protocol's specification. Tests about bytes on a socket use a broker process, on the
+protocol's own port and on the one for all protocols; the others are dialogues.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from tests.specs.pages import FLUX, FLUX_START, FLUX_STORAGE, Differs
 from tests.unit.protocols.flux.dialogue import Dialogue, World
 
 VALUE = "x" * 60_000
-LONG_COUNT = 500  # 30 MB: more than any reply was ever cut at
+LONG_COUNT = 500  # 30 MB: above any limit of a reply so far
 STUCK_PEERS = 8
-STUCK_BYTES_MAX = 6 * 1024 * 1024  # kept for a peer that does not read: its backlog, a piece, and what allocators add
+# buffered for a client that does not read: its backlog, a piece, and allocator overhead
+STUCK_BYTES_MAX = 6 * 1024 * 1024
 
 DAMAGED = Differs(
     "skips records that do not verify, and goes on numbering as if they had never been",
@@ -52,7 +53,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def long_topic(broker: BrokerProcess) -> str:
-    """A topic whose partition 1 holds LONG_COUNT values."""
+    """Return a topic whose partition 1 holds LONG_COUNT values."""
     with Peer(broker, "flux") as peer:
         for number in range(LONG_COUNT):
             assert peer.ask(f"V1|{number}|PRODUCE|long a:{number}-{VALUE}").startswith(f"V1|{number}|OK|partition=1 ")
@@ -61,28 +62,26 @@ def long_topic(broker: BrokerProcess) -> str:
 
 @pytest.fixture(params=PORTS)
 def port(request: pytest.FixtureRequest) -> str:
-    """The wire's own port, and that of all wires."""
+    """Return the protocol's own port, and the one for all protocols."""
     return str(request.param)
 
 
-# spec: flux#consume, step 4: every record from the offset asked for up to hw, however many there are
+# spec: flux#consume, step 4: every record from the requested offset up to hw, however many there are
 
 
 @FLUX.says(92, "CONSUME answers every record up to hw, however many there are")
 @FLUX_START.says(43, "… so who goes on behind hw has missed nothing")
-def test_consume_answers_every_record_up_to_the_hw_that_it_tells(
-    broker: BrokerProcess, port: str, long_topic: str
-) -> None:
+def test_consume_returns_every_record_up_to_its_hw(broker: BrokerProcess, port: str, long_topic: str) -> None:
     with Peer(broker, port) as peer:
         peer.send(f"V1|1|CONSUME|{long_topic} 1 0\nV1|2|OFFSET|g {long_topic} 0\n")
         records, hw = consumed(peer.line())
-        assert peer.line() == "V1|2|OK|offset=0\n", "the next request is answered behind the line's end"
+        assert peer.line() == "V1|2|OK|offset=0\n", "the next response follows the line's end"
     assert hw == LONG_COUNT - 1
     assert [offset for offset, _ in records] == list(range(LONG_COUNT))
     assert all(value == f"{offset}-{VALUE}" for offset, value in records)
 
 
-def test_whoever_goes_on_behind_hw_misses_nothing(broker: BrokerProcess, port: str) -> None:
+def test_a_reader_that_resumes_after_hw_misses_nothing(broker: BrokerProcess, port: str) -> None:
     topic = f"on-{port}"
     got: list[str] = []
     with Peer(broker, port) as writer, Peer(broker, port) as reader:
@@ -95,8 +94,8 @@ def test_whoever_goes_on_behind_hw_misses_nothing(broker: BrokerProcess, port: s
     assert got == [f"{batch}-{number}-{VALUE}" for batch in range(3) for number in range(150)]
 
 
-def test_a_peer_that_has_closed_its_side_gets_the_whole_line(broker: BrokerProcess, port: str, long_topic: str) -> None:
-    """What is left at the end of the stream is a last request, as of ``printf … | nc`` (spec: flux#framing)."""
+def test_a_half_closed_client_gets_the_whole_line(broker: BrokerProcess, port: str, long_topic: str) -> None:
+    """A partial line at the end of the stream is a last request, as of ``printf … | nc`` (spec: flux#framing)."""
     with Peer(broker, port) as peer:
         peer.send(f"V1|1|CONSUME|{long_topic} 1 0")
         peer.socket.shutdown(socket.SHUT_WR)
@@ -106,7 +105,7 @@ def test_a_peer_that_has_closed_its_side_gets_the_whole_line(broker: BrokerProce
         assert peer.line() == ""
 
 
-def test_peers_that_do_not_read_hold_up_nobody_and_cost_bounded_memory(
+def test_clients_that_do_not_read_block_no_other_and_use_bounded_memory(
     broker: BrokerProcess, port: str, long_topic: str
 ) -> None:
     with ExitStack() as stack:
@@ -127,14 +126,14 @@ def test_peers_that_do_not_read_hold_up_nobody_and_cost_bounded_memory(
 
 @FLUX_STORAGE.says(23, "the checksum of each record is looked at")
 @FLUX_STORAGE.says(24, "damaged records are skipped", DAMAGED)
-def test_a_line_ends_before_damage_with_the_offset_reached_as_hw(tmp_path: Path) -> None:
-    """Hw is the last record that can be read; behind it the damage is told, and behind that reading goes on."""
+def test_a_line_ends_before_damage_with_the_reached_offset_as_hw(tmp_path: Path) -> None:
+    """hw is the last readable record; after it the damage is reported, and after that reading continues."""
     count, damaged = 12, 5
     with BrokerProcess(tmp_path / "data", "--any", "127.0.0.1:0", wires=["flux", "polywire"]) as broker:
         with connect(broker.url("polywire")) as client:
             for number in range(count):
                 client.produce("t", [Record(b"value-%02d" % number)], partition=0)
-        for _ in range(2):  # sealed by the one, and not in memory any more after the other
+        for _ in range(2):  # the first restart seals the records, the second one empties the caches
             assert broker.stop() == 0
             broker.start()
         wanted = b"value-%02d" % damaged
@@ -151,7 +150,7 @@ def test_a_line_ends_before_damage_with_the_offset_reached_as_hw(tmp_path: Path)
 
 
 class Pins:
-    """Counts what is read and let go of a partition; ``fail_at``: the offset from which reads fail."""
+    """Counts reads and releases of a partition; ``fail_at``: the offset from which reads fail."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, *, fail_at: int | None = None) -> None:
         self.taken = self.released = 0
@@ -182,7 +181,7 @@ class Pins:
 
 
 def filled(count: int) -> World:
-    """A world with so many values in partition 1 of ``t``."""
+    """Return a broker with that many values in partition 1 of ``t``."""
     world = World()
     peer = world.connect()
     for number in range(count):
@@ -191,7 +190,7 @@ def filled(count: int) -> World:
 
 
 def stuck(world: World) -> Dialogue:
-    """A peer that asked for everything and reads nothing of what it gets."""
+    """Return a client that has requested everything and reads nothing."""
     peer = world.connect()
     peer.backlog = peer.backlog_max
     peer.feed(b"V1|1|CONSUME|t 1 0\n")
@@ -199,14 +198,14 @@ def stuck(world: World) -> Dialogue:
     return peer
 
 
-def test_nothing_is_read_for_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_from_the_log_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     world = filled(200)
     pins = Pins(world, monkeypatch)
     peer = stuck(world)
     assert 0 < len(peer.sent) <= PIECE_BYTES_MAX
     taken = pins.taken
     peer.pass_by()
-    assert (pins.taken, pins.released) == (taken, taken), "nothing of the log is held meanwhile"
+    assert (pins.taken, pins.released) == (taken, taken), "nothing of the log is pinned meanwhile"
     peer.backlog = 0
     peer.session.drained()
     peer.pass_by()
@@ -214,7 +213,7 @@ def test_nothing_is_read_for_a_peer_that_does_not_read(monkeypatch: pytest.Monke
     assert (len(records), hw) == (200, 199)
 
 
-def test_a_connection_cut_in_the_middle_leaves_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_connection_leaves_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     world = filled(200)
     pins = Pins(world, monkeypatch)
     peer = stuck(world)
@@ -227,7 +226,7 @@ def test_a_connection_cut_in_the_middle_leaves_nothing_pinned(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("damaged", [1, 60, 199])
-def test_a_line_that_has_begun_ends_whole_where_reading_fails(monkeypatch: pytest.MonkeyPatch, damaged: int) -> None:
+def test_a_started_line_is_completed_if_reading_fails(monkeypatch: pytest.MonkeyPatch, damaged: int) -> None:
     world = filled(200)
     Pins(world, monkeypatch, fail_at=damaged)
     peer = world.connect()
@@ -236,9 +235,8 @@ def test_a_line_that_has_begun_ends_whole_where_reading_fails(monkeypatch: pytes
     assert peer.ask(f"V1|2|CONSUME|t 1 {hw + 1}") == "V1|2|ERR|BAD_REQUEST|stored records are damaged"
 
 
-def test_values_that_grow_on_a_line_are_written_in_pieces() -> None:
-    """What a line cannot carry is three characters for one; the pieces stay bounded and nothing is lost between two
-    (spec: flux#values-in-replies)."""
+def test_values_that_grow_by_escaping_are_written_in_pieces() -> None:
+    """An escaped character becomes three; the pieces stay bounded and complete (spec: flux#values-in-replies)."""
     world = World()
     topic = world.memory.broker.ensure_topic("t")
     value = b"\xff" * 100_000
@@ -272,8 +270,8 @@ def test_words_are_exactly_those_of_the_page(request_line: str, reason: str) -> 
 @pytest.mark.parametrize(
     "request_line", ["PRODUCE|t a:x|y", "PRODUCE|t a|b:x", "PRODUCE|t a:x|", "OFFSET|g t 0|x", "PING||", "NONE|||"]
 )
-def test_a_fifth_section_is_malformed_where_a_setting_says_so(request_line: str) -> None:
-    """Step 2 of reading a line (spec: flux#requests): answered with id 0."""
+def test_a_fifth_section_is_malformed_if_configured(request_line: str) -> None:
+    """Step 2 of reading a line (spec: flux#requests): the response has id 0."""
     peer = World(flux=FluxSettings(pipes_in_arguments=False)).connect()
     assert peer.ask(f"V1|7|{request_line}") == MALFORMED
     peer.feed(f"V1|1|PRODUCE|t a:1\nV1|2|{request_line}\nV1|3|PRODUCE|t a:2\n".encode())
@@ -286,14 +284,14 @@ def test_a_fifth_section_is_malformed_where_a_setting_says_so(request_line: str)
 
 
 def test_pipes_belong_to_the_arguments_by_default() -> None:
-    """Step 2 (spec: flux#requests): what the wire's own broker does, and its SDK relies on; a client of the page sends none."""
+    """Step 2 (spec: flux#requests): the reference broker does so, and its SDK relies on it."""
     peer = World().connect()
     assert peer.ask("V1|1|PRODUCE|t a:x|y") == "V1|1|OK|partition=1 offset=0 hw=0"
     assert peer.ask("V1|2|CONSUME|t 1 0") == "V1|2|OK|messages=0:x|y hw=0"
 
 
 def test_the_ping_of_the_page_is_answered(broker: BrokerProcess, port: str) -> None:
-    """A command without arguments keeps its last pipe; a success without a payload has none (spec: flux#requests, flux#replies)."""
+    """A command without arguments keeps its last pipe (spec: flux#requests, flux#replies)."""
     with Peer(broker, port) as peer:
         assert peer.ask("V1|99|PING|") == "V1|99|OK"
         assert peer.ask("V1|98|PING") == MALFORMED
@@ -304,7 +302,7 @@ LEADERLESS: Final = {ErrorCode.NOT_OWNER, ErrorCode.STOPPING, ErrorCode.UNREACHA
 
 
 @pytest.mark.parametrize("code", [code for code in ErrorCode if code not in LEADERLESS])
-def test_not_leader_sends_nobody_away_from_a_full_or_busy_broker(code: ErrorCode) -> None:
+def test_a_full_or_busy_broker_does_not_respond_with_not_leader(code: ErrorCode) -> None:
     assert WIRE_ERRORS[code][0] is not WireCode.NOT_LEADER
 
 
@@ -318,7 +316,7 @@ def test_not_leader_sends_nobody_away_from_a_full_or_busy_broker(code: ErrorCode
     ),
 )
 @pytest.mark.parametrize("size", [65_537, 70_000, 5_000_000])
-def test_a_line_above_the_limit_is_answered_before_the_connection_ends(
+def test_a_line_above_the_limit_gets_an_error_before_the_connection_closes(
     broker: BrokerProcess, port: str, size: int
 ) -> None:
     """At most 65,536 bytes, the ending included (spec: flux#framing)."""

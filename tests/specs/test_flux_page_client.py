@@ -1,4 +1,4 @@
-"""The small client that is made from the FLUX pages alone gets its work done, through the broker's death."""
+"""The small client written from the FLUX pages alone works, through the broker's death."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_small_client_survives_the_brokers_death(tmp_path: Path, port: str) 
         found: dict[tuple[int, int], str] = {}
 
         def handle(partition: int, offset: int, value: str) -> None:
-            assert found.setdefault((partition, offset), value) == value, "an offset stays what it is"
+            assert found.setdefault((partition, offset), value) == value, "an offset does not change"
 
         members = [Consumer(clients[1], GROUP, TOPIC, "c1"), Consumer(clients[2], GROUP, TOPIC, "c2")]
         producer = threading.Thread(target=produces)
@@ -50,8 +50,8 @@ def test_the_small_client_survives_the_brokers_death(tmp_path: Path, port: str) 
             shared = sorted(chain(*(member.partitions for member in members)))
             if acknowledged.keys() <= found.keys() and shared == [0, 1, 2]:
                 break
-        assert acknowledged.items() <= found.items(), "nothing that was acknowledged is lost"
-        assert len(found) <= RECORDS + 1, "one may be there twice: the one that was under way"
+        assert acknowledged.items() <= found.items(), "nothing acknowledged is lost"
+        assert len(found) <= RECORDS + 1, "one may be duplicated: the one in flight"
         assert all(client.reopened for client in clients)
         assert shared == [0, 1, 2]
         members[1].leave()
@@ -63,7 +63,7 @@ def test_the_small_client_survives_the_brokers_death(tmp_path: Path, port: str) 
             client.close()
 
 
-def test_the_small_client_reads_a_partition_and_is_told_of_its_mistakes(tmp_path: Path) -> None:
+def test_the_small_client_reads_a_partition_and_gets_errors(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=("flux",)) as broker:
         client = Client(broker.addresses["flux"])
         partition, offset = client.produce(TOPIC, "user1", "created", acks="0")

@@ -1,4 +1,4 @@
-"""What the FLUX protocol page says, in both its states: envelopes, commands, codes, rules and payloads."""
+"""The FLUX protocol page in both its revisions: envelopes, commands, codes, rules and payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FENCED = "ERR|GENERATION_MISMATCH|"
 KNOWN = (
     "a>> V1|0|PING|",
     "a<< V1|0|OK",
-)  # what begins otherwise than V1 is not recognised as this wire on the port of all wires
+)  # what does not begin with V1 is not detected as this protocol on the port for all protocols
 ACKS = BAD + "invalid ack mode; expected acks=0|1|all"
 PIPES = Differs(
     "takes whatever follows the third pipe as arguments",
@@ -39,7 +39,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(params=PORTS)
 def port(request: pytest.FixtureRequest) -> str:
-    """The wire's own port, and that of all wires."""
+    """Return the protocol's own port, and the one for all protocols."""
     return str(request.param)
 
 
@@ -406,7 +406,7 @@ JOINED = ("a> JOIN|g$ $ c1", "a< OK|generation=2 assigned=[0 1 2]")
     ),
     Row(
         29,
-        "OFFSET reads what was committed, whoever asks",
+        "OFFSET returns what was committed, for any client",
         ((*JOINED, "a> COMMIT|g$ $ c1 2 1 7", "a< OK|committed=true", "b> OFFSET|g$ $ 1", "b< OK|offset=7"),),
     ),
     Row(

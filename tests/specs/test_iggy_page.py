@@ -1,4 +1,4 @@
-"""What Iggy's protocol page of 2023 says, on the wire's own port and on the one that recognises wires (docs/reference/protocols/iggy.md)."""
+"""Iggy's protocol page of 2023, on its own port and on the one that detects protocols."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ class Peer:
         self._socket = socket.create_connection(address, 30)
 
     def ask(self, code: int, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and payload of a request's answer."""
+        """Return status and payload of a request's response."""
         self._socket.sendall(request(code, body))
         status, size = HEAD.unpack(self._take(HEAD.size))
         return status, self._take(size)
 
     def status(self, code: int, body: bytes = b"") -> int:
-        """Status of a request's answer."""
+        """Return the status of a request's response."""
         return self.ask(code, body)[0]
 
     def stream(self) -> int:
-        """The number of a new stream."""
+        """Return the number of a new stream."""
         number = next(NUMBERS)
         assert self.status(Code.CREATE_STREAM, U32.pack(number) + name(f"s{number}")) == 0
         return number
 
     def topic(self, partitions: int = 1) -> bytes:
-        """The idents of a new topic in a new stream."""
+        """Return the identifiers of a new topic in a new stream."""
         stream = ident(self.stream())
         fields = U32.pack(1) + U32.pack(partitions) + NO_EXPIRY + name("t")
         assert self.status(Code.CREATE_TOPIC, stream + fields) == 0
         return stream + ident(1)
 
     def topics(self, stream: int) -> list[client_codec.TopicSeen]:
-        """A stream's topics."""
+        """Return a stream's topics."""
         status, body = self.ask(Code.GET_TOPICS, ident(stream))
         assert status == 0
         return client_codec.read_topics(body)
 
     def values(self, topic: bytes, partition: int = 1) -> list[bytes | None]:
-        """The payloads of a partition."""
+        """Return the payloads of a partition."""
         status, body = self.ask(Code.POLL, poll(place(READER, topic, partition), 1, 0, 100))
         assert status == 0
         return [record.value for record in client_codec.read_polled(body).records]
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._socket.close()
 
     def _take(self, size: int) -> bytes:
@@ -78,13 +78,13 @@ class Peer:
 
 @pytest.fixture(params=["iggy", "any"])
 def address(request: pytest.FixtureRequest, broker: BrokerProcess) -> tuple[str, int]:
-    """The wire's own port, and the one that recognises it."""
+    """Return the protocol's own port, and the one that detects it."""
     return broker.addresses[request.param]
 
 
 @pytest.fixture
 def peer(address: tuple[str, int]) -> Iterator[Peer]:
-    """A connection that has said nothing yet."""
+    """Open a connection without sending anything."""
     found = Peer(address)
     yield found
     found.close()
@@ -103,10 +103,10 @@ def test_a_first_request_may_be_large(peer: Peer, address: tuple[str, int], size
     first.close()
 
 
-# What may trail a request
+# Trailing bytes of a request
 
 
-def test_two_zero_bytes_may_trail_a_topic(peer: Peer) -> None:
+def test_two_zero_bytes_may_follow_a_topic(peer: Peer) -> None:
     stream = peer.stream()
     for number, spare in enumerate((b"", b"\0", SPARE), 1):
         fields = U32.pack(number) + U32.pack(2) + U32.pack(60) + name(f"t{number}")
@@ -116,7 +116,7 @@ def test_two_zero_bytes_may_trail_a_topic(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("spare", [b"\0\0\0", b"\1", b"\0\1", b"abc"])
-def test_nothing_else_may_trail_a_request(peer: Peer, spare: bytes) -> None:
+def test_no_other_bytes_may_follow_a_request(peer: Peer, spare: bytes) -> None:
     topic = peer.topic()
     stream = topic[:6]
     at = place(READER, topic, 1)
@@ -148,7 +148,7 @@ def test_nothing_else_may_trail_a_request(peer: Peer, spare: bytes) -> None:
         assert (code, peer.status(code, body + SPARE)) == (code, 0)
 
 
-def test_nothing_may_trail_a_command_without_fields(peer: Peer) -> None:
+def test_no_bytes_may_follow_a_command_without_fields(peer: Peer) -> None:
     assert [peer.status(code, SPARE) for code in (Code.PING, Code.GET_ME, Code.GET_STREAMS)] == [3, 3, 3]
 
 
@@ -179,10 +179,10 @@ def test_a_stream_whose_id_is_its_name(peer: Peer, called: str) -> None:
     Differs(
         "reads the first 4 bytes as the number",
         "1014 for an identifier of 0 and for a name that is not the stream's",
-        "nothing is made that nobody meant",
+        "nothing is created by accident",
     ),
 )
-def test_a_stream_whose_id_is_the_ident_of_none(peer: Peer) -> None:
+def test_a_stream_whose_identifier_is_zero(peer: Peer) -> None:
     assert peer.status(Code.CREATE_STREAM, ident(0) + name("nought")) == 1014
 
 
@@ -218,11 +218,11 @@ def test_a_topic_whose_id_is_its_name(peer: Peer, expiry: bytes) -> None:
     Differs(
         "takes the first letters of the name for one",
         "refused where both readings fit and the expiry is above 17 years",
-        "nothing is made that nobody meant",
+        "nothing is created by accident",
     ),
 )
-def test_no_letters_of_a_name_become_an_expiry(peer: Peer) -> None:
-    """Whatever a name's length, it is that name, or the request is refused: its first letters are never an expiry of years."""
+def test_letters_of_a_name_are_not_read_as_an_expiry(peer: Peer) -> None:
+    """The request creates that name or is refused: its first letters are never an expiry of years."""
     stream = peer.stream()
     made = []
     for size in range(1, 256):
@@ -232,10 +232,10 @@ def test_no_letters_of_a_name_become_an_expiry(peer: Peer) -> None:
     assert [(seen.id, seen.name, seen.expiry_s) for seen in peer.topics(stream)] == made
     sizes = {size for size, _, _ in made}
     assert {1, 2, 6, 40, 48} <= sizes
-    assert sizes.isdisjoint(range(49, 127)), "the fourth letter is as many bytes as follow it"
+    assert sizes.isdisjoint(range(49, 127)), "the fourth letter is the number of bytes after it"
     fields = U32.pack(500) + U32.pack(1) + U32.pack(0x74706F74) + name("old")
     assert peer.status(Code.CREATE_TOPIC, ident(stream) + fields) == 0
-    assert [seen.expiry_s for seen in peer.topics(stream)][-1] == 0x74706F74, "an expiry that can be nothing else"
+    assert [seen.expiry_s for seen in peer.topics(stream)][-1] == 0x74706F74, "an expiry that has no other meaning"
 
 
 def test_a_topic_of_neither_form_is_refused(peer: Peer) -> None:
@@ -246,7 +246,7 @@ def test_a_topic_of_neither_form_is_refused(peer: Peer) -> None:
 
 
 def listed(value: bytes, number: int = 0) -> bytes:
-    """A message as the page's byte list has it, without a length of headers."""
+    """Return a message in the page's byte list, without a length of headers."""
     return number.to_bytes(16, "little") + U32.pack(len(value)) + value
 
 
@@ -272,7 +272,7 @@ def test_messages_with_an_id_of_zero_from_the_byte_list(peer: Peer) -> None:
     assert peer.values(topic) == [b"first", b"second"]
 
 
-def test_messages_that_are_told_with_headers_keep_them(peer: Peer) -> None:
+def test_headers_of_messages_are_stored(peer: Peer) -> None:
     topic = peer.topic()
     header = Header(b"k", b"v", value_kind=HeaderKind.STRING)
     assert peer.status(Code.SEND, topic + BALANCED + messages([Record(value=b"x", headers=(header,))])) == 0
@@ -294,7 +294,7 @@ def test_messages_of_neither_form_are_refused(peer: Peer, spare: bytes) -> None:
 
 @IGGY.says(463, "a partitioning has 3 to 257 bytes, of every kind (clients send 2 for balanced)")
 @pytest.mark.parametrize("size", [0, 1, 2, 4, 255])
-def test_balanced_has_any_length_of_value(peer: Peer, size: int) -> None:
+def test_balanced_accepts_any_length_of_value(peer: Peer, size: int) -> None:
     topic = peer.topic(2)
     how = bytes((1, size)) + b"\3" * size
     for value in (b"a", b"b", b"c"):
@@ -306,7 +306,7 @@ def test_balanced_has_any_length_of_value(peer: Peer, size: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["plain", "Upper", "Two Words", "  Led\tAnd  Trailed ", "a-b_c.d", "dotted.Name"])
-def test_a_name_that_was_created_is_found_as_it_was_written(peer: Peer, written: str) -> None:
+def test_a_name_is_found_as_it_was_written(peer: Peer, written: str) -> None:
     number = next(NUMBERS)
     called = written + ("-iggy" if number % 2 else "-any")
     assert peer.status(Code.CREATE_STREAM, U32.pack(number) + name(called)) == 0

@@ -1,4 +1,4 @@
-"""The small client that is made from Iggy's page of 2023 alone gets its work done, through the broker's death too."""
+"""The small client written from Iggy's page of 2023 alone works, through the broker's death."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTITIONS = 3
 
 
 def polls(client: Client, found: dict[int, bytes], until: int) -> None:
-    """Consume as a member of the group until there are so many, or every partition was asked and none had more."""
+    """Consume as a member of the group until there are that many messages, or every partition is exhausted."""
     poll = consumer(GROUP, 5) + AT + u32(0) + strategy(NEXT) + u32(20) + b"\1"
     in_vain = 0
     while len(found) < until and in_vain < PARTITIONS:

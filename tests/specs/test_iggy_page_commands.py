@@ -1,7 +1,7 @@
-"""The commands of Iggy's protocol page of 2023, field by field, on the wire's own port and on the one that recognises wires.
+"""The commands of Iggy's protocol page of 2023, field by field, on its own port and on the one that detects protocols.
 
-Written with the client that is made from the page alone. What the fields mean is in ``test_iggy_page_meaning.py``, what the page says twice
-in ``test_iggy_page.py``.
+The tests use the client written from the page alone. The meaning of fields is in ``test_iggy_page_meaning.py``,
+contradictions of the page in ``test_iggy_page.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MALFORMED: Final = 3
 
 
 class World:
-    """A stream with a topic of two partitions, a message in the first, and a group that the connection is in."""
+    """A stream with a topic of two partitions, a message in the first, and a group that the connection has joined."""
 
     def __init__(self, client: Client, *, is_named: bool = False) -> None:
         number = next(NUMBERS)
@@ -43,11 +43,9 @@ Fields = Callable[[World], list[bytes]]
 
 
 class Command(NamedTuple):
-    """A command, and where the page has it.
+    """A command and its lines in the page.
 
-    listed: line of the list of codes.
-    section: line of its own section that says the code.
-    stream: line of its struct that says the stream, before the topic's if it has one.
+    listed: in the list of codes. section: its code in its own section. stream: its stream field.
     """
 
     code: int
@@ -58,7 +56,7 @@ class Command(NamedTuple):
 
 
 def things(*more: bytes) -> Fields:
-    """Stream, topic, and more."""
+    """Encode a stream, a topic, and more."""
     return lambda world: [world.stream, world.topic, *more]
 
 
@@ -104,7 +102,7 @@ COMMANDS: Final = {
 
 @pytest.fixture(params=["iggy", "any"])
 def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Client]:
-    """A client of the wire's own port, and of the one that recognises it."""
+    """Return a client of the protocol's own port, and of the one that detects it."""
     found = Client(broker.addresses[request.param])
     yield found
     found.socket.close()
@@ -116,7 +114,7 @@ def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Cl
     *(Row(one.section, f"{word} has code {one.code}", (word,)) for word, one in COMMANDS.items() if one.section),
 )
 def test_a_command_has_its_code(client: Client, command: str) -> None:
-    """Carried out under it, and the same fields under a code that is not on the page are refused."""
+    """It is executed under its code, and the same fields are refused under a code that is not on the page."""
     asked = COMMANDS[command]
     world = World(client)
     assert status(client, asked.code + 50_000, *asked.fields(world)) == MALFORMED
@@ -134,13 +132,13 @@ def test_a_command_has_its_code(client: Client, command: str) -> None:
     Row(668, "GET_STATS asks for nothing else", ("GET_STATS",)),
     Row(675, "GET_STATS carries no bytes", ("GET_STATS",)),
 )
-def test_a_command_without_fields_carries_nothing(client: Client, command: str) -> None:
+def test_a_command_without_fields_carries_no_payload(client: Client, command: str) -> None:
     code = COMMANDS[command].code
     assert (status(client, code), status(client, code, b"\0")) == (0, MALFORMED)
 
 
 def places(word: str, line: int, *more: tuple[str, int, int]) -> list[Row]:
-    """Rows of a command whose list of bytes begins, in this line, with a stream and a topic."""
+    """Return rows of a command whose list of bytes begins, in this line, with a stream and a topic."""
     fields = [("stream", 3, 257), ("topic", 3, 257), *more]
     return [
         Row(line + index, f"{word}: {what} of {size_text(least, most)}", (word, index, least, most))
@@ -149,7 +147,7 @@ def places(word: str, line: int, *more: tuple[str, int, int]) -> list[Row]:
 
 
 def consumer_places(word: str, line: int, *more: tuple[str, int, int]) -> list[Row]:
-    """Those of a command whose list begins with a consumer."""
+    """Return those of a command whose list begins with a consumer."""
     fields = [("consumer", 5, 5), ("stream", 3, 257), ("topic", 3, 257), ("partition", 4, 4), *more]
     return [
         Row(line + index, f"{word}: {what} of {size_text(least, most)}", (word, index, least, most))
@@ -158,7 +156,7 @@ def consumer_places(word: str, line: int, *more: tuple[str, int, int]) -> list[R
 
 
 def size_text(least: int, most: int) -> str:
-    """So many bytes."""
+    """Return that many bytes."""
     return f"{least} to {most} bytes" if most > least else f"{least} byte{'s' * (least > 1)}"
 
 
@@ -190,7 +188,7 @@ def size_text(least: int, most: int) -> str:
     Row(650, "GET_CLIENT: a client of 4 bytes", ("GET_CLIENT", 0, 4, 4)),
 )
 def test_a_command_has_this_field(client: Client, command: str, field: int, least: int, most: int) -> None:
-    """Whole it is carried out, one byte short it is not; and identifiers of every length are read as such."""
+    """The complete command is executed, one byte less is refused; identifiers of every length are read as such."""
     asked = COMMANDS[command]
     world = World(client)
     code, fields = asked.code, asked.fields(world)
@@ -221,7 +219,7 @@ WITHOUT_TOPIC: Final = ("GET_STREAM", "DELETE_STREAM", "GET_TOPICS", "CREATE_TOP
         if one.stream and word not in WITHOUT_TOPIC
     ),
 )
-def test_streams_and_topics_are_told_by_number_or_name(client: Client, command: str) -> None:
+def test_streams_and_topics_are_named_by_number_or_name(client: Client, command: str) -> None:
     asked = COMMANDS[command]
     for is_named in (False, True):
         assert status(client, asked.code, *asked.fields(World(client, is_named=is_named))) == 0
@@ -235,8 +233,8 @@ def test_streams_and_topics_are_told_by_number_or_name(client: Client, command: 
     Row(592, "JOIN_CONSUMER_GROUP tells the group by a number of 32 bits", ("JOIN_CONSUMER_GROUP", 5000)),
     Row(610, "LEAVE_CONSUMER_GROUP tells the group by a number of 32 bits", ("LEAVE_CONSUMER_GROUP", 5000)),
 )
-def test_groups_are_told_by_numbers(client: Client, command: str, other: int) -> None:
-    """One whose highest byte differs is another."""
+def test_groups_are_named_by_numbers(client: Client, command: str, other: int) -> None:
+    """A number whose highest byte differs names another group."""
     code = COMMANDS[command].code
     world = World(client)
     assert status(client, code, world.at, u32(GROUP_ID + 2**24)) == other
@@ -271,7 +269,7 @@ def test_partitions_are_counted(client: Client, command: str, answer: int, highe
 
 
 @IGGY.says(642, "GET_CLIENT tells the client by a number of 32 bits")
-def test_a_client_is_told_by_its_number(client: Client) -> None:
+def test_a_client_is_named_by_its_number(client: Client) -> None:
     number = struct.unpack("<I", client.ask(20)[:4])[0]
     assert client.ask(21, u32(number)) == client.ask(20)
     assert status(client, 21, u32(number ^ 2**31)) == 100

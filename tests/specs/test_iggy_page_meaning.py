@@ -1,6 +1,6 @@
-"""What the frames, types and replies of Iggy's protocol page of 2023 mean, on the wire's own port and on the one that recognises wires.
+"""The meaning of frames, types and replies in Iggy's protocol page of 2023, on its own port and on the detecting one.
 
-Written with the client that is made from the page alone. That each command has each of its fields is in ``test_iggy_page_commands.py``.
+The tests use the client written from the page alone. The fields of each command are in ``test_iggy_page_commands.py``.
 """
 
 from __future__ import annotations
@@ -52,44 +52,44 @@ KINDS: Final = [("Raw", 5), ("String", 5), ("Bool", 1), *WHOLE_NUMBERS, ("Float3
 
 @pytest.fixture(params=["iggy", "any"])
 def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Client]:
-    """A client of the wire's own port, and of the one that recognises it."""
+    """Return a client of the protocol's own port, and of the one that detects it."""
     found = Client(broker.addresses[request.param])
     yield found
     found.socket.close()
 
 
 def new_stream(client: Client) -> bytes:
-    """A new stream."""
+    """Create a stream."""
     number = next(NUMBERS)
     client.ask(202, u32(number) + name(f"s{number}"))
     return identifier(number)
 
 
 def new_topic(client: Client, partitions: int = 2) -> bytes:
-    """The stream and topic of a new topic in a new stream."""
+    """Return the stream and topic of a new topic in a new stream."""
     stream = new_stream(client)
     client.ask(302, stream + u32(1) + u32(partitions) + u32(0) + name("t"))
     return stream + identifier(1)
 
 
 def send(client: Client, at: bytes, *payloads: bytes, partition: int = 1) -> None:
-    """Send each in a command of its own."""
+    """Send each message in its own command."""
     for payload in payloads:
         client.ask(SEND, at + b"\2\4" + u32(partition) + message(payload))
 
 
 def messages(client: Client, at: bytes, partition: int = 1, how: bytes = ALL, reader: bytes = READER) -> list[Message]:
-    """Messages of a poll."""
+    """Return the messages of a poll."""
     return polled(client.ask(POLL, reader + at + u32(partition) + how)).messages
 
 
 def payloads(client: Client, at: bytes, partition: int = 1, how: bytes = ALL, reader: bytes = READER) -> list[bytes]:
-    """Payloads of a poll."""
+    """Return the payloads of a poll."""
     return [one.payload for one in messages(client, at, partition, how, reader)]
 
 
 def stored(client: Client, at: bytes, reader: bytes, partition: int = 1) -> int:
-    """The offset that is stored."""
+    """Return the stored offset."""
     found: int = struct.unpack("<IQQ", client.ask(GET_OFFSET, reader + at + u32(partition)))[2]
     return found
 
@@ -172,9 +172,9 @@ def test_ids_of_consumers(client: Client) -> None:
 
 @IGGY.says(85, "polls, and commands that store and tell offsets, say the consumer")
 @IGGY.says(367, "POLL_MESSAGES: the consumer whose offset is meant")
-@IGGY.says(474, "GET_CONSUMER_OFFSET: the consumer whose offset is told")
+@IGGY.says(474, "GET_CONSUMER_OFFSET: the consumer whose offset is returned")
 @IGGY.says(494, "STORE_CONSUMER_OFFSET: the consumer whose offset is stored")
-def test_where_a_consumer_is_told(client: Client) -> None:
+def test_consumers_have_separate_offsets(client: Client) -> None:
     at = new_topic(client)
     send(client, at, b"a", b"b", b"c")
     one, other = consumer(SINGLE, 1), consumer(SINGLE, 2)
@@ -246,7 +246,7 @@ def test_names(client: Client, what: str, called: str, answer: int) -> None:
 
 @IGGY.says(219, "CREATE_STREAM: the id that the stream is to have, a number of 32 bits")
 @IGGY.says(286, "CREATE_TOPIC: the id that the topic is to have, a number of 32 bits")
-def test_ids_are_chosen(client: Client) -> None:
+def test_ids_are_chosen_by_the_client(client: Client) -> None:
     number, high = 30_000 + next(NUMBERS), 2**28
     for one in (number, number + high):
         client.ask(202, u32(one) + name(f"s{one}"))
@@ -293,7 +293,7 @@ def test_the_highest_ids_of_streams(client: Client) -> None:
 
 HEADERS: Final = u32(1) + b"k" + b"\2" + u32(1) + b"v"
 HEADERS_LENGTH: Final = Differs(
-    "their length of 4 bytes stands before them", "as the real software", "without it nobody could tell where they end"
+    "their length of 4 bytes stands before them", "as the real software", "without it the end of the headers is unknown"
 )
 
 
@@ -421,7 +421,7 @@ def test_kinds_of_polls(client: Client, kind: int, value: int, offsets: list[int
 
 
 @IGGY.says(372, "POLL_MESSAGES: the count, how many messages at most")
-def test_a_poll_counts(client: Client) -> None:
+def test_a_poll_has_a_count(client: Client) -> None:
     at = new_topic(client)
     send(client, at, b"a", b"b", b"c")
     assert [len(messages(client, at, how=strategy(FIRST) + u32(most) + b"\0")) for most in (1, 2, 3, 2**32 - 1)] == [
@@ -449,7 +449,7 @@ def test_a_poll_commits(client: Client) -> None:
 @IGGY.says(414, "a partitioning has a length of 8 bits")
 @IGGY.says(415, "a partitioning has a value")
 @IGGY.says(420, "kind 2 is a partition's id")
-def test_a_partition_is_told(client: Client) -> None:
+def test_a_partition_is_chosen_by_number(client: Client) -> None:
     at = new_topic(client, 3)
     for partition in (3, 1):
         send(client, at, b"to %d" % partition, partition=partition)
@@ -480,7 +480,7 @@ def test_keys(client: Client) -> None:
 
 @IGGY.says(409, "SEND_MESSAGES: any number of messages, one behind the other")
 @IGGY.says(427, "a payload is any bytes")
-def test_messages_in_a_row(client: Client) -> None:
+def test_several_messages_in_a_request(client: Client) -> None:
     at = new_topic(client)
     sent = [bytes(range(256)), b"\0", b"last"]
     client.ask(SEND, at + b"\2\4" + u32(1) + b"".join(map(message, sent)))
@@ -493,7 +493,7 @@ def test_ids_of_messages(client: Client) -> None:
     client.ask(SEND, at + b"\2\4" + u32(1) + message(b"m", 2**128 - 1) + message(b"m"))
     first, second = (one.id for one in messages(client, at))
     assert first == 2**128 - 1
-    assert second not in (0, first), "one that was sent with 0 is given another"
+    assert second not in (0, first), "one sent with 0 gets another id"
 
 
 @IGGY.says(426, "a payload's length is a number of 32 bits")
@@ -554,7 +554,7 @@ def test_kinds_of_headers(client: Client, kind: int, size: int) -> None:
     "the kinds of values have no numbers, so that the first may be 0",
     Differs("counts from 1, and refuses 0", "as the real software", "only it has clients"),
 )
-def test_no_kind_of_header_is_0(client: Client) -> None:
+def test_header_kind_0_is_invalid(client: Client) -> None:
     at = new_topic(client)
     one = u32(1) + b"k" + b"\0" + u32(1) + b"v"
     assert status(client, SEND, at, b"\2\4", u32(1), message(b"m", 1, one)) == 3

@@ -1,4 +1,4 @@
-"""Statements of the Kafka 0.7 page about what a producer sends, on the wire's own port and on the one of every wire."""
+"""Statements of the Kafka 0.7 page about producers, on its own port and on the one for every protocol."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ RECORD_BYTES_MAX = 10_000_000
 PORTS = ("kafka07", "any")
 MEMORY_GROWN_MAX = (
     320 * 1024 * 1024
-)  # 64 MiB of unfinished requests, one of 128 beside them, one that is expanded, the journal's
+)  # 64 MiB of incomplete requests, one of 128 besides, one that is decompressed, and the journal's
 PATIENCE_S = 60.0
 SENDERS = 6
 
 
 class Peer:
-    """A connection that sends sets to partition 0 of a topic nobody else uses."""
+    """A connection that sends sets to partition 0 of an unused topic."""
 
     def __init__(self, broker: BrokerProcess, port: str) -> None:
         self.topic = b"t%d" % random.getrandbits(60)
@@ -56,16 +56,16 @@ class Peer:
         self.socket.sendall(encode_produce(self.topic, 0, message_set))
 
     def ask(self, frame: bytes) -> bytes:
-        """Body of the answer."""
+        """Return the body of the response."""
         self.socket.sendall(frame)
         return self._take(int.from_bytes(self._take(4), "big"))
 
     def end(self) -> int:
-        """Address of the partition's end."""
+        """Return the address of the partition's end."""
         return parse_offsets_answer(self.ask(encode_offsets(self.topic, 0, -1, 1)))[0]
 
     def fetch(self, address: int, size: int) -> bytes:
-        """Messages from an address on."""
+        """Return messages from an address on."""
         return self.ask(encode_fetch(self.topic, 0, address, size))[2:]
 
     def _take(self, size: int) -> bytes:
@@ -73,19 +73,19 @@ class Peer:
         while len(found) < size:
             part = self.socket.recv(size - len(found))
             if not part:
-                raise ConnectionError("the broker hung up")
+                raise ConnectionError("the broker closed the connection")
             found += part
         return found
 
-    def is_hung_up_on(self) -> bool:
-        """Whether the broker closes, without a word."""
+    def is_closed_by_broker(self) -> bool:
+        """Return whether the broker closes the connection without a response."""
         with suppress(ConnectionError):
             return self.socket.recv(1) == b""
         return True
 
 
 def closings(broker: BrokerProcess, reason: str) -> int:
-    """Lines of the log that say this, and what was left out of them."""
+    """Count log lines with this reason, including dropped ones."""
     return sum(reason in line for line in broker.log_text().splitlines())
 
 
@@ -115,7 +115,7 @@ def test_a_payload_may_be_as_long_as_a_record(broker: BrokerProcess, port: str) 
 )
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_longer_payload_closes_the_connection_and_the_log_says_why(
+def test_a_longer_payload_closes_the_connection_and_is_logged(
     broker: BrokerProcess, port: str, *, is_packed: bool
 ) -> None:
     reason = f"message is too large bytes={RECORD_BYTES_MAX + 1} limit={RECORD_BYTES_MAX}"
@@ -123,7 +123,7 @@ def test_a_longer_payload_closes_the_connection_and_the_log_says_why(
     message_set = encode_set([b"before", b"x" * (RECORD_BYTES_MAX + 1)])
     with Peer(broker, port) as peer:
         peer.send(wrap(message_set, GZIP) if is_packed else message_set)
-        assert peer.is_hung_up_on()
+        assert peer.is_closed_by_broker()
         with Peer(broker, port) as other:
             other.topic = peer.topic
             assert other.end() == 0
@@ -152,20 +152,20 @@ def test_a_request_may_have_100_mib(broker: BrokerProcess, port: str) -> None:
 def test_a_longer_request_closes_the_connection(broker: BrokerProcess, port: str) -> None:
     with Peer(broker, port) as peer:
         peer.socket.sendall(struct.pack(">ihh", FRAME_BYTES_MAX + 1, 0, 1) + b"t")
-        assert peer.is_hung_up_on()
+        assert peer.is_closed_by_broker()
 
 
-def test_while_long_requests_arrive_others_are_served_and_memory_is_bounded(tmp_path: Path) -> None:
-    """Of 100 MiB each, with sets among them that take long to expand."""
+def test_during_long_requests_others_are_served_and_memory_is_bounded(tmp_path: Path) -> None:
+    """Requests of 100 MiB each, and sets among them that take long to decompress."""
     message_set = encode_set([bytes([number]) * 1_000_000 for number in range(104)])
     slow_bytes = 15 * 1_000_010
     slow = wrap(encode_set([b"v" * 1_000_000] * 15), GZIP)
     most, over = [0], threading.Event()
-    options = "--cache-mib", "0"  # what is kept for readers has a limit of its own
+    options = "--cache-mib", "0"  # caches for readers have a separate limit
     with BrokerProcess(tmp_path / "data", *options, wires=["kafka07"]) as broker, Peer(broker, "kafka07") as polite:
 
         def sends() -> None:
-            for _ in range(SENDERS):  # one that gets no processor for more than a second is silent, and has to go
+            for _ in range(SENDERS):  # a sender without processor time for over a second counts as stalled
                 with suppress(ConnectionError), Peer(broker, "kafka07") as peer:
                     peer.send(slow)
                     assert peer.end() == slow_bytes
@@ -197,7 +197,7 @@ def test_while_long_requests_arrive_others_are_served_and_memory_is_bounded(tmp_
 
 
 def unopenable() -> list[tuple[bytes, CompressionCodec]]:
-    """Compressed payloads that nobody can open, down to none at all."""
+    """Return compressed payloads that cannot be decompressed, down to an empty one."""
     plain = encode_message(b"aaaa")
     packed, block = gzip.compress(plain, mtime=0), bytes(cramjam.snappy.compress_raw(plain))
     stream = XERIAL_HEAD + struct.pack(">i", len(block)) + block
@@ -213,7 +213,7 @@ def unopenable() -> list[tuple[bytes, CompressionCodec]]:
 
 @KAFKA07.says(21, "compressed bytes that cannot be opened are an error")
 @pytest.mark.parametrize("port", PORTS)
-def test_a_compressed_payload_that_cannot_be_opened_closes_the_connection_however_short(
+def test_a_compressed_payload_that_cannot_be_decompressed_closes_the_connection(
     broker: BrokerProcess, port: str
 ) -> None:
     for payload, codec in unopenable():
@@ -221,7 +221,7 @@ def test_a_compressed_payload_that_cannot_be_opened_closes_the_connection_howeve
         for message_set in (message, encode_message(b"before") + message, wrap(message, GZIP)):
             with Peer(broker, port) as peer:
                 peer.send(message_set)
-                assert peer.is_hung_up_on(), (payload, codec)
+                assert peer.is_closed_by_broker(), (payload, codec)
 
 
 @KAFKA07.says(
@@ -235,4 +235,4 @@ def test_a_compressed_payload_that_cannot_be_opened_closes_the_connection_howeve
 def test_a_compressed_set_that_expands_too_far_closes_the_connection(broker: BrokerProcess, port: str) -> None:
     with Peer(broker, port) as peer:
         peer.send(wrap(encode_message(bytes(EXPANDED_BYTES_MAX)), GZIP))
-        assert peer.is_hung_up_on()
+        assert peer.is_closed_by_broker()

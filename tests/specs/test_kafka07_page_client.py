@@ -1,4 +1,4 @@
-"""The small client that is made from the pages on Kafka 0.7 alone gets its work done, through the broker's death and its own too."""
+"""The small client written from the pages on Kafka 0.7 alone works, through the broker's death and its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MESSAGES = 600
 
 
 def consumes(client: Client, found: list[bytes], until: int) -> None:
-    """Consume until so many were found, or there are no more."""
+    """Consume until that many were found, or there are no more."""
     while len(found) < until:
         brought = client.consume(TOPIC, 0, 500)
         if not brought:
@@ -51,6 +51,6 @@ def test_the_small_client_survives_the_brokers_death_and_its_own(tmp_path: Path,
         again = Client(broker.addresses[port], kept)
         consumes(again, found, 2 * MESSAGES)
         assert list(dict.fromkeys(found)) == acknowledged
-        assert len(found) <= MESSAGES + 1, "one may come twice: the one that was under way"
+        assert len(found) <= MESSAGES + 1, "one may be duplicated: the one in flight"
         for client in (again, producing):
             client.socket.close()

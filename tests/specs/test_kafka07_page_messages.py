@@ -1,7 +1,6 @@
-"""What the pages on Kafka 0.7 say of messages and sets of them, on the wire's own port and on the one that recognises wires.
+"""Messages and message sets in the pages on Kafka 0.7, on both ports.
 
-Written with the client that is made from the pages alone. Requests are in ``test_kafka07_page_requests.py``, limits in
-``test_kafka07_page.py``.
+The tests use the client written from the pages alone. Requests are in ``test_kafka07_page_requests.py``, limits in ``test_kafka07_page.py``.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ TOPICS: Final = itertools.count(random.getrandbits(40))
 
 @pytest.fixture(params=["kafka07", "any"])
 def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Client]:
-    """A client of the wire's own port, and of the one that recognises it."""
+    """Return a client of the protocol's own port, and of the one that detects it."""
     found = Client(broker.addresses[request.param])
     yield found
     found.socket.close()
 
 
 def stored(client: Client, messages: bytes) -> bytes | None:
-    """What a new topic holds once these were produced to it; None if the broker hung up instead."""
+    """Return the content of a new topic after these were produced; None if the broker closed the connection."""
     topic = b"t%014d" % next(TOPICS)
     try:
         client.ask(frame(PRODUCE, produced(topic, 0, messages)) + frame(OFFSETS, asked(topic, 0, LATEST, 1)))
@@ -58,7 +57,7 @@ def stored(client: Client, messages: bytes) -> bytes | None:
 
 
 def blocks(messages: bytes, size: int) -> bytes:
-    """In snappy's blocks, behind the head of their stream."""
+    """Return snappy blocks after the header of their stream."""
     packed = bytes.fromhex("82534e4150505900 00000001 00000001")
     for begin in range(0, len(messages), size):
         block = bytes(cramjam.snappy.compress_raw(messages[begin : begin + size]))
@@ -67,7 +66,7 @@ def blocks(messages: bytes, size: int) -> bytes:
 
 
 def gzipped(messages: bytes) -> bytes:
-    """A message that holds a set, compressed."""
+    """Return a message that contains a compressed set."""
     return message(gzip.compress(messages, mtime=0), 1, GZIP)
 
 
@@ -99,7 +98,7 @@ OPENED: Final = Differs("the compressed message as it was sent", "its messages, 
         (message(b"a") + message(b"b"),),
     ),
 )
-def test_messages_come_back_as_they_were(client: Client, written: bytes) -> None:
+def test_messages_round_trip(client: Client, written: bytes) -> None:
     assert stored(client, written) == written
 
 
@@ -118,7 +117,7 @@ def test_messages_come_back_as_they_were(client: Client, written: bytes) -> None
     Row(21, "messages within a compressed one have CRCs of their own", (gzipped(HELLO[:-1] + b"O"),)),
     Row(21, "magics within it are 0 or 1", (gzipped(message(b"x", 2)),)),
 )
-def test_wrong_messages_close(client: Client, written: bytes) -> None:
+def test_invalid_messages_close_the_connection(client: Client, written: bytes) -> None:
     assert stored(client, written) is CLOSED
 
 
@@ -166,7 +165,7 @@ def test_attributes(client: Client) -> None:
         (message(bytes(cramjam.snappy.compress_raw(INNER)), 1, SNAPPY),),
     ),
     Row(21, "a compressed message may hold another", (gzipped(gzipped(message(blocks(INNER, 9), 1, SNAPPY))),)),
-    Row(21, "what is not whole at the end of a compressed set is left out", (gzipped(INNER + HELLO[:-1]),)),
+    Row(21, "an incomplete message at the end of a compressed set is dropped", (gzipped(INNER + HELLO[:-1]),)),
 )
 def test_compressed_messages_are_read(client: Client, written: bytes) -> None:
     found = stored(client, written)
@@ -182,18 +181,18 @@ def test_compressed_messages_are_read(client: Client, written: bytes) -> None:
         "reads the first of its messages again", "each of its messages has an offset", "they are stored as messages"
     ),
 )
-def test_compressed_messages_are_opened(client: Client) -> None:
+def test_compressed_messages_are_decompressed(client: Client) -> None:
     assert stored(client, HELLO + gzipped(INNER) + HELLO) == HELLO + INNER + HELLO
 
 
 @KAFKA07.says(21, "a compressed message may hold messages of magic 0")
-def test_magic_0_within(client: Client) -> None:
+def test_magic_0_inside(client: Client) -> None:
     inner = message(b"a", 0) + message(b"bb", 1)
     assert stored(client, gzipped(inner)) == inner
 
 
 @KAFKA07.says(21, "a compressed message may hold none")
-def test_nothing_within(client: Client) -> None:
+def test_an_empty_compressed_set(client: Client) -> None:
     assert stored(client, HELLO + gzipped(b"") + HELLO) == HELLO * 2
 
 

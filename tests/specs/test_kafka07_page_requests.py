@@ -1,7 +1,7 @@
-"""What the pages on Kafka 0.7 say of frames, requests and answers, on the wire's own port and on the one that recognises wires.
+"""Frames, requests and responses in the pages on Kafka 0.7, on both ports.
 
-Written with the client that is made from the pages alone. Message sets are in ``test_kafka07_page_messages.py``, limits in
-``test_kafka07_page.py``.
+The tests use the client written from the pages alone. Message sets are in
+``test_kafka07_page_messages.py``, limits in ``test_kafka07_page.py``.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ CLOSED: Final = None
 SEEDS: Final = itertools.count(random.getrandbits(40))
 
 Asked = Callable[[bytes], bytes]
-"""A request about a topic of two messages, of 15 and 13 bytes, in its partition 0."""
+"""A request about partition 0 of a topic with two messages of 15 and 13 bytes."""
 
 
 @pytest.fixture(params=["kafka07", "any"])
 def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Client]:
-    """A client of the wire's own port, and of the one that recognises it, that has said something."""
+    """Return a client of the protocol's own port, and of the one that detects it, after a first request."""
     found = Client(broker.addresses[request.param])
     found.ask(frame(OFFSETS, asked(b"nothing", 0, LATEST, 1)))
     yield found
@@ -56,7 +56,7 @@ def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Cl
 
 @pytest.fixture
 def topic(client: Client) -> bytes:
-    """A topic with two messages."""
+    """Create a topic with two messages."""
     name = new_topic()
     client.socket.sendall(frame(PRODUCE, produced(name, 0, HELLO + ABC)))
     assert end_of(client, name) == 28
@@ -64,23 +64,23 @@ def topic(client: Client) -> bytes:
 
 
 def new_topic() -> bytes:
-    """A topic that nobody else uses."""
+    """Return an unused topic name."""
     return b"t%014d" % next(SEEDS)
 
 
 def counted(*entries: bytes) -> bytes:
-    """Entries behind their count."""
+    """Encode entries after their count."""
     return struct.pack(">h", len(entries)) + b"".join(entries)
 
 
 def end_of(client: Client, topic: bytes, partition: int = 0) -> int:
-    """The end of a partition."""
+    """Return the end of a partition."""
     found: int = struct.unpack(">iq", client.ask(frame(OFFSETS, asked(topic, partition, LATEST, 1))))[1]
     return found
 
 
 def is_closed(client: Client) -> bool:
-    """Whether the broker hangs up, without a word."""
+    """Return whether the broker closes the connection without a response."""
     try:
         return client.socket.recv(1) == b""
     except ConnectionError:
@@ -88,7 +88,7 @@ def is_closed(client: Client) -> bool:
 
 
 def whole_answer(client: Client) -> bytes | None:
-    """The next answer with its length and error code, None if the broker hangs up."""
+    """Return the next response with its length and error code; None if the broker closes the connection."""
     try:
         length = client.take(4)
         return length + client.take(int.from_bytes(length, "big"))
@@ -106,11 +106,11 @@ def whole_answer(client: Client) -> bytes | None:
     Row(10, "a request that ends within its type closes it", (b"\0\0\0\1\0",)),
     Row(10, "a request that is shorter than its fields closes it", (b"\0\0\0\4\0\1\0\4",)),
     Row(10, "a request of more than 100 MiB closes it at its length", (struct.pack(">i", 104_857_601),)),
-    Row(40, "a type that is none of the five closes the connection", (b"\0\0\0\2\0\5",)),
+    Row(40, "an unknown request type closes the connection", (b"\0\0\0\2\0\5",)),
     Row(40, "a type below them closes it", (b"\0\0\0\2\xff\xff",)),
     Row(10, "a topic of no name closes it", (frame(OFFSETS, b"\xff\xff" + bytes(4) + b"\xff" * 8 + bytes(4)),)),
 )
-def test_what_closes_a_connection(client: Client, written: bytes) -> None:
+def test_invalid_frames_close_the_connection(client: Client, written: bytes) -> None:
     client.socket.sendall(written)
     assert is_closed(client)
 
@@ -170,9 +170,9 @@ def test_many_requests_at_once(client: Client) -> None:
     assert client.consume(topic, 0) == [b"%03d" % number for number in range(200)]
 
 
-@KAFKA07.says(10, "whole requests of a peer that hangs up are carried out")
-@KAFKA07.says(10, "a request that is not whole when its peer hangs up is not carried out")
-def test_hanging_up(client: Client, request: pytest.FixtureRequest, broker: BrokerProcess, topic: bytes) -> None:
+@KAFKA07.says(10, "complete requests of a disconnected client are executed")
+@KAFKA07.says(10, "an incomplete request of a disconnected client is not executed")
+def test_disconnecting(client: Client, request: pytest.FixtureRequest, broker: BrokerProcess, topic: bytes) -> None:
     other = Client(broker.addresses[request.node.callspec.params["client"]])
     whole = frame(PRODUCE, produced(topic, 0, HELLO))
     other.socket.sendall(whole * 3 + whole[:-1])
@@ -182,31 +182,31 @@ def test_hanging_up(client: Client, request: pytest.FixtureRequest, broker: Brok
     other.socket.close()
 
 
-# Requests with answers
+# Requests with responses
 
 
 def fetch(offset: int, most: int, partition: int = 0, *, name: bytes | None = None) -> Asked:
-    """A FETCH."""
+    """Encode a FETCH."""
     return lambda topic: frame(FETCH, fetched(topic if name is None else name, partition, offset, most))
 
 
 def offsets(moment: int, most: int, partition: int = 0, *, name: bytes | None = None) -> Asked:
-    """An OFFSETS."""
+    """Encode an OFFSETS."""
     return lambda topic: frame(OFFSETS, asked(topic if name is None else name, partition, moment, most))
 
 
 def multifetch(*entries: tuple[int, int, int]) -> Asked:
-    """A MULTIFETCH of partitions, offsets and sizes."""
+    """Encode a MULTIFETCH of partitions, offsets and sizes."""
     return lambda topic: frame(MULTIFETCH, counted(*(fetched(topic, *entry) for entry in entries)))
 
 
 def answer(code: int, body: bytes = b"") -> bytes:
-    """A whole answer."""
+    """Return a whole response."""
     return struct.pack(">ih", 2 + len(body), code) + body
 
 
 def listed(*found: int) -> bytes:
-    """A whole answer to OFFSETS."""
+    """Return a whole response to OFFSETS."""
     return answer(0, struct.pack(f">i{len(found)}q", len(found), *found))
 
 
@@ -244,9 +244,9 @@ ONE_SEGMENT: Final = Differs(
     Row(40, "error 3: the topic has no such partition", (fetch(0, 100, 10_000), answer(3))),
     Row(40, "error 3: partition -1 is not for consumers", (fetch(0, 100, -1), answer(3))),
     Row(40, "error -1: the topic's name is impossible", (fetch(0, 100, name=b"a/b"), answer(-1))),
-    Row(40, "a topic nobody produced to is empty", (fetch(0, 100, name=b"nobody"), EMPTY)),
-    Row(40, "a topic nobody produced to is empty whatever the offset", (fetch(12_345, 100, name=b"nobody"), EMPTY)),
-    Row(40, "a partition nobody produced to is empty, whatever the offset", (fetch(12_345, 100, 1), EMPTY)),
+    Row(40, "a topic without messages is empty", (fetch(0, 100, name=b"unused"), EMPTY)),
+    Row(40, "a topic without messages is empty whatever the offset", (fetch(12_345, 100, name=b"unused"), EMPTY)),
+    Row(40, "a partition without messages is empty, whatever the offset", (fetch(12_345, 100, 1), EMPTY)),
     Row(
         34,
         "MULTIFETCH (2): a count, and FETCHes; answered with error 0 and a whole answer to each",
@@ -277,7 +277,7 @@ ONE_SEGMENT: Final = Differs(
         Row(
             35,
             f"no offsets for a maximum of 0 on an unknown topic, time {time}",
-            (offsets(time, 0, name=b"nobody"), listed(0)),
+            (offsets(time, 0, name=b"unused"), listed(0)),
             Differs("one offset, 0, whatever the maximum", "the same", "as the software; no client sends 0"),
         )
         for time in (-1, -2)
@@ -288,15 +288,15 @@ ONE_SEGMENT: Final = Differs(
     Row(51, "a time before all messages has no offsets", (offsets(1, 10), listed())),
     Row(51, "time 0 has no offsets", (offsets(0, 10), listed())),
     Row(51, "a time below -2 has no offsets", (offsets(-3, 10), listed())),
-    Row(40, "OFFSETS of a topic nobody produced to: 0 is the latest", (offsets(-1, 1, name=b"nobody"), listed(0))),
-    Row(40, "OFFSETS of a topic nobody produced to: 0 is the earliest", (offsets(-2, 5, name=b"nobody"), listed(0))),
-    Row(40, "OFFSETS of a topic nobody produced to: none at other times", (offsets(FAR, 5, name=b"nobody"), listed())),
+    Row(40, "OFFSETS of a topic without messages: 0 is the latest", (offsets(-1, 1, name=b"unused"), listed(0))),
+    Row(40, "OFFSETS of a topic without messages: 0 is the earliest", (offsets(-2, 5, name=b"unused"), listed(0))),
+    Row(40, "OFFSETS of a topic without messages: none at other times", (offsets(FAR, 5, name=b"unused"), listed())),
     Row(40, "OFFSETS of a partition that the topic has not closes", (offsets(-1, 1, 10_000), CLOSED)),
     Row(40, "OFFSETS of an impossible name closes", (offsets(-1, 1, name=b"a/b"), CLOSED)),
     Row(40, "OFFSETS of less than no offsets closes", (offsets(-1, -1), CLOSED)),
 )
-def test_what_is_answered(client: Client, topic: bytes, ask: Asked, answered: bytes | None) -> None:
-    """Errors leave the connection as it is."""
+def test_responses(client: Client, topic: bytes, ask: Asked, answered: bytes | None) -> None:
+    """Errors keep the connection open."""
     client.socket.sendall(ask(topic))
     assert whole_answer(client) == answered
     if answered is not CLOSED:
@@ -306,7 +306,7 @@ def test_what_is_answered(client: Client, topic: bytes, ask: Asked, answered: by
 @KAFKA07.says(33, "a first message longer than the maximum is cut, for any sizes")
 @KAFKA07.says(34, "a first message longer than the maximum is cut in each entry")
 @pytest.mark.parametrize("most", [100_000, 2**20, 2**20 + 1, 3_000_000, 4_999_999])
-def test_a_long_first_message_is_cut(client: Client, most: int) -> None:
+def test_a_long_first_message_is_truncated(client: Client, most: int) -> None:
     topic, whole = new_topic(), message(random.Random(7).randbytes(5_000_000 - 10))
     client.socket.sendall(frame(PRODUCE, produced(topic, 0, whole)) + frame(PRODUCE, produced(topic, 1, whole)))
     assert end_of(client, topic, 1) == len(whole)
@@ -317,7 +317,7 @@ def test_a_long_first_message_is_cut(client: Client, most: int) -> None:
 
 @KAFKA07.says(35, "a time lists where segments begin that were written by then", ONE_SEGMENT)
 def test_offsets_at_a_time(client: Client) -> None:
-    """The message's time is found by halving: a millisecond before it there are no offsets."""
+    """The message's time is found by bisection: a millisecond before it there are no offsets."""
     topic = new_topic()
     client.produce(topic, 0, b"one")
     now = 1
@@ -378,8 +378,8 @@ def test_multiproduce(client: Client) -> None:
     "partition, written, end",
     Row(40, "an empty set makes its topic, and stores nothing", (0, b"", 0)),
     Row(40, "a set of 3 bytes makes its topic, and stores nothing", (0, b"abc", 0)),
-    Row(40, "a last message that is not whole is left out", (0, HELLO + ABC[:-1], 15)),
-    Row(40, "bytes behind the last message are left out", (0, HELLO + b"\0\0\0", 15)),
+    Row(40, "an incomplete last message is dropped", (0, HELLO + ABC[:-1], 15)),
+    Row(40, "bytes after the last message are dropped", (0, HELLO + b"\0\0\0", 15)),
     Row(40, "a first message that is not whole closes", (0, HELLO[:-1], CLOSED)),
     Row(40, "a message of a negative length closes", (0, HELLO + b"\xff" * 4 + HELLO, CLOSED)),
     Row(40, "a message too short for its head closes", (0, HELLO + b"\0\0\0\4" + bytes(4), CLOSED)),
@@ -390,7 +390,7 @@ def test_multiproduce(client: Client) -> None:
     Row(40, "a partition that the topic has not closes", (10_000, HELLO, CLOSED)),
     Row(40, "a partition below -1 closes", (-2, HELLO, CLOSED)),
 )
-def test_what_is_stored(client: Client, partition: int, written: bytes, end: int | None) -> None:
+def test_stored_sets(client: Client, partition: int, written: bytes, end: int | None) -> None:
     topic = new_topic()
     client.socket.sendall(frame(PRODUCE, produced(topic, partition, written)))
     if end is CLOSED:
@@ -471,7 +471,7 @@ def test_lengths_of_sets(client: Client) -> None:
 @KAFKA07.says(60, "partitions are numbered from 0")
 @KAFKA07.says(
     60,
-    "a topic has 1 partition unless the broker is told otherwise",
+    "a topic has 1 partition unless configured otherwise",
     Differs("1", "3, `--partitions` sets it", "as topics of every other wire"),
 )
 def test_partitions(client: Client) -> None:
@@ -484,7 +484,7 @@ def test_partitions(client: Client) -> None:
 
 
 @KAFKA07.says(31, "partition -1: the broker picks one")
-@KAFKA07.says(60, "partition -1 is picked for each set anew")
+@KAFKA07.says(60, "partition -1 is chosen again for each set")
 def test_any_partition(client: Client) -> None:
     topic = new_topic()
     for number in range(100):
@@ -495,7 +495,7 @@ def test_any_partition(client: Client) -> None:
 
 
 @KAFKA07.says(70, "a set is stored as a whole, and in a row")
-def test_a_set_is_one(client: Client, request: pytest.FixtureRequest, broker: BrokerProcess) -> None:
+def test_a_set_is_stored_as_one(client: Client, request: pytest.FixtureRequest, broker: BrokerProcess) -> None:
     topic = new_topic()
     peers = [Client(broker.addresses[request.node.callspec.params["client"]]) for _ in range(4)]
     for turn in range(20):
@@ -513,7 +513,7 @@ def test_a_set_is_one(client: Client, request: pytest.FixtureRequest, broker: Br
 
 
 @KAFKA07.says(70, "the broker keeps nothing of consumers: each says the offset it wants, any time again")
-def test_consumers_keep_their_offsets(client: Client, topic: bytes) -> None:
+def test_consumers_store_their_offsets(client: Client, topic: bytes) -> None:
     for offset in (0, 15, 0, 28, 15):
         expected = {0: HELLO + ABC, 15: ABC, 28: b""}[offset]
         assert client.ask(frame(FETCH, fetched(topic, 0, offset, 100))) == expected
@@ -524,7 +524,7 @@ def test_consumers_keep_their_offsets(client: Client, topic: bytes) -> None:
     "messages are seen once they are flushed",
     Differs("up to seconds later", "at once", "no client counts on not seeing them"),
 )
-def test_messages_are_seen_at_once(client: Client) -> None:
+def test_messages_are_visible_at_once(client: Client) -> None:
     topic = new_topic()
     written = frame(PRODUCE, produced(topic, 0, HELLO)) + frame(FETCH, fetched(topic, 0, 0, 100))
     assert client.ask(written) == HELLO

@@ -1,4 +1,4 @@
-"""Any record, and any batch of records, as hypothesis sees them."""
+"""Hypothesis strategies for records and batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVENTS = st.builds(
 
 
 def _as_stored(record: Record) -> Record:
-    """What a batch gives back: a null header value has the kind null, and the event decides its flag."""
+    """Return a record as a batch returns it: a null header value has the kind null, and the event decides its flag."""
     headers = tuple(
         replace(header, value_kind=HeaderKind.NULL) if header.value is None else header for header in record.headers
     )

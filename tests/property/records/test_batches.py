@@ -1,4 +1,4 @@
-"""Whatever the records: batches give them back, reshape like lists, and damaged ones never do harm."""
+"""For any records: batches round-trip and reshape like lists, and damaged batches do no harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEQUENCES = st.none() | st.integers(0, 2**63)
 
 
 @given(LISTS, st.none() | st.binary(min_size=1, max_size=255), st.integers(-1, 2**63 - 1), st.integers(0, 2**63))
-def test_records_come_back(records: list[Record], producer_id: bytes | None, epoch: int, sequence: int) -> None:
+def test_records_round_trip(records: list[Record], producer_id: bytes | None, epoch: int, sequence: int) -> None:
     built = from_records(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
     expected = [
         replace(record, sequence=None if producer_id is None else sequence + i) for i, record in enumerate(records)
@@ -35,7 +35,7 @@ def test_records_come_back(records: list[Record], producer_id: bytes | None, epo
 
 
 @given(LISTS, st.lists(_SEQUENCES, min_size=40, max_size=40))
-def test_sequences_come_back(records: list[Record], sequences: list[int | None]) -> None:
+def test_sequences_round_trip(records: list[Record], sequences: list[int | None]) -> None:
     numbered = [replace(record, sequence=sequence) for record, sequence in zip(records, sequences, strict=False)]
     stored = to_records(from_records(numbered, producer_id=b"p", base_sequence=3))
     last = 2
@@ -45,7 +45,7 @@ def test_sequences_come_back(records: list[Record], sequences: list[int | None])
 
 
 @given(LISTS, st.data())
-def test_spans_and_rows_choose_records(records: list[Record], data: st.DataObject) -> None:
+def test_spans_and_rows_select_records(records: list[Record], data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=20))
     pairs = payloads(records)
     flags = bytes(record.flags & 1 for record in records)
@@ -62,7 +62,7 @@ def test_merging_is_concatenation(lists: list[list[Record]]) -> None:
 
 
 @given(LISTS, st.booleans(), st.data())
-def test_slicing_and_taking_are_those_of_lists(records: list[Record], produced: bool, data: st.DataObject) -> None:
+def test_slicing_and_taking_match_lists(records: list[Record], produced: bool, data: st.DataObject) -> None:
     whole = from_records(records, producer_id=b"p" if produced else None, base_sequence=11 if produced else 0)
     batch.stamp(whole, 0, 5, 1, 1000, 10_000, 77)
     start = data.draw(st.integers(0, len(records) - 1))
@@ -93,7 +93,7 @@ def test_addresses_add_up(records: list[Record]) -> None:
 
 @given(LISTS, st.booleans(), st.data())
 def test_damage_is_refused_or_harmless(records: list[Record], produced: bool, data: st.DataObject) -> None:
-    """With checksums made right again: either a rule refuses the batch, or everything works on it."""
+    """With corrected checksums, either a rule refuses the batch or every function works on it."""
     damaged = from_records(records, producer_id=b"p" if produced else None)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -120,7 +120,7 @@ def test_noise_is_refused(noise: bytes, magic: bool) -> None:
 
 
 @given(LISTS, st.sampled_from(Compression))
-def test_compressed_bodies_come_back(records: list[Record], kind: Compression) -> None:
+def test_compressed_bodies_round_trip(records: list[Record], kind: Compression) -> None:
     built = from_records(records)
     packed = compress_body(built, kind)
     assert len(packed) <= len(built)
@@ -143,8 +143,8 @@ for one in built:
 """
 
 
-def test_compiled_and_uncompiled_make_the_same_bytes() -> None:
-    """Both are run as they are; where nothing is compiled, both are the sources and this says little."""
+def test_compiled_and_uncompiled_code_make_the_same_bytes() -> None:
+    """If nothing is compiled, both are the source and this shows little."""
     answers = []
     for pure in ("0", "1"):
         environment = {**os.environ, "POLYWIRE_PURE": pure, "PYTHONPATH": os.pathsep.join(sys.path)}
