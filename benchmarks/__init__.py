@@ -1,1 +1,1 @@
-"""Workloads that anyone can rerun: ``make bench``."""
+"""Benchmarks that anyone can rerun: ``make bench``."""

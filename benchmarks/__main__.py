@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure produce, fetch, lone-request latency and the Spark read on this machine."""
+"""``python -m benchmarks``: measure produce, fetch, latency of single requests, and Spark reads on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from polywire.client import bulk
 
 MEBI = 1024 * 1024
 UNSEALED_BATCHES = 7_000  # of 104 kB: with those before they fit a journal file of 1 GiB
-WARMING_BATCHES = 2_800  # until the usual journal has all its files
+WARMING_BATCHES = 2_800  # until the default journal has all its files
 app = App(name="benchmarks", help="Measure Polywire on this machine, over real sockets.")
 
 
@@ -37,7 +37,7 @@ _produce_rate = partial(polywire_load.produce_rate, batch=polywire_load.value_ba
 
 
 def produce_figures(rounds: int) -> list[Figure]:
-    """Produce over the ``polywire`` wire to one partition and to a thousand, and what the broker's memory was then."""
+    """Produce over `polywire` to one partition and to a thousand, with the broker's memory."""
     with fresh_broker() as broker:
         host, port = broker.addresses["polywire"]
         connection = bulk.connect(f"polywire://{host}:{port}")
@@ -72,7 +72,7 @@ def produce_figures(rounds: int) -> list[Figure]:
 
 
 def sealing_figures(rounds: int) -> list[Figure]:
-    """What sealing costs: the same produce into a journal that is long enough to hold it all, and into the usual one."""
+    """The cost of sealing: the same produce into a journal that can hold all of it, and into the default one."""
 
     def one_round(*options: str) -> float:
         with fresh_broker(*options) as broker:
@@ -87,7 +87,7 @@ def sealing_figures(rounds: int) -> list[Figure]:
 
 
 def fetch_figures(rounds: int) -> list[Figure]:
-    """Range fetches of one gigabyte into Arrow: history that is in memory, and history that only the disk has."""
+    """Range fetches of one gigabyte into Arrow: cached history, and history on disk only."""
     with fresh_broker() as broker:
         host, port = broker.addresses["polywire"]
 
@@ -98,7 +98,7 @@ def fetch_figures(rounds: int) -> list[Figure]:
 
         cold = iter([filled(f"cold-{number}") for number in range(min(rounds, 3) + 1)])
         warm = filled("warm")
-        for _ in range(2):  # what is read again stays in memory from then on
+        for _ in range(2):  # later reads are cached
             polywire_load.fetch_rate(host, port, warm)
         return [
             figure(
@@ -119,7 +119,7 @@ def fetch_figures(rounds: int) -> list[Figure]:
 
 
 def flux_figures(rounds: int) -> list[Figure]:
-    """Lone and pipelined FLUX produce, beside a bare echo."""
+    """Single and pipelined FLUX produce, next to a bare echo."""
     found: list[Figure] = []
     with flux_load.EchoProcess() as (host, port):
         found.append(
@@ -148,7 +148,7 @@ def flux_figures(rounds: int) -> list[Figure]:
 
 
 def small_figures(rounds: int) -> list[Figure]:
-    """One record a request: how long a lone one takes on each wire, and how many there are when eight connections ask side by side."""
+    """One record per request: the latency of a single one, and the rate of eight concurrent connections."""
     found: list[Figure] = []
     with fresh_broker() as broker:
         for wire, address in broker.addresses.items():
@@ -164,7 +164,7 @@ def small_figures(rounds: int) -> list[Figure]:
 
 
 def cursus_figures(rounds: int) -> list[Figure]:
-    """Produce, CONSUME and STREAM over the Cursus wire, and how long a pushed record takes."""
+    """Produce, CONSUME and STREAM over Cursus, and the latency of a pushed record."""
     records = 4_000_000
     with fresh_broker() as broker:
         address = broker.addresses["cursus"]
@@ -195,7 +195,7 @@ def cursus_figures(rounds: int) -> list[Figure]:
 
 
 def iggy_figures(rounds: int) -> list[Figure]:
-    """Sends of 1,000 messages over the documented Iggy dialect, acknowledged, and polls of 1,000."""
+    """Acknowledged sends of 1,000 messages in the documented Iggy dialect, and polls of 1,000."""
     with fresh_broker() as broker:
         address = broker.addresses["iggy"]
         for topic in ("written", "read"):
@@ -212,7 +212,7 @@ def iggy_figures(rounds: int) -> list[Figure]:
 
 
 def kafka07_figures(rounds: int) -> list[Figure]:
-    """Sets of 200 and of single messages over the Kafka 0.7 wire, and fetches of a mebibyte."""
+    """Sets of 200 and of single messages over Kafka 0.7, and fetches of a mebibyte."""
     with fresh_broker() as broker:
         produce = partial(kafka07_load.produce_rate, *broker.addresses["kafka07"])
         fetch = partial(kafka07_load.fetch_rate, *broker.addresses["kafka07"], "read")
@@ -228,7 +228,7 @@ def kafka07_figures(rounds: int) -> list[Figure]:
 
 
 def iggy_today_figures(rounds: int) -> list[Figure]:
-    """The same in today's dialect, and what the real SDK for Python reaches, where ``make dev`` has installed it."""
+    """The same in the current Iggy dialect, and the real Python SDK if ``make dev`` has installed it."""
     with fresh_broker() as broker:
         address = broker.addresses["iggy"]
         iggy_today.create(*address, "load")
@@ -257,7 +257,7 @@ def _sdk_figures(name: str, base: int) -> list[Figure]:
 
 
 def beginning(parts: Collection[str], only: str) -> list[str]:
-    """The parts whose names begin so. Raises ValueError when there is none."""
+    """Return the parts whose names begin with this. Raises ValueError if there is none."""
     found = [name for name in parts if name.startswith(only)]
     if not found:
         raise ValueError(f"no such part only={only!r} parts={', '.join(parts)}")
@@ -276,10 +276,7 @@ def run(
     rounds: int = ROUNDS,
     keep: Annotated[Path | None, Parameter(help="File to keep the result in, without its ending.")] = None,
 ) -> None:
-    """Measure and print a table of medians.
-
-    Example: python -m benchmarks --only flux --rounds 3
-    """
+    """Measure and print a table of medians. Example: python -m benchmarks --only flux --rounds 3"""
     parts = {
         "produce": produce_figures,
         "sealing": sealing_figures,

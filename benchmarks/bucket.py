@@ -1,8 +1,9 @@
-"""The log over a bucket that takes its time: how long a start on an empty disk takes, what an acknowledgement costs, how much goes through.
+"""The log over a slow bucket: time of a start on an empty disk, latency of acknowledgements, and throughput.
 
 Run: ``python -m benchmarks.bucket [--segments N] [--objects N] [--seconds N]``
 
-The bucket is memory that waits as long before every request as one of a cloud does; there is one connection per thread and no limit of bytes.
+The bucket is in memory and delays every request like a cloud's; there is one connection per thread and no limit of
+bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHARD = shard_root(FIRST)
 MEBI: Final = 1 << 20
 START_REQUEST_S: Final = 0.04
 PUT_S: Final = 0.035  # of a small object
-FULL_PUT_S: Final = 0.12  # of 8 MiB; more takes longer
+FULL_PUT_S: Final = 0.12  # of 8 MiB; larger ones take longer
 FULL_BYTES: Final = 8 * MEBI
 RECORDS_PER_S: Final = 1000
 SMALL: Final = LogSettings(slot_bytes=64 * 1024, disk_reserve_bytes=0, durability=Level.STORED)
@@ -42,13 +43,13 @@ USUAL: Final = LogSettings(disk_reserve_bytes=0, durability=Level.STORED)
 
 
 class SlowObjects(MemoryObjects):
-    """A bucket whose every request takes so long."""
+    """A bucket that delays every request."""
 
     def __init__(self) -> None:
         super().__init__()
         self.request_s = 0.0
         self.byte_s = 0.0
-        """More for each byte that is written."""
+        """Additional delay per written byte."""
         self.created = 0
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
@@ -74,22 +75,22 @@ class SlowObjects(MemoryObjects):
 
 
 class Shard:
-    """One log over one bucket, led from one empty directory after the other."""
+    """One log over one bucket, opened in one empty directory after the other."""
 
     def __init__(self, objects: SlowObjects, folder: Path) -> None:
         self._objects: Final = objects
         self._directories: Final = (folder / str(number) for number in count())
 
     def open(self, settings: LogSettings) -> tuple[FileLog, RigLoop]:
-        """Lead it."""
+        """Open the log as leader."""
         loop = RigLoop()
         place = Place(self._objects, self._objects, next(self._directories), "bench", cache_bytes=1 << 30)
         return open_shard(place, settings=settings, loop=loop, clock=SystemClock(), replay=Memory()), loop
 
 
 def start_s(folder: Path, *, segments: int, objects: int) -> tuple[float, int, int]:
-    """Seconds until a broker without any files leads, with so many segments, and objects above the floor; and how many there were."""
-    vars(sealer)["choose"] = lambda *_, **__: []  # small segments stay as they are
+    """Return the seconds until a broker without local files leads, and the objects above the floor."""
+    vars(sealer)["choose"] = lambda *_, **__: []  # small segments are not merged
     uploader.PUT_INTERVAL_S = 0.0  # type: ignore[misc]
     bucket = SlowObjects()
     shard = Shard(bucket, folder)
@@ -108,7 +109,7 @@ def start_s(folder: Path, *, segments: int, objects: int) -> tuple[float, int, i
         append(40_000)
     loop.run_until(lambda: not log.sealing)
     abandon(log)
-    log, loop = shard.open(USUAL)  # whose slot is not full for long
+    log, loop = shard.open(USUAL)  # whose slot takes long to fill
     loop.run_until(lambda: not log.sealing)
     partition = log.partition(1)
     for _ in range(objects):
@@ -124,7 +125,7 @@ def start_s(folder: Path, *, segments: int, objects: int) -> tuple[float, int, i
 
 
 def acknowledged_ms(folder: Path, seconds: float) -> tuple[list[float], float]:
-    """How long each of evenly spread records waited, and puts per second."""
+    """Return the latency of evenly spread records, and puts per second."""
     uploader.PUT_INTERVAL_S = 0.1  # type: ignore[misc]
     bucket = SlowObjects()
     log, loop = Shard(bucket, folder).open(USUAL)
@@ -152,7 +153,7 @@ def acknowledged_ms(folder: Path, seconds: float) -> tuple[list[float], float]:
 
 
 def stored_mb_per_s(folder: Path, seconds: float) -> tuple[float, float]:
-    """Megabytes per second that are acknowledged, and processor seconds per gigabyte of all that takes part."""
+    """Return acknowledged megabytes per second, and processor seconds per gigabyte of everything involved."""
     bucket = SlowObjects()
     log, loop = Shard(bucket, folder).open(USUAL)
     partition = log.open_partition(1)

@@ -1,7 +1,7 @@
-"""Real brokers on a bucket: how long a leader that is killed leaves clients without an answer, and what putting the log there takes.
+"""Real brokers on a bucket: downtime for clients after a kill of the leader, and the cost of a log in a bucket.
 
-Run: ``python -m benchmarks.bucket_brokers [--kills N] [--gigabytes N]``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a
-directory without.
+Run: ``python -m benchmarks.bucket_brokers [--kills N] [--gigabytes N]``. The bucket is versitygw if
+``POLYWIRE_S3_SERVER`` names it, otherwise a directory.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tests.broker_process import BrokerProcess
 from tests.histories.takeovers import bucket_in
 
 NODES: Final = ("one", "two", "three")
-BETWEEN_S: Final = 3.0  # two kills: who was killed stands by again
+BETWEEN_S: Final = 3.0  # between two kills: the killed broker is a standby again
 RECORD_BYTES: Final = 1000
 BATCH_RECORDS: Final = 1000
 
 
 @contextmanager
 def bucket() -> Iterator[tuple[Path, str, str]]:
-    """A folder, a bucket in it, and what it is."""
+    """Return a folder, a bucket in it, and its description."""
     with tempfile.TemporaryDirectory(prefix="polywire-bench-") as name, bucket_in(Path(name)) as (url, server):
         yield Path(name), url, "a directory" if server is None else "versitygw"
 
 
 def pauses_s(kills: int) -> tuple[list[float], str]:
-    """From each ``kill -9`` of the leader to the next acknowledgement, for a producer that is given all three brokers."""
+    """Return the downtimes of a producer with all three addresses, after each ``kill -9`` of the leader."""
     with bucket() as (folder, url, kind), ExitStack() as running:
         brokers = [
             BrokerProcess(folder / name, "--bucket", url, "--node", name, "--balance-s", "0", wires=["polywire"])
@@ -65,13 +65,13 @@ async def _killed(brokers: list[BrokerProcess], kills: int) -> list[float]:
 
 
 def _start(broker: BrokerProcess) -> int:
-    """The last one that it has led under."""
+    """Return its latest start as leader."""
     lines = [line for line in broker.log_text().splitlines() if "leading the shard" in line]
     return int(lines[-1].rpartition("start=")[2].split()[0]) if lines else 0
 
 
 def processor_s_per_gb(gigabytes: float, rounds: int) -> tuple[list[float], list[float]]:
-    """Of a broker that keeps the log in a directory and synced, and of one that keeps it in a bucket, sealing included, in turn."""
+    """Return the processor seconds of brokers with a synced log in a directory and in a bucket, in turn."""
     beside: list[float] = []
     used: list[float] = []
     for _ in range(rounds):

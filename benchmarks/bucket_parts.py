@@ -1,6 +1,7 @@
-"""What the bucket costs a broker, part by part: processor seconds of one process for each gigabyte, kernel and library included.
+"""The cost of a bucket for the broker by part: processor seconds per gigabyte, with kernel and library.
 
-Run: ``python -m benchmarks.bucket_parts [--rounds N]``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
+Run: ``python -m benchmarks.bucket_parts [--rounds N]``. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it,
+otherwise a directory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ TIMEOUT_S: Final = 120.0
 
 
 class Parts:
-    """What a broker writes beside a bucket, one by one. Stores go on from round to round, with their memory, as those of a broker do."""
+    """The parts of a broker's writes with a bucket.
+
+    Stores and their memory are reused in every round, as in a broker.
+    """
 
     def __init__(self, folder: Path, url: str) -> None:
         self._objects = open_bucket(url, timeout_s=TIMEOUT_S)
@@ -46,7 +50,7 @@ class Parts:
         self._slot = memoryview(mapped)
 
     def of_round(self, number: int) -> dict[str, Callable[[], None]]:
-        """What is done with ``ROUND_BYTES``, by what it is."""
+        """Return the work of ``ROUND_BYTES`` by name."""
         return {
             "journal objects of 8 MiB, from a mapped slot": lambda: self._put(number, 8 * MEBI),
             "journal objects of 1 MiB, from a mapped slot": lambda: self._put(number, MEBI),
@@ -67,7 +71,7 @@ class Parts:
 
 
 def measure(parts: Parts, number: int) -> dict[str, float]:
-    """A round: processor seconds per GB, by what was done."""
+    """Run a round; return processor seconds per GB by work."""
     used: dict[str, float] = {}
     for name, work in parts.of_round(number).items():
         begun = time.process_time()
@@ -85,7 +89,7 @@ def main() -> None:
     with bucket() as (folder, url, kind):
         open_bucket(url).put("warm", b"-")
         parts = Parts(folder, url)
-        measure(parts, 0)  # brings memory in
+        measure(parts, 0)  # allocates memory
         for number in range(1, 1 + given.rounds):
             for name, used in measure(parts, number).items():
                 found.setdefault(name, []).append(used)

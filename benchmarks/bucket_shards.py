@@ -1,8 +1,8 @@
-"""What a second process gives a bucket: one shard and two, in turn, and the ratio of what goes through.
+"""The gain of a second process with a bucket: one shard and two in turn, and the ratio of their throughput.
 
-Run: ``python -m benchmarks.bucket_shards [--gigabytes N] [--rounds N]``. Two producers write to two topics, each to the process that leads
-it, as clients do that follow leaders. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without. Producers and the
-bucket's server take processor time, too: a ratio counts where they have cores of their own.
+Run: ``python -m benchmarks.bucket_shards [--gigabytes N] [--rounds N]``. Two producers write to two topics, each to the
+leading process, as clients do. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it, otherwise a directory.
+Producers and the bucket's server use processor time, too: a ratio is only meaningful if they have separate cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TARGET: Final = 1.7
 
 
 def stored(shards: int, gigabytes: float) -> tuple[float, float]:
-    """Megabytes per second of both producers together, and processor seconds of the broker per gigabyte."""
+    """Return megabytes per second of both producers, and processor seconds of the broker per gigabyte."""
     with bucket() as (folder, url, _):
         options = "--bucket", url, "--processes", str(shards)
         with BrokerProcess(folder / "one", *options, wires=[WIRE]) as broker:
@@ -44,7 +44,7 @@ def stored(shards: int, gigabytes: float) -> tuple[float, float]:
                 bulk.connect(f"{host}:{port}").create_topic(topic, 1)
             before = _used(broker.pid)
             with ProcessPoolExecutor(SHARDS, get_context("spawn")) as producers:
-                list(producers.map(abs, range(SHARDS)))  # they are there
+                list(producers.map(abs, range(SHARDS)))  # starts the processes
                 begun = time.monotonic()
                 work = partial(_produce, gigabytes=gigabytes / SHARDS)
                 sent = sum(producers.map(work, places, TOPICS))
@@ -54,12 +54,12 @@ def stored(shards: int, gigabytes: float) -> tuple[float, float]:
 
 
 def _used(pid: int) -> float:
-    """Processor seconds of a broker and its processes."""
+    """Return the processor seconds of a broker and its processes."""
     return sum(processor_seconds(one) for one in (pid, *descendants(pid)))
 
 
 def _places(url: str, shards: int) -> list[tuple[str, int]]:
-    """Where the process that leads it is reached for each topic, once all say so."""
+    """Return the address of each topic's leading process, once all brokers agree."""
     nodes = Nodes(open_bucket(url))
     while True:
         found = {node.shard: node.addresses[WIRE] for node in nodes.read() if node.start > 0 and WIRE in node.addresses}
@@ -69,7 +69,7 @@ def _places(url: str, shards: int) -> list[tuple[str, int]]:
 
 
 def _produce(place: tuple[str, int], topic: str, *, gigabytes: float) -> int:
-    """Bytes that were acknowledged."""
+    """Return the acknowledged bytes."""
     batch = value_batch(BATCH_RECORDS, RECORD_BYTES)
     batches = int(gigabytes * 1e9 / len(batch))
     produce_rate(*place, topic, batch=batch, batch_records=BATCH_RECORDS, batches=batches)

@@ -1,9 +1,9 @@
-"""What it costs that another process has the topic: lone requests that are carried beside those that are not, over one connection in one run.
+"""The cost of forwarding to another process: single requests with and without it, over one connection in one run.
 
 Run: ``python -m benchmarks.carried [--requests N] [--connections N]``
 
-A connection meets one of two processes; of two topics, which lie one in each, one is that process's own: the one that answers sooner.
-On a machine that is busy with something else the first decile says more than the median.
+A connection reaches one of two processes, and each of two topics belongs to one of them: the local one responds faster.
+On a busy machine the first decile says more than the median.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from polywire.testing.process import BrokerProcess
 WIRES: Final = ("cursus", "flux", "polywire")
 TOPICS: Final = ("here", "there")
 WARMING: Final = 50
-MEDIAN: Final = 4  # its place among the deciles
+MEDIAN: Final = 4  # its index in the deciles
 
 
 def deciles_us(address: tuple[str, int], wire: str, requests: int) -> tuple[list[float], list[float]]:
-    """Deciles of the time of one request on a connection of its own: of the topic that its process has, and of the other one, in turns."""
+    """Return deciles of the time of one request: for the local topic and for the other one, in turns."""
     lone = {topic: MADE[wire](topic) for topic in TOPICS}
     times: Mapping[str, list[int]] = {topic: [] for topic in TOPICS}
     with connected(address, lone[TOPICS[0]], 1) as peers:
@@ -44,7 +44,7 @@ def deciles_us(address: tuple[str, int], wire: str, requests: int) -> tuple[list
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--connections", type=int, default=5)

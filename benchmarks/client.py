@@ -1,10 +1,9 @@
-"""``python -m benchmarks.client``: what a record costs the application's own processor, with our client and with others'.
+"""``python -m benchmarks.client``: processor time of the application per record, with our client and with others.
 
-Each client runs in a process of its own, whose processor time, all threads together, is divided by the records; in turns, round after round,
-so that what else the machine does meets everybody. Values have 100 bytes; a batch has as many as the client puts into one.
+Each client runs in its own process, whose processor time with all threads is divided by the records. Clients take turns
+in every round, so that other load affects all alike. Values have 100 bytes; a batch has as many as the client chooses.
 
-Promises: the least and the median of the rounds; a client that is not installed is named, with where it comes from. Must not know: what a
-broker spends.
+The result is the minimum and the median of the rounds; a client that is not installed is listed with its source.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ Run = Callable[[str], Paid]
 
 
 def run(python: str, program: str, server: str, topic: str, records: int, **extra: str) -> Paid:
-    """Microseconds of a record, by what was done, of one process."""
+    """Return microseconds per record by operation, in one process."""
     command = [python, "-c", program, server, topic, str(records)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env={**os.environ, **extra}
@@ -134,7 +133,7 @@ def run(python: str, program: str, server: str, topic: str, records: int, **extr
 
 
 def clients(held: ExitStack, place: Path, records: int) -> Mapping[str, Run]:
-    """Each client that is installed here, over a server of its own wire."""
+    """Yield each installed client with a server of its protocol."""
     broker = held.enter_context(BrokerProcess(place / "polywire", wires=("polywire", "kafka")))
     found: dict[str, Run] = {"polywire": lambda topic: run(sys.executable, _POLYWIRE, broker.url(), topic, records)}
     python = os.environ.get(PYTHON, "")
@@ -142,7 +141,7 @@ def clients(held: ExitStack, place: Path, records: int) -> Mapping[str, Run]:
         host, port = broker.addresses["kafka"]
         found["confluent-kafka"] = lambda topic: run(python, _CONFLUENT, f"{host}:{port}", topic, records)
     else:
-        print(f"left out: confluent-kafka: set {PYTHON} to a Python that has it")
+        print(f"skipped: confluent-kafka: set {PYTHON} to a Python that has it")
     folder = os.environ.get(NATS, "")
     try:
         if not Path(folder, "nats").is_dir():
@@ -152,12 +151,12 @@ def clients(held: ExitStack, place: Path, records: int) -> Mapping[str, Run]:
         url = f"nats://{where[0]}:{where[1]}"
         found["nats-py"] = lambda topic: run(sys.executable, _NATS, url, topic, records // 10, PYTHONPATH=folder)
     except Absent as absent:
-        print(f"left out: nats-py: {absent}")
+        print(f"skipped: nats-py: {absent}")
     return found
 
 
 def table(rounds: Mapping[str, list[Paid]]) -> str:
-    """Lines of Markdown."""
+    """Return lines of Markdown."""
     lines = ["| client | | median µs | least µs |", "|---|---|---|---|"]
     for name, paid in rounds.items():
         for how in paid[0]:

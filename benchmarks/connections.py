@@ -1,9 +1,10 @@
-"""What ten thousand connections cost, and how long one more client waits beside a thousand of them that are active.
+"""The cost of ten thousand connections, and the latency of one more client during a thousand active ones.
 
 Run: ``python -m benchmarks.connections [--connections N] [--active N] [--rate R] [--seconds S]``
 
-The active ones are FLUX producers that send one record after the other at an even pace, the others have produced one record and rest. The
-client that is measured is a process of its own with one small request at a time, first over a broker without any other connection.
+The active ones are FLUX producers that send one record after the other at an even rate; the others have produced one
+record and are idle. The measured client is a separate process with one small request at a time, first over a broker
+without other connections.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from benchmarks.measure import Figure, figure_of, fresh_broker, report
 
 REQUEST = b"V1|1|PRODUCE|busy key:%s acks=1\n" % (b"v" * 100)
 LONE = b"V1|1|PRODUCE|lone key:value acks=1\n"
-PAUSE_S = 0.002  # between two requests of the client that is measured
+PAUSE_S = 0.002  # between two requests of the measured client
 ANSWER_S = 20.0
-AIM = 3.0  # times what the same client sees on an idle broker
+AIM = 3.0  # times the latency of the same client on an idle broker
 
 
 def open_one(place: tuple[str, int]) -> socket.socket:
-    """A connection that has produced one record."""
+    """Return a connection that has produced one record."""
     peer = socket.create_connection(place, timeout=ANSWER_S)
     peer.sendall(REQUEST)
     peer.recv(4096)
@@ -35,7 +36,7 @@ def open_one(place: tuple[str, int]) -> socket.socket:
 
 
 def rest(place: tuple[str, int], count: int, ready: Event, stop: Event) -> None:
-    """Hold connections that do nothing."""
+    """Hold idle connections."""
     peers = [open_one(place) for _ in range(count)]
     ready.set()
     stop.wait()
@@ -62,7 +63,7 @@ def work(place: tuple[str, int], count: int, rate: float, ready: Event, stop: Ev
 
 
 def measure(place: tuple[str, int], seconds: float, pipe: Connection) -> None:
-    """Milliseconds that each request of one client took."""
+    """Return the milliseconds of each request of one client."""
     times: list[float] = []
     with socket.create_connection(place, timeout=ANSWER_S) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,7 +78,7 @@ def measure(place: tuple[str, int], seconds: float, pipe: Connection) -> None:
 
 
 def measured(place: tuple[str, int], seconds: float) -> list[float]:
-    """Sorted times of a client in a process of its own."""
+    """Return sorted times of a client in its own process."""
     mine, its = multiprocessing.Pipe()
     process = multiprocessing.Process(target=measure, args=(place, seconds, its))
     process.start()
@@ -87,12 +88,12 @@ def measured(place: tuple[str, int], seconds: float) -> list[float]:
 
 
 def part(times: list[float], share: float) -> float:
-    """The time that this share of requests stayed below."""
+    """Return the time that this share of requests stayed below."""
     return times[int(len(times) * share)]
 
 
 def figures(connections: int, active: int, rate: float, seconds: float) -> list[Figure]:
-    """Measure one client alone, then beside the others."""
+    """Measure one client alone, then during the others."""
     stop = multiprocessing.Event()
     with fresh_broker() as broker:
         place = broker.addresses["flux"]
@@ -104,7 +105,7 @@ def figures(connections: int, active: int, rate: float, seconds: float) -> list[
             ready = multiprocessing.Event()
             others.append(multiprocessing.Process(target=target, args=(place, *args, ready, stop)))
             others[-1].start()
-            assert ready.wait(300), "the broker took too long to take all connections"
+            assert ready.wait(300), "the broker took too long to accept all connections"
         beside = measured(place, seconds)
         after = broker.memory_bytes
         stop.set()

@@ -1,6 +1,6 @@
-"""Load over the Cursus wire: pre-encoded batches, CONSUME and STREAM of what they left, and the latency of pushed records.
+"""Load over Cursus: pre-encoded batches, CONSUME and STREAM of them, and the latency of pushed records.
 
-Batches are encoded before the clock starts; every acknowledgement is looked at, every record counted by the batch it came in.
+Batches are encoded before the clock starts; every acknowledgement is checked, and records are counted per batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OK = b'{"status":"OK"'
 
 
 def encoded_batch(topic: str, *, records: int, value: bytes, acks: str = "1") -> bytes:
-    """A frame with one batch of equal values in the layout of today's clients."""
+    """Return a frame with one batch of equal values in the current clients' layout."""
     name = topic.encode()
     parts = [b"\xba\x7c", struct.pack(">H", len(name)), name, struct.pack(">iB", 0, len(acks)), acks.encode()]
     parts.append(struct.pack(">BQQi", 0, 1, records, records))
@@ -33,12 +33,12 @@ def encoded_batch(topic: str, *, records: int, value: bytes, acks: str = "1") ->
 
 
 def command(text: str) -> bytes:
-    """A frame with a text command."""
+    """Return a frame with a text command."""
     return struct.pack(">I", len(text)) + text.encode()
 
 
 def create(host: str, port: int, topic: str) -> None:
-    """Make a topic with one partition."""
+    """Create a topic with one partition."""
     with socket.create_connection((host, port)) as peer:
         peer.sendall(command(f"CREATE topic={topic} partitions=1"))
         reply = next(_bodies(peer))
@@ -47,7 +47,7 @@ def create(host: str, port: int, topic: str) -> None:
 
 
 def produce_rate(host: str, port: int, topic: str, *, batches: int, records: int = 1_000) -> float:
-    """Acknowledged records per second of one connection that never waits."""
+    """Return acknowledged records per second of one connection that never waits."""
     buffer = encoded_batch(topic, records=records, value=b"x" * 100) * FRAMES_PER_BUFFER
     rounds = max(1, batches // FRAMES_PER_BUFFER)
     with socket.create_connection((host, port)) as peer:
@@ -63,7 +63,7 @@ def produce_rate(host: str, port: int, topic: str, *, batches: int, records: int
 
 
 def consume_rate(host: str, port: int, topic: str, *, records: int, in_flight: int = 4, batch: int = 8_192) -> float:
-    """Records per second of one connection that asks for batch after batch, a few requests ahead."""
+    """Return records per second of one connection that requests batch after batch, a few requests ahead."""
     with socket.create_connection((host, port)) as peer:
         begun = time.perf_counter()
         asked = found = 0
@@ -80,7 +80,7 @@ def consume_rate(host: str, port: int, topic: str, *, records: int, in_flight: i
 
 
 def stream_rate(host: str, port: int, topic: str, *, records: int) -> float:
-    """Records per second of one stream from the beginning."""
+    """Return records per second of one stream from the start."""
     with socket.create_connection((host, port)) as peer:
         begun = time.perf_counter()
         peer.sendall(command(f"STREAM topic={topic} partition=0 group=bench offset=0"))
@@ -95,7 +95,7 @@ def stream_rate(host: str, port: int, topic: str, *, records: int) -> float:
 def push_latency_ms(
     host: str, port: int, topic: str, *, rate: int = 10_000, seconds: float = 3.0
 ) -> tuple[float, float]:
-    """(p50, p99) in milliseconds from a record's sending to its arrival on a stream, at a steady rate."""
+    """Return (p50, p99) milliseconds from sending a record to its arrival on a stream, at a steady rate."""
     per_batch = max(1, int(rate * PACE_S))
     expected = int(seconds / PACE_S) * per_batch
     ours, theirs = multiprocessing.Pipe()
@@ -139,7 +139,7 @@ def _produce_paced(pipe: Connection, host: str, port: int, topic: str, per_batch
 
 
 def _sent_at(body: bytes) -> int:
-    """When the last record of a pushed batch was sent."""
+    """Return when the last record of a pushed batch was sent."""
     place = body.rindex(b"x" * 91)
     return int.from_bytes(body[place - 8 : place], "big")
 
@@ -159,7 +159,7 @@ def _count_acknowledgements(peer: socket.socket, expected: int) -> int:
 
 
 def _count(body: bytes | memoryview, topic: str) -> int:
-    """Messages of a pushed batch; 0 for a keepalive."""
+    """Return the number of messages of a pushed batch; 0 for a keepalive."""
     if not body:
         return 0
     if bytes(body[:2]) != b"\xba\x7c":
@@ -169,7 +169,7 @@ def _count(body: bytes | memoryview, topic: str) -> int:
 
 
 def _counts(peer: socket.socket, topic: str) -> Iterator[int]:
-    """Number of messages of every frame that comes."""
+    """Yield the number of messages of every arriving frame."""
     buffer = bytearray(RECEIVE_BYTES)
     view = memoryview(buffer)
     filled = 0
@@ -191,7 +191,7 @@ def _counts(peer: socket.socket, topic: str) -> Iterator[int]:
 
 
 def _bodies(peer: socket.socket) -> Iterator[bytes]:
-    """Bodies of the frames that come."""
+    """Yield the bodies of arriving frames."""
     pending = bytearray()
     while True:
         data = peer.recv(1 << 20)

@@ -1,11 +1,11 @@
-"""How long written data waits for its sync, and producers for the log, while topics of many gigabytes are deleted.
+"""The delay of syncs and producers while topics of many gigabytes are deleted.
 
 Run: ``python -m benchmarks.deleting [--gigabytes N] [--times N] [--partitions N] [--directory PATH]``
 
-The log alone, without a wire, on real files: it is filled first, sealed and synced. Then all its partitions are dropped at once, while
-another one is appended to at a steady rate. Every group that was written is watched until the log says that it is on the disk, and every
-turn of the loop is timed. With ``--times`` the same log is filled and emptied again, so that more can be deleted than the disk holds. The
-files go with the end of the run.
+The log alone, without a protocol, on real files: it is filled, sealed and synced. Then all its partitions are dropped
+at once, while another one is appended to at a steady rate. Every written group is timed until the log reports that it
+is on disk, and so is every turn of the loop. With ``--times`` the same log is filled and emptied again, so that more
+can be deleted than the disk holds. The files are deleted at the end of the run.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from polywire.records.rows import from_records
 from polywire.types import Level
 
 GIGA = 1_000_000_000
-FIRST = 1000  # incarnation of the first partition that is deleted
-STEADY_BYTES = 50_000_000  # a second, beside the deleting
+FIRST = 1000  # incarnation of the first deleted partition
+STEADY_BYTES = 50_000_000  # a second, during the deletion
 BATCH_BYTES = 1_000_000
-TURN_S = 0.002  # between two looks
-LIST_S = 0.25  # between two looks at the files
-QUIET_S = 3.0  # before the deleting; behind it, as long as that took
+TURN_S = 0.002  # between two checks
+LIST_S = 0.25  # between two listings of the files
+QUIET_S = 3.0  # before the deletion; the time after it is as long as the deletion
 
 
 class NoState:
-    """A broker without any."""
+    """A broker without state."""
 
     def restore(self, snapshot: bytes) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is stored."""
 
     def apply(self, change: bytes) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is stored."""
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is stored."""
 
     def snapshot(self) -> bytes:
         return b""
@@ -60,7 +60,7 @@ class NoState:
 
 
 class Watch:
-    """The longest waits since it was begun, in seconds."""
+    """The longest waits since its creation, in seconds."""
 
     def __init__(self, log: FileLog) -> None:
         self._log = log
@@ -85,7 +85,7 @@ class Watch:
             self.sync = max(self.sync, now - self._unsynced[0][1])
 
     def refused(self, is_so: bool) -> None:
-        """The log took no batch, or one again."""
+        """Note that the log refuses batches, or accepts them again."""
         now = time.monotonic()
         if is_so:
             self._refused = self._refused or now
@@ -104,7 +104,7 @@ class Watch:
 
 
 def append(log: FileLog, incarnation: int, batch: bytes) -> bool:
-    """Whether the log took it."""
+    """Append a batch; return whether the log accepted it."""
     if log.congested:
         return False
     try:
@@ -116,7 +116,7 @@ def append(log: FileLog, incarnation: int, batch: bytes) -> bool:
 
 
 async def fill(log: FileLog, size: int, partitions: range) -> None:
-    """Until so many bytes are stored, all of them sealed but what the last slots hold."""
+    """Append until that many bytes are stored, all sealed except those in the last slots."""
     for number in partitions:
         log.open_partition(number)
     log.commit()
@@ -128,14 +128,14 @@ async def fill(log: FileLog, size: int, partitions: range) -> None:
             if append(log, number, batch):
                 written += len(batch)
         await asyncio.sleep(TURN_S if log.congested else 0)
-    while log.sealing:  # noqa: ASYNC110 (the log tells nobody)
+    while log.sealing:  # noqa: ASYNC110 (the log sends no event)
         await asyncio.sleep(TURN_S)
 
 
 async def beside(
     log: FileLog, watch: Watch, seconds: float, steady: int, directory: Path, gone: frozenset[str]
 ) -> float:
-    """Append to a partition for so long, or until these segments are deleted, if any; returns how long that was."""
+    """Append to a partition for that long, or until these segments are deleted; return the duration."""
     batch = bytes(from_records([Record(bytes(1000))] * (BATCH_BYTES // 10_000)))
     begun = looked = time.monotonic()
     written = 0
@@ -174,7 +174,7 @@ async def measure(directory: Path, size: int, times: int, partitions: int) -> No
 
 
 async def fill_and_delete(log: FileLog, directory: Path, size: int, steady: int, partitions: range) -> None:
-    """Print how long others wait before, while and after all of that is deleted."""
+    """Print how long others wait before, during and after the deletion."""
     log.open_partition(steady)
     kept = segments(directory)
     begun = time.monotonic()
@@ -194,7 +194,7 @@ async def fill_and_delete(log: FileLog, directory: Path, size: int, steady: int,
     seconds = await beside(log, during, 600, steady, directory, made)
     left = len(made & segments(directory))
     print(f"deleting: {during}; {size / GIGA:.0f} GB in {seconds:.1f} s, {left} of these segments left")
-    after = Watch(log)  # as long: the longest of many waits is longer than of few, whatever else goes on
+    after = Watch(log)  # for the same duration, because the longest of many waits is longer than of few
     await beside(log, after, seconds, steady, directory, frozenset())
     print(f"after:    {after}", flush=True)
 

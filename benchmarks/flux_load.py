@@ -1,7 +1,7 @@
-"""Load over the FLUX wire: pipelined produce, and one lone request at a time beside a bare echo.
+"""Load over FLUX: pipelined produce, and single requests next to a bare echo.
 
-The requests of the pipelined load are encoded before the clock starts. Every reply is counted and must be an OK: a broker that refuses
-quickly would look fast.
+The requests of the pipelined load are encoded before the clock starts. Every reply is counted and must be an OK: a
+broker that refuses quickly would look fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUESTS_PER_BUFFER = 5_000
 
 
 def pipelined_rate(host: str, port: int, topic: str, *, requests: int) -> float:
-    """Requests per second of one connection that never waits for a reply."""
+    """Return requests per second of one connection that never waits for a reply."""
     lines = [
         b"V1|%d|PRODUCE|%s key-%d:%s\n" % (number, topic.encode(), number % 64, VALUE)
         for number in range(REQUESTS_PER_BUFFER)
@@ -42,13 +42,13 @@ def pipelined_rate(host: str, port: int, topic: str, *, requests: int) -> float:
 
 
 def lone_latency_us(host: str, port: int, topic: str, *, requests: int) -> float:
-    """Median time of one PRODUCE and its reply, in microseconds, one request in flight."""
+    """Return the median time of one PRODUCE and its reply, in microseconds, one request in flight."""
     request = b"V1|1|PRODUCE|%s key:%s\n" % (topic.encode(), VALUE)
     return round_trip_us(host, port, request, requests=requests)
 
 
 def round_trip_us(host: str, port: int, request: bytes, *, requests: int) -> float:
-    """Median round trip of a one-line request, in microseconds."""
+    """Return the median round trip of a one-line request, in microseconds."""
     times: list[int] = []
     with socket.create_connection((host, port)) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -63,7 +63,7 @@ def round_trip_us(host: str, port: int, request: bytes, *, requests: int) -> flo
 
 
 class EchoProcess:
-    """A bare uvloop echo in a process of its own: the floor of any round trip here."""
+    """A bare uvloop echo in its own process: the minimum of any round trip here."""
 
     def __enter__(self) -> tuple[str, int]:
         ours, theirs = multiprocessing.Pipe()
@@ -87,7 +87,7 @@ class _Echo(asyncio.Protocol):
 
 
 def serve_echo(pipe: Connection) -> None:
-    """Echo on a port that the pipe is told, until the process is killed."""
+    """Echo on a port that is sent through the pipe, until the process is killed."""
 
     async def serve() -> None:
         server = await asyncio.get_running_loop().create_server(_Echo, "127.0.0.1", 0)
@@ -103,12 +103,12 @@ def _send(peer: socket.socket, buffer: bytes, rounds: int) -> None:
 
 
 def _count_good_replies(peer: socket.socket, expected: int) -> int:
-    """Read until ``expected`` lines have come; how many of them are OK."""
+    """Read until ``expected`` lines have arrived; return how many of them are OK."""
     buffer = bytearray(1 << 20)
     view = memoryview(buffer)
     mark = b"|OK|"
     seen = good = 0
-    end = b""  # of the piece before: a mark may be cut
+    end = b""  # of the previous piece: a marker may be split
     while seen < expected:
         size = peer.recv_into(buffer)
         if size == 0:

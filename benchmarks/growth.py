@@ -1,7 +1,6 @@
-"""``python -m benchmarks.growth``: how Polywire's figures change as partitions, connections and data grow, as tables and charts.
+"""``python -m benchmarks.growth``: Polywire's figures by size of data, as tables and charts.
 
-Promises: one broker serves all sizes of a curve, and the sizes take turns in every round, so that what else the machine does meets them all.
-Must not know: other brokers.
+One broker serves all sizes of a curve, and the sizes take turns in every round, so that other load affects all alike.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ app = App(
 PARTITIONS: Final = (1, 10, 100, 1000)
 CONNECTIONS: Final = (1, 8, 64, 512, 4096, 10_000)
 GIGABYTES: Final = (1, 10, 100)
-RECORDS: Final = 100  # a connection
-REQUESTS: Final = 16_000  # in all, at least
+RECORDS: Final = 100  # per connection
+REQUESTS: Final = 16_000  # in total, at least
 PARTITIONS_OF_DATA: Final = 10_000
 SLOT_BYTES: Final = 64 * MEBI
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured at one size: a value for each round."""
+    """The measurements at one size: a value per round."""
 
     size: int
     values: Sequence[float]
@@ -55,7 +54,7 @@ class Curve:
 
 
 def over_partitions(rounds: int, scale: float) -> list[Curve]:
-    """Records per second of one ``polywire`` connection that writes to all partitions of a topic in turn, by batches of 1000 and of 10."""
+    """Measure records per second of one connection that writes to all partitions in turn, by batch size."""
     found = []
     with fresh_broker() as broker:
         host, port = broker.addresses["polywire"]
@@ -79,7 +78,7 @@ def over_partitions(rounds: int, scale: float) -> list[Curve]:
 
 
 def over_connections(rounds: int, scale: float) -> list[Curve]:
-    """Records per second of connections that each send one record and wait for its confirmation."""
+    """Measure records per second of connections that each send one record and wait for its confirmation."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sizes = [size for size in CONNECTIONS if size <= hard - 200]
@@ -97,7 +96,7 @@ def over_connections(rounds: int, scale: float) -> list[Curve]:
 
 
 def over_data(rounds: int, scale: float) -> list[Curve]:
-    """Seconds and memory of a start on a log of so many gigabytes in ten thousand partitions. It is made up (``benchmarks.start``)."""
+    """Measure seconds and memory of a start on a generated log of that many gigabytes in ten thousand partitions."""
     seconds, memory = [], []
     for gigabytes in GIGABYTES:
         place = Path(tempfile.mkdtemp(prefix="polywire-growth-"))
@@ -119,11 +118,11 @@ CURVES: Final[dict[str, tuple[str, Callable[[int, float], list[Curve]]]]] = {
     "connections": ("connections", over_connections),
     "data": ("gigabytes", over_data),
 }
-"""By name: what grows, and how it is measured."""
+"""By name: what grows, and the measurement."""
 
 
 def _in_turns(sizes: Sequence[int], rounds: int, measured: Callable[[int], float]) -> list[Point]:
-    """Every size once a round; the first round warms up and is not kept."""
+    """Measure every size once a round; the first round is a warm-up."""
     values: dict[int, list[float]] = {size: [] for size in sizes}
     for number in range(rounds + 1):
         for size in sizes:
@@ -144,7 +143,7 @@ def _figures(curve: Curve, grows: str) -> list[Figure]:
 
 
 def draw(name: str, grows: str, curves: Sequence[Curve], figures: Sequence[Sequence[Figure]], file: Path) -> None:
-    """A chart for each unit, sizes on a logarithmic axis, with the spread of the rounds."""
+    """Draw a chart for each unit, sizes on a logarithmic axis, with the spread of the rounds."""
     from matplotlib.figure import Figure as Drawing
 
     units = list(dict.fromkeys(curve.unit for curve in curves))
@@ -174,7 +173,7 @@ def run(
         Path | None, Parameter(help="File to keep tables in, without its ending; charts lie beside it.")
     ] = None,
 ) -> None:
-    """Measure, print a table of each curve, and draw it where the result is kept."""
+    """Measure, print a table of each curve, and draw it next to the stored result."""
     chosen = {name: asked for name, asked in CURVES.items() if name.startswith(only)}
     if not chosen:
         raise SystemExit(f"no curve begins with {only!r}: there are {', '.join(CURVES)}")

@@ -1,6 +1,6 @@
-"""Load over the Iggy wire in its documented dialect: pre-encoded sends, and polls one after the other.
+"""Load over Iggy in its documented dialect: pre-encoded sends, and polls one after the other.
 
-Requests are encoded before the clock starts; every reply is read and its status and counts are checked.
+Requests are encoded before the clock starts; the status and counts of every reply are checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POLLED = struct.Struct("<IIIQI")  # status, length, partition, newest offset, m
 
 
 def create(host: str, port: int, topic: str) -> None:
-    """A topic of one partition in the stream ``bench``; both are made."""
+    """Create the stream ``bench`` and a topic of one partition."""
     with socket.create_connection((host, port)) as peer:
         _ask(peer, Code.CREATE_STREAM, U32.pack(1) + client_codec.name("bench"), fine=(0, 1011))
         number = sum(topic.encode()) * 1_000 + len(topic)
@@ -30,7 +30,7 @@ def create(host: str, port: int, topic: str) -> None:
 
 
 def send_request(topic: str, *, records: int = COUNT, ids: bool = False) -> bytes:
-    """One SEND_MESSAGES of equal messages to the first partition; with ids, each has its own."""
+    """Return one SEND_MESSAGES of equal messages to the first partition; with ids, each has a unique one."""
     messages = [
         (number + 1 if ids else 0).to_bytes(16, "little") + bytes(4) + U32.pack(len(VALUE)) + VALUE
         for number in range(records)
@@ -39,7 +39,7 @@ def send_request(topic: str, *, records: int = COUNT, ids: bool = False) -> byte
 
 
 def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = False) -> float:
-    """Messages per second, sent and acknowledged, of one connection that does not wait for replies."""
+    """Return acknowledged messages per second of one connection that does not wait for replies."""
     request = send_request(topic, ids=ids)
     with socket.create_connection((host, port)) as peer:
         begun = time.perf_counter()
@@ -52,7 +52,7 @@ def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = Fa
 
 
 def poll_rate(host: str, port: int, topic: str, *, polls: int, requests_sent: int) -> float:
-    """Messages per second of one connection that polls a thousand at a time, some requests ahead, from the beginning on and again."""
+    """Return messages per second of one connection with pipelined polls of a thousand, repeatedly from the start."""
     at = client_codec.place(Consumer(group=False, who=1), _topic(topic), 1)
     requests = [
         client_codec.request(Code.POLL, client_codec.poll(at, 1, number % requests_sent * COUNT, COUNT))
@@ -82,7 +82,7 @@ def _send(peer: socket.socket, request: bytes, requests: int) -> None:
 
 
 def _read_empty(peer: socket.socket, expected: int) -> None:
-    """Read so many empty successes."""
+    """Read that many empty successes."""
     left = expected * HEAD.size
     buffer = bytearray(65_536)
     while left:
@@ -93,7 +93,7 @@ def _read_empty(peer: socket.socket, expected: int) -> None:
 
 
 def _poll_all(peer: socket.socket, requests: list[bytes]) -> None:
-    """Keep some polls in flight; every reply must have its thousand messages."""
+    """Keep some polls in flight; every reply must have a thousand messages."""
     buffer = bytearray(4 << 20)
     view = memoryview(buffer)
     peer.sendall(b"".join(requests[:REQUESTS_IN_FLIGHT]))

@@ -1,6 +1,6 @@
-"""Load over the Iggy wire in today's dialect: pre-encoded sends with their checksums, polls one after the other, and the real client.
+"""Load over Iggy in its current dialect: pre-encoded sends with checksums, polls, and the real client.
 
-Requests are encoded before the clock starts; every reply is read and its status and counts are checked.
+Requests are encoded before the clock starts; the status and counts of every reply are checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polywire.protocols.iggy.messages import U32
 
 INTEROP: Final = Path(os.environ.get("POLYWIRE_INTEROP") or Path(__file__).resolve().parents[1] / ".venv" / "interop")
 SDKS: Final = {"apache-iggy-0.5.0": 1, "apache-iggy-0.8.0": 0, "apache-iggy-0.9.0": 0}
-"""Releases of the SDK that speak different dialects, and from which number on each counts partitions."""
+"""Releases of the SDK with different dialects, and the first partition number of each."""
 SEND, PLAIN, REGISTER, CREATE_STREAM, CREATE_TOPIC, POLL = 160, 2, 1, 128, 132, 100
 STREAM: Final = "bench-today"
 ORIGIN_US: Final = 1_700_000_000_000_000
@@ -34,7 +34,7 @@ _BODY: Final = memoryview(bytearray(1 << 20))  # replies are read into it one af
 
 
 def request(operation: int, body: bytes, *, code: int = 0, number: int = 0) -> bytes:
-    """A frame of today's framing."""
+    """Return a frame of the current framing."""
     head = bytearray(vsr.HEADER_BYTES)
     struct.pack_into("<I", head, 48, vsr.HEADER_BYTES + len(body))
     head[60] = vsr.REQUEST
@@ -46,7 +46,7 @@ def request(operation: int, body: bytes, *, code: int = 0, number: int = 0) -> b
 
 
 def batch(records: int = COUNT) -> bytes:
-    """Equal messages with ids and checksums, as the SDKs send them."""
+    """Return equal messages with ids and checksums, as the SDKs send them."""
     frames = []
     for number in range(records):
         rest = (number + 1).to_bytes(16, "little") + struct.pack("<IIIIQ", number, 0, 0, len(VALUE), 0) + VALUE
@@ -61,7 +61,7 @@ def batch(records: int = COUNT) -> bytes:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """A connection that has logged in as the default user."""
+    """Return a connection that has logged in as the default user."""
     peer = socket.create_connection((host, port))
     words = b"".join(map(client_codec.name, ("bench", "0.11.0", "iggy", "iggy")))
     _ask(peer, request(REGISTER, U32.pack(D3.protocols[0]) + words + bytes(4)))
@@ -69,14 +69,14 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 def create(host: str, port: int, topic: str) -> None:
-    """A topic of one partition; its stream is made when missing."""
+    """Create a topic of one partition, and its stream if missing."""
     with connect(host, port) as peer:
         _ask(peer, request(CREATE_STREAM, client_codec.name(STREAM), number=1))
         _ask(peer, request(CREATE_TOPIC, client_codec.ident(STREAM) + U32.pack(1) + client_codec.name(topic), number=2))
 
 
 def send_rate(host: str, port: int, topic: str, *, requests: int) -> float:
-    """Messages per second, sent and acknowledged, of one connection that does not wait for replies."""
+    """Return acknowledged messages per second of one connection that does not wait for replies."""
     where = client_codec.ident(STREAM) + client_codec.ident(topic) + b"\x02\x04" + bytes(4) + U32.pack(COUNT)
     frame = request(SEND, U32.pack(len(where)) + where + batch(), number=3)
     with connect(host, port) as peer:
@@ -91,7 +91,7 @@ def send_rate(host: str, port: int, topic: str, *, requests: int) -> float:
 
 
 def poll_rate(host: str, port: int, topic: str, *, polls: int) -> float:
-    """Messages per second of one connection that polls a thousand at a time from the beginning on, some requests ahead."""
+    """Return messages per second of one connection with pipelined polls of a thousand, from the start."""
     consumer = b"\x01\x01\x04\x01\0\0\0" + client_codec.ident(STREAM) + client_codec.ident(topic) + b"\x01" + bytes(4)
     frames = [
         request(PLAIN, consumer + b"\x01" + struct.pack("<QIB", number * COUNT, COUNT, 0), code=POLL)
@@ -116,7 +116,7 @@ def _ask(peer: socket.socket, frame: bytes) -> None:
 
 
 def _read_reply(peer: socket.socket) -> memoryview:
-    """The body of the next reply."""
+    """Return the body of the next reply."""
     head = peer.recv(vsr.HEADER_BYTES, socket.MSG_WAITALL)
     if len(head) < vsr.HEADER_BYTES or head[60] != vsr.REPLY or any(head[216:220]):
         raise AssertionError(
@@ -133,7 +133,7 @@ def _send(peer: socket.socket, frame: bytes, requests: int) -> None:
         peer.sendall(frame)
 
 
-# What the real client reaches, in its own process: most of it is the client's own work.
+# The real client in its own process: most of the time is the client's own work.
 _CLIENT: Final = """
 import asyncio, os, sys, time
 import apache_iggy as iggy
@@ -168,7 +168,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 
 def client_rates(host: str, port: int, sdk: Path, *, base: int, requests: int) -> tuple[float, float]:
-    """Messages per second that an unmodified SDK for Python sends and polls, a thousand of 100 B per call, one call at a time."""
+    """Return messages per second that an unmodified Python SDK sends and polls, a thousand of 100 B per call."""
     environment = {"PYTHONPATH": str(sdk), "IGGY_BASE": str(base)}
     command = [sys.executable, "-c", _CLIENT, host, str(port), str(requests)]
     reported = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()

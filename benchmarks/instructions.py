@@ -2,16 +2,16 @@
 
 Run: ``python -m benchmarks.instructions [--against COMMIT] [--only BEGINNING] [--quick] [--limit 1.05] [--keep DATE]``
 
-Compared is with the last commit that kept such a result, so that many small losses add up until somebody answers for them by keeping
-another one.
+The comparison is with the last commit that stored a result, so that many small losses add up until a new result is
+stored.
 
-Each broker runs under callgrind, the same loads run against both from outside, and the counts are read between passes: what else the
-machine does changes only how much of what the broker does by the clock falls into a pass, and how many requests it finds at once. What the
-kernel does is not counted, nor how long anything waits, so a change that saves system calls shows less here than it is worth. The broker does
-not poll before it sleeps (decision 0112), since that would count what time passes.
+Each broker runs under callgrind, with the same loads from outside, and the counts are read between passes. Other load
+of the machine only changes how much periodic work falls into a pass, and how many requests the broker finds at once.
+The kernel's work and waiting are not counted, so a change that saves system calls shows less here than its worth. The
+broker does not poll before it sleeps (decision 0112), because that would count elapsed time.
 
-Promises: ends with 1 when a load takes more than ``limit`` times the commit's instructions; with 0 and a loud line where there is no
-valgrind. Must not know: what a load does.
+It exits with 1 if a load takes more than ``limit`` times the commit's instructions, and with 0 and a clear message
+without valgrind.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from polywire.testing.process import WIRES, lasting_port
 
 HERE: Final = Path(__file__).resolve().parents[1]
 KEPT: Final = HERE / "build" / "instructions"  # trees of commits, built
-READY_S: Final = 900.0  # half a minute of processor time, on a machine that may do much else
+READY_S: Final = 900.0  # half a minute of processor time on a busy machine
 PASSES: Final = 3  # counted, after one that is not
 LIMIT: Final = 1.05
 BATCH_RECORDS: Final = 1_000
 SMALL_RECORDS: Final = 10
 RESULT: Final = "-instructions.md"
 BUILT_FROM: Final = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
-MADE_IN: Final = Path("build") / "lib"  # where modules are linked before they are put beside their sources
+MADE_IN: Final = Path("build") / "lib"  # where modules are linked before they are copied next to their sources
 
 Addresses = Mapping[str, tuple[str, int]]
 
@@ -73,7 +73,7 @@ class Workload:
 
 
 def workloads() -> Iterator[Workload]:
-    """Every load there is: small requests first."""
+    """Return every load, small requests first."""
     for wire in lone_requests.MADE:
         for connections in (1, 8):
             topic = f"lone-{wire}-{connections}"
@@ -98,7 +98,7 @@ def workloads() -> Iterator[Workload]:
 
 
 def _nothing(at: Addresses) -> None:
-    """The load makes what it needs, or reads what one before it has left."""
+    """Do nothing: the load creates what it needs, or reads what an earlier one has left."""
 
 
 def _create(at: Addresses, topic: str) -> None:
@@ -124,7 +124,7 @@ def _polywire_ten(at: Addresses, count: int) -> None:
 
 
 def _polywire_fetch(at: Addresses, count: int) -> None:
-    for _ in range(count // 100):  # what the broker does once a second is little beside so many
+    for _ in range(count // 100):  # so that the broker's work once a second hardly counts
         polywire_load.fetch_rate(*at["polywire"], "bulk")
 
 
@@ -186,7 +186,7 @@ class CountedBroker:
         subprocess.run(["callgrind_control", command, str(self._process.pid)], check=True, capture_output=True)
 
     def count(self) -> int:
-        """Instructions since this was called last."""
+        """Return the instructions since the last call."""
         self._control("--dump")
         self._read += 1
         dump = self._out.with_name(f"{self._out.name}.{self._read}")
@@ -197,13 +197,13 @@ class CountedBroker:
         raise AssertionError(f"no total in what callgrind wrote file={dump}")
 
     def stop(self) -> None:
-        """End the process: nothing of it is kept."""
+        """End the process without a result."""
         self._process.kill()
         self._process.wait()
 
 
 def count_all(tree: Path, place: Path, chosen: Sequence[Workload], passes: int) -> dict[str, list[int]]:
-    """Instructions of each pass of each load, for one of its requests."""
+    """Return the instructions per request of each pass of each load."""
     broker = CountedBroker(tree, place)
     try:
         found: dict[str, list[int]] = {}
@@ -228,18 +228,17 @@ def _git(*words: str) -> str:
 
 
 def commit_kept() -> str:
-    """What the working tree is compared with where nothing is said: the last commit that kept a result, empty where the history that is
-    here does not go back so far."""
+    """Return the last commit that stored a result, empty if the history does not go back so far."""
     return _git("log", "-1", "--format=%h", "--", f":(glob)benchmarks/results/*{RESULT}")
 
 
 def is_same(commit: str) -> bool:
-    """Whether the working tree's broker is the commit's."""
+    """Return whether the working tree's broker is the commit's."""
     return subprocess.run(["git", "diff", "--quiet", commit, "--", *BUILT_FROM], cwd=HERE, check=False).returncode == 0
 
 
 def built(commit: str) -> Path:
-    """A tree of this commit with its modules compiled; kept, since building takes a minute."""
+    """Return a tree of this commit with compiled modules; it is kept, because building takes a minute."""
     tree = KEPT / _git("rev-parse", commit)
     complete = tree / ".complete"
     if complete.exists():
@@ -258,12 +257,12 @@ def built(commit: str) -> Path:
 
 
 def _take_over_modules(tree: Path) -> None:
-    """Copy what was compiled here from sources that are the same there, as long as what modules declare to each other is the same."""
+    """Copy compiled modules of identical sources, if the declarations between modules are the same."""
     declared = [path.relative_to(HERE) for path in (HERE / "src").rglob("*.pxd")]
     if not all(_same(path, tree) for path in (*declared, Path("setup.py"))):
         return
     sources = [path for path in (HERE / "src").rglob("*.py") if _same(path.relative_to(HERE), tree)]
-    for suffix, to in ((".c", tree / "src"), (".so", tree / MADE_IN)):  # what is made later has to be newer
+    for suffix, to in ((".c", tree / "src"), (".so", tree / MADE_IN)):  # later products must be newer
         for source in sources:
             for made in source.parent.glob(f"{source.stem}.*{suffix}".replace(".*.c", ".c")):
                 copy = to / made.relative_to(HERE / "src")
@@ -281,7 +280,7 @@ def _same(path: Path, tree: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One load's instructions a request, of each pass."""
+    """The instructions per request of one load, for each pass."""
 
     name: str
     before: Sequence[int]
@@ -289,21 +288,21 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times what it took it takes."""
+        """Return the ratio of the instructions to those of the commit."""
         return statistics.median(self.now) / statistics.median(self.before)
 
     @property
     def spread(self) -> float:
-        """By how much passes of the same broker differ."""
+        """Return the spread between passes of the same broker."""
         return max(max(counts) / min(counts) for counts in (self.before, self.now)) - 1
 
     def is_worse(self, limit: float) -> bool:
-        """Whether the cheapest pass takes more than ``limit`` times the dearest of before: what passes differ by is no news."""
+        """Return whether the cheapest pass exceeds ``limit`` times the commit's dearest one, which excludes noise."""
         return min(self.now) > limit * max(self.before)
 
 
 def compare(commit: str, chosen: Sequence[Workload], *, passes: int) -> list[Comparison]:
-    """Count both, side by side: what else runs does not change what is counted."""
+    """Count both concurrently: other load does not change the counts."""
     tree = built(commit)
     with tempfile.TemporaryDirectory(prefix="polywire-instructions-") as place, ThreadPoolExecutor(2) as pool:
         before = pool.submit(count_all, tree, Path(place) / "before", chosen, passes)
@@ -312,7 +311,7 @@ def compare(commit: str, chosen: Sequence[Workload], *, passes: int) -> list[Com
 
 
 def show(commit: str, found: Sequence[Comparison], keep: Path | None) -> None:
-    """Print the table, and keep it where that is asked for."""
+    """Print the table, and store it on request."""
     title = f"thousands of instructions a request: {commit}, and the working tree"
     columns = ("load", "before", "now", "ratio", "spread")
     table = Table(title=title)
@@ -332,7 +331,7 @@ def show(commit: str, found: Sequence[Comparison], keep: Path | None) -> None:
 
 
 def main() -> int:
-    """What the command line asks for."""
+    """Run the comparison of the command line."""
     parser = argparse.ArgumentParser(
         description="Count the broker's instructions, of a commit and of the working tree."
     )

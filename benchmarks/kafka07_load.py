@@ -1,7 +1,7 @@
-"""Load over the Kafka 0.7 wire: pipelined sets, and fetches of a whole partition.
+"""Load over Kafka 0.7: pipelined sets, and fetches of a whole partition.
 
-Requests are encoded before the clock starts. The wire acknowledges nothing: the clock stops when an OFFSETS behind the last set is answered,
-and its answer must be the end of everything sent.
+Requests are encoded before the clock starts. The protocol acknowledges nothing: the clock stops at the response to an
+OFFSETS after the last set, which must be the end of everything sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FETCH_BYTES = 1024 * 1024
 
 
 def produce_rate(host: str, port: int, topic: str, *, requests: int, messages: int = 200) -> float:
-    """Records per second of one connection that sends PRODUCE requests of so many messages to partition 0."""
+    """Return records per second of one connection that sends PRODUCE requests of that many messages to partition 0."""
     frame = encode_produce(topic.encode(), 0, encode_set([VALUE] * messages))
     frames_each = max(1, BUFFER_BYTES // len(frame))
     buffer = frame * frames_each
@@ -47,9 +47,10 @@ def produce_rate(host: str, port: int, topic: str, *, requests: int, messages: i
 
 
 def fetch_rate(host: str, port: int, topic: str, *, ahead: int = 1) -> float:
-    """Records per second of one connection that reads partition 0 from its beginning to its end, with so many requests under way.
+    """Return records per second of one connection that reads partition 0 from start to end with pipelined requests.
 
-    Addresses are known beforehand, because records are equally long; what an answer leaves out is asked for again at the end.
+    Addresses are known in advance, because records are equally long; what a response omits is requested again at the
+    end.
     """
     with socket.create_connection((host, port)) as peer:
         end = _end(peer, topic)

@@ -1,9 +1,9 @@
-"""What a record costs in the codec of Kafka's wire: processor nanoseconds, in a tight loop, without a broker.
+"""The cost of a record in Kafka's codec: processor nanoseconds in a tight loop, without a broker.
 
 Run: ``python -m benchmarks.kafka_codec [--keep FILE]``
 
-Decoding is everything between the bytes of a PRODUCE request's batch and a stored batch that only wants numbers, both checksums included;
-encoding is everything between a stored batch and the bytes of a fetched one.
+Decoding is everything from the bytes of a PRODUCE request's batch to a stored batch without offsets, with both
+checksums; encoding is everything from a stored batch to the bytes of a fetched one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AIM_NS = 20.0  # a record, for values of 100 bytes without keys
 
 
 def records(key: bytes | None, value_bytes: int) -> list[Record]:
-    """A batch's records, a hundred of them in each millisecond."""
+    """Return a batch's records, a hundred of them in each millisecond."""
     return [
         Record(value=os.urandom(value_bytes), key=key, origin_time_us=1_700_000_000_000_000 + number // 100 * 1000)
         for number in range(RECORDS)
@@ -38,7 +38,7 @@ def records(key: bytes | None, value_bytes: int) -> list[Record]:
 
 
 def per_record(call: Callable[[], object], calls: int = CALLS) -> Callable[[], float]:
-    """One round: processor nanoseconds for a record."""
+    """Run one round; return processor nanoseconds per record."""
 
     def one_round() -> float:
         begun = time.process_time_ns()
@@ -50,7 +50,7 @@ def per_record(call: Callable[[], object], calls: int = CALLS) -> Callable[[], f
 
 
 def figures_of(name: str, made: list[Record], *, codec: Codec = Codec.NONE, aim: float | None = None) -> list[Figure]:
-    """Decoding and encoding one kind of batch."""
+    """Measure decoding and encoding of one kind of batch."""
     batch = encode_batch(made, codec=codec)
     stored = decode_batch(batch, bytes_max=len(batch))[1].batch
     stamp(stored, 0, 1, 1, 0, 0, 0)

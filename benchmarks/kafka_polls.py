@@ -1,6 +1,6 @@
-"""A Kafka consumer of many partitions in which nothing happens: Fetch after Fetch, in a session where the broker gives one.
+"""A Kafka consumer of many partitions without new records: Fetch after Fetch, in a session if the broker has them.
 
-Promises: every request is answered at once, and names no more than a client would. Must not know: which broker listens.
+Every request is answered at once, and names no more than a client would.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _VERSION: Final = 12
 
 
 def create(host: str, port: int, topic: str) -> None:
-    """Make the topic."""
+    """Create the topic."""
     KafkaWire().create((host, port), topic, PARTITIONS)
 
 
 def poll_rate(host: str, port: int, topic: str, polls: int) -> float:
-    """Answered polls per second."""
+    """Return answered polls per second."""
     with connect((host, port)) as peer:
         session = _fetch(peer, _wanted(topic), 0, 0).session_id
         begun = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Every api of Kafka's wire with the worst legal request there is for it.
+"""Every API of Kafka with its worst legal request.
 
-Promises: every api that is served is asked, one without a worst request of its own plainly. Must not know: how holds are measured.
+Every served API is included; one without a worst case has a plain request.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from polywire.protocols.kafka.messages import SERVED, Api
 from polywire.records.columns import Record
 
 NAMES: Final = 10_000  # of one request; more than there are topics
-ELEMENTS: Final = 99_000  # of one request: nearly as many as there may be
+ELEMENTS: Final = 99_000  # of one request: nearly the maximum
 WIDE_ENTRIES: Final = 48_000  # of a Produce, which has two elements for each
-TOPIC: Final = 2  # a resource that has settings
-VERSIONS: Final = {  # where the last one asks for less, or names topics by their ids
+TOPIC: Final = 2  # a resource with settings
+VERSIONS: Final = {  # if the last one requests less, or names topics by their ids
     Api.API_VERSIONS: 0,
     Api.PRODUCE: 9,
     Api.FETCH: 11,
@@ -37,8 +37,11 @@ Fields = Callable[[], Mapping[str, Any]]
 def kafka_requests(
     wide: str, partitions: int, full: str, topics: int, topic_name: Callable[[int], str]
 ) -> Iterator[tuple[Api, Callable[[], bytes]]]:
-    """Every api and what makes its request. wide: a topic of so many partitions; full: one with many records in its only partition;
-    topics: how many others there are."""
+    """Yield every API and a function that returns its request.
+
+    wide: a topic of that many partitions; full: one with many records in its only partition; topics: the number of
+    others.
+    """
     names = [topic_name(number) for number in range(min(topics, NAMES))]
     worst = {**_listed(names), **_worst(wide, partitions, full, names)}
     for api in COMMANDS:
@@ -54,7 +57,7 @@ def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[A
     numbers = range(partitions)
 
     def each(api: Api, *, topic: str = "name", number: str = "index", **fields: Any) -> Fields:
-        """All partitions of the wide topic."""
+        """Return all partitions of the wide topic."""
 
         def made() -> Mapping[str, Any]:
             topics = schema.request(api).Topics
@@ -64,7 +67,7 @@ def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[A
         return made
 
     def resources(api: Api, **fields: Any) -> Fields:
-        """All topics' settings."""
+        """Return all topics' settings."""
 
         def made() -> Mapping[str, Any]:
             resource = schema.request(api).Resources
@@ -113,7 +116,7 @@ def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[A
 
 
 def _listed(names: list[str]) -> Mapping[Api, Fields]:
-    """Requests that name many things, or ask for all."""
+    """Return requests that name many things, or request all."""
     group = {"group_id": "crowd", "member_id": "m", "generation_id": 1}
     every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
     return {
@@ -140,7 +143,7 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
         Api.ALTER_USER_SCRAM_CREDENTIALS: lambda: {
             "upsertions": [
                 schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(
-                    name=f"nobody{number}", mechanism=1, iterations=4096, salt=b"s" * 16, salted_password=b"p" * 32
+                    name=f"unknown{number}", mechanism=1, iterations=4096, salt=b"s" * 16, salted_password=b"p" * 32
                 )
                 for number in range(NAMES)
             ]
@@ -150,14 +153,14 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
 
 
 def wide_produce(topic: str, partitions: int) -> bytes:
-    """A Produce of one record to every partition of a topic, as often as one request may name them."""
+    """Return a Produce of one record to every partition of a topic, as often as one request may name them."""
     topics, records = schema.request(Api.PRODUCE).Topics, encode_batch([Record(b"")])
     entries = [topics.Partitions(index=number % partitions, records=records) for number in range(WIDE_ENTRIES)]
     return _request(Api.PRODUCE, lambda: {"acks": 1, "topics": [topics(name=topic, partitions=entries)]})
 
 
 def wide_join(topics: list[str]) -> bytes:
-    """A consumer that joins a group in as many topics as it may."""
+    """Return the join of a consumer in as many topics as permitted."""
     fields = {"group_id": "wide", "member_id": "m", "member_epoch": 0, "rebalance_timeout_ms": 60_000}
     return _request(
         Api.CONSUMER_GROUP_HEARTBEAT,
@@ -166,13 +169,13 @@ def wide_join(topics: list[str]) -> bytes:
 
 
 def wide_leave() -> bytes:
-    """The same consumer leaves all of them."""
+    """Return the departure of the same consumer from all of them."""
     fields = {"group_id": "wide", "member_id": "m", "member_epoch": -1, "rebalance_timeout_ms": -1}
     return _request(Api.CONSUMER_GROUP_HEARTBEAT, lambda: fields)
 
 
 def classic_join(group: str, topics: Sequence[str]) -> bytes:
-    """A member of a classic group that reads all these topics."""
+    """Return the join of a classic group's member that reads all these topics."""
     names = [topic.encode() for topic in topics]
     texts = b"".join(len(name).to_bytes(2, "big") + name for name in names)
     metadata = bytes(2) + len(names).to_bytes(4, "big") + texts + bytes(4)

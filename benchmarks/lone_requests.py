@@ -1,6 +1,6 @@
-"""The smallest acknowledged produce of every wire that acknowledges, one after another: alone, or on several connections side by side.
+"""The smallest acknowledged produce of every protocol with acknowledgements: alone, or on several connections.
 
-Promises: requests are encoded before the clock starts; every answer is read to its end and looked at. Must not know: how it is measured.
+Requests are encoded before the clock starts; every response is read completely and checked.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from polywire.protocols.kafka.messages import Api
 from polywire.records.columns import Record
 
 VALUE: Final = b"x" * 100
-ANSWER_S: Final = 60.0  # under a counting machine everything takes fifty times as long
-RECEIVE_BYTES: Final = 4096  # more than any answer has
+ANSWER_S: Final = 60.0  # under valgrind everything takes fifty times as long
+RECEIVE_BYTES: Final = 4096  # more than any response has
 _KAFKA_VERSION: Final = 8
-_KAFKA_ERROR_AT: Final = -36  # error code of the only partition of an answer without record errors, from its end
+_KAFKA_ERROR_AT: Final = -36  # error code of the only partition of a response without record errors, from its end
 _POLYWIRE_FLAGS_AT: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """One wire's request. whole: whether these bytes are the whole answer, and no refusal. opening: what a connection begins with; it is
-    answered with as many bytes and one frame."""
+    """One protocol's request.
+
+    whole: whether these bytes are the complete response, and no refusal. opening: the first bytes of a connection, to
+    which as many bytes and one frame are the response.
+    """
 
     request: bytes
     whole: Callable[[bytes], bool]
@@ -93,11 +96,11 @@ MADE: Final[Mapping[str, Callable[[str], Lone]]] = {
     "kafka": _kafka,
     "iggy": _iggy,
 }
-"""Of a topic, by wire."""
+"""Of a topic, by protocol."""
 
 
 def create(addresses: Mapping[str, tuple[str, int]], wire: str, topic: str) -> None:
-    """Make the topic, with one partition."""
+    """Create the topic, with one partition."""
     if wire == "iggy":
         iggy_load.create(*addresses["iggy"], topic)
         return
@@ -108,7 +111,7 @@ def create(addresses: Mapping[str, tuple[str, int]], wire: str, topic: str) -> N
 
 @contextmanager
 def connected(address: tuple[str, int], lone: Lone, count: int) -> Iterator[list[socket.socket]]:
-    """So many connections that are ready for requests."""
+    """Return that many connections that are ready for requests."""
     with ExitStack() as stack:
         peers = [stack.enter_context(socket.create_connection(address)) for _ in range(count)]
         for peer in peers:
@@ -122,7 +125,7 @@ def connected(address: tuple[str, int], lone: Lone, count: int) -> Iterator[list
 
 
 def _receive(peer: socket.socket, lone: Lone) -> None:
-    """Read one answer to its end."""
+    """Read one response to its end."""
     answer = peer.recv(RECEIVE_BYTES)
     while not lone.whole(answer):
         try:
@@ -135,7 +138,7 @@ def _receive(peer: socket.socket, lone: Lone) -> None:
 
 
 def ask_all(peers: Sequence[socket.socket], lone: Lone) -> None:
-    """One request on each connection, then every answer."""
+    """Send one request on each connection, then read every response."""
     for peer in peers:
         peer.sendall(lone.request)
     for peer in peers:
@@ -143,7 +146,7 @@ def ask_all(peers: Sequence[socket.socket], lone: Lone) -> None:
 
 
 def latency_us(address: tuple[str, int], wire: str, topic: str, *, requests: int) -> float:
-    """Median time of one request and its answer, in microseconds, nothing else under way."""
+    """Return the median time of one request and its response, in microseconds, with nothing else in flight."""
     lone = MADE[wire](topic)
     times: list[int] = []
     with connected(address, lone, 1) as peers:
@@ -155,7 +158,7 @@ def latency_us(address: tuple[str, int], wire: str, topic: str, *, requests: int
 
 
 def rate(address: tuple[str, int], wire: str, topic: str, *, connections: int, requests: int) -> float:
-    """Requests per second of connections that ask side by side, each once its last answer and those of all others are there."""
+    """Return requests per second of concurrent connections, which all wait for each other's responses."""
     lone = MADE[wire](topic)
     with connected(address, lone, connections) as peers:
         begun = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What every workload shares: a broker of its own, rounds, medians, the machine's description, the table and the kept result.
+"""Common parts of the benchmarks: a fresh broker, rounds, medians, the machine's description, and stored results.
 
-Promises: a figure is the median of rounds after a warm-up, beside its minimum and maximum; the broker runs as users run it, in a process
-of its own over a fresh data directory. Must not know: any workload.
+A figure is the median of rounds after a warm-up, with minimum and maximum. The broker runs as users run it, in its own
+process over a fresh data directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 from tests.broker_process import BrokerProcess
 
 ROUNDS = 5
-REPORT_COLUMNS = 140  # where no terminal says how wide it is; a figure must never be cut
+REPORT_COLUMNS = 140  # if no terminal reports its width; a figure must never be truncated
 console = Console()
 if not console.is_terminal:
     console.width = REPORT_COLUMNS
@@ -31,7 +31,7 @@ if not console.is_terminal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured figure: the median of its rounds, with what the project aims at (None: only for comparison)."""
+    """One measured figure: the median of its rounds, with the project's aim (None: only for comparison)."""
 
     name: str
     unit: str
@@ -44,7 +44,7 @@ class Figure:
 
     @property
     def reached(self) -> str:
-        """Whether the aim was reached, as a word."""
+        """Return whether the aim was reached, as a word."""
         if self.aim is None:
             return ""
         good = self.median >= self.aim if self.more_is_better else self.median <= self.aim
@@ -80,7 +80,7 @@ def figure_of(
     more_is_better: bool = True,
     remark: str = "",
 ) -> Figure:
-    """The figure of rounds that were run elsewhere."""
+    """Return the figure of rounds that were run elsewhere."""
     found = Figure(name, unit, statistics.median(values), min(values), max(values), aim, more_is_better, remark)
     reported = f"{name}: {spell(found.median)} {unit}  ({spell(found.low)} to {spell(found.high)})"
     console.print(f"{reported}  {remark}" if remark else reported, highlight=False)
@@ -88,20 +88,20 @@ def figure_of(
 
 
 def rates(rounds: int, *workloads: tuple[str, Callable[[], float], float | None]) -> list[Figure]:
-    """Figures in records per second, of workloads as (name, one round, aim)."""
+    """Return figures in records per second, of workloads as (name, one round, aim)."""
     return [figure(name, "records/s", one_round, aim=aim, rounds=rounds) for name, one_round, aim in workloads]
 
 
 @contextmanager
 def fresh_broker(*options: str) -> Iterator[BrokerProcess]:
-    """A broker over a new data directory, gone with all its files afterwards."""
+    """Start a broker over a new data directory, which is deleted afterwards."""
     place = tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR"))
     with place as path, BrokerProcess(Path(path) / "data", *options) as broker:
         yield broker
 
 
 def resident_bytes(pid: int) -> dict[str, int]:
-    """Memory of a process from /proc: all of it, and the part that is not shared mapped files."""
+    """Return the memory of a process from /proc: all of it, and the part that is not shared mapped files."""
     fields = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -111,13 +111,13 @@ def resident_bytes(pid: int) -> dict[str, int]:
 
 
 def processor_seconds(pid: int, *, with_children: bool = False) -> float:
-    """Processor time a process has used so far, user and system; with_children: of those, too, that it has buried."""
+    """Return the processor time of a process, user and system; with_children: with that of its ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Every process below one, with its name."""
+    """Return every process below one, with its name."""
     below: dict[int, list[tuple[int, str]]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -136,7 +136,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def machine() -> dict[str, str]:
-    """What ran the workloads."""
+    """Describe the machine."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -154,14 +154,14 @@ def machine() -> dict[str, str]:
 
 
 def spell(value: float) -> str:
-    """A figure as people read it."""
+    """Format a figure for people."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def report(figures: list[Figure], *, command: str, keep: Path | None) -> None:
-    """Print the table, and keep it as JSON and Markdown when ``keep`` names a file without its ending."""
+    """Print the table, and store it as JSON and Markdown if ``keep`` names a file without its extension."""
     facts = machine()
     table = Table(title="Polywire on " + ", ".join(facts.values()))
     for column in ("workload", "median", "min", "max", "unit", "aim", "reached"):

@@ -1,6 +1,6 @@
-"""Load over the ``polywire`` wire: pre-encoded produce and a range fetch into Arrow.
+"""Load over `polywire`: pre-encoded produce and a range fetch into Arrow.
 
-The produce requests are encoded before the clock starts, the batches within them too; every answer is read and checked.
+The requests and their batches are encoded before the clock starts; every response is read and checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VALUES = pa.schema([pa.field("value", pa.binary())])
 
 
 def value_batch(records: int, value_bytes: int) -> bytes:
-    """A stored batch of equal-sized values."""
+    """Return a stored batch of equal-sized values."""
     source = b"x" * value_bytes
     spans = memoryview(struct.pack("<4q", 0, -1, 0, value_bytes) * records).cast("q")
     return bytes(from_spans(source, spans))
@@ -34,7 +34,7 @@ def value_batch(records: int, value_bytes: int) -> bytes:
 def produce_rate(
     host: str, port: int, topic: str, *, batch: bytes, batch_records: int, batches: int, partitions: int = 1
 ) -> float:
-    """Records per second of one connection that writes to the partitions in turn and reads every answer."""
+    """Return records per second of one connection that writes to the partitions in turn and reads every response."""
     frames = [produce_frame(topic, number % partitions, batch) for number in range(max(partitions, 8))]
     per_turn = len(frames)
     buffer = b"".join(frames)
@@ -51,7 +51,7 @@ def produce_rate(
 
 
 def fetch_rate(host: str, port: int, topic: str, *, partition: int = 0) -> tuple[float, float]:
-    """(payload bytes per second, records per second) of one range fetch of a whole partition into Arrow value columns."""
+    """Return (payload bytes per second, records per second) of one range fetch of a partition into Arrow."""
     connection = bulk.connect(f"polywire://{host}:{port}")
     bounds = next(part for part in connection.bounds([topic]) if part.partition == partition)
     payload = records = 0
@@ -68,7 +68,7 @@ def fetch_rate(host: str, port: int, topic: str, *, partition: int = 0) -> tuple
 
 
 def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
-    """One PRODUCE that asks for an answer once it is written."""
+    """Return one PRODUCE that is acknowledged once it is written."""
     head = msgspec.msgpack.encode([topic, partition, int(Level.WRITTEN), True])
     return PREFIX.pack(len(head) + len(batch), VERB_PRODUCE, 0, 0, partition + 1, len(head)) + head + batch
 
@@ -79,7 +79,7 @@ def _send(peer: socket.socket, buffer: bytes, turns: int) -> None:
 
 
 def _read_answers(peer: socket.socket, expected: int) -> None:
-    """Read the opening and ``expected`` answers; raises on an error frame."""
+    """Read the handshake and ``expected`` responses; raise on an error frame."""
     buffer = bytearray(1 << 20)
     filled = answered = 0
     position = len(MAGIC)

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.soak``: numbered records over three wires through four pipelines on a Spark cluster, while everything is killed.
+"""``python -m benchmarks.soak``: numbered records through four pipelines on a Spark cluster, with kills.
 
-Producers send over the wires; land, refine, windows and a bridge back into a topic run on a standalone cluster of several workers; an
-executor, the broker and the driver are killed with ``kill -9`` in turn. Afterwards the quality report is made of every table and topic: it
-must find each record exactly once. Its pages and a summary are left in the output folder.
+Producers send over the protocols; land, refine, windows and a bridge back into a topic run on a standalone cluster of
+several workers. An executor, the broker and the driver are killed with ``kill -9`` in turn. Afterwards a quality report
+of every table and topic must find each record exactly once. Its pages and a summary are left in the output folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.broker_process import BrokerProcess, child_environment
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "deploy" / "spark-cluster" / "cluster.sh"
 BULK = "polywire"
-BULK_SHARE = 0.6  # of all records that the wire for bulk brings; the others share the rest
+BULK_SHARE = 0.6  # of all records sent over the bulk protocol; the others share the rest
 KILLED = ("executor", "broker", "driver")
 EXECUTOR = "CoarseGrainedExecutorBackend"
 POLL_S = 0.2
@@ -69,11 +69,11 @@ class Soak:
 
     @property
     def topics(self) -> str:
-        """All topics, as the option ``subscribe`` takes them."""
+        """Return all topics, as the option ``subscribe`` takes them."""
         return ",".join(self.topic(wire) for wire in self.wires)
 
     def shares(self) -> dict[str, int]:
-        """Records of each wire."""
+        """Return the records of each protocol."""
         others = [wire for wire in self.wires if wire != BULK]
         rest = (
             int(self.records * (1 - BULK_SHARE))
@@ -88,7 +88,7 @@ class Soak:
 
 @contextmanager
 def cluster(soak: Soak) -> Iterator[str]:
-    """A standalone cluster; yields the master's URL."""
+    """Start a standalone cluster; yield the master's URL."""
     environment = {**child_environment(), "CLUSTER_DIR": str(soak.directory / "cluster"), "PYTHON": sys.executable}
     start = [str(CLUSTER), "start", "--workers", str(soak.workers), "--memory", soak.memory]
     started = subprocess.run(start, env=environment, capture_output=True, text=True, check=False)
@@ -101,7 +101,7 @@ def cluster(soak: Soak) -> Iterator[str]:
 
 
 def start_producers(soak: Soak, broker: BrokerProcess) -> list[subprocess.Popen[bytes]]:
-    """One process for each wire."""
+    """Start one process for each protocol."""
     address = broker.url("polywire")
     connection = bulk.connect(address)
     started = []
@@ -115,9 +115,9 @@ def start_producers(soak: Soak, broker: BrokerProcess) -> list[subprocess.Popen[
 
 
 def start_driver(soak: Soak, broker: BrokerProcess, master: str) -> subprocess.Popen[bytes]:
-    """A driver in a process group of its own, so that its JVM and Python workers die with it."""
+    """Start a driver in its own process group, so that its JVM and Python workers die with it."""
     address = broker.url("polywire").removeprefix("polywire://")
-    # Every driver begins with other pipelines than the one before, so that each of them is at work when something is killed.
+    # Every driver starts with other pipelines than the previous one, so that each of them is running during some kill.
     first = soak.drivers * soak.side_by_side % PIPELINES
     most = soak.batch_records_max
     plan = Plan(master, address, soak.topics, str(soak.directory), most, STAGGER_S, soak.side_by_side, first)
@@ -131,7 +131,7 @@ def start_driver(soak: Soak, broker: BrokerProcess, master: str) -> subprocess.P
 
 
 def executors(soak: Soak) -> list[int]:
-    """Processes of the cluster's executors: children of its workers."""
+    """Return the processes of the cluster's executors: children of its workers."""
     workers = {int(file.read_text()) for file in (soak.directory / "cluster").glob("worker-*.pid")}
     found = []
     for place in Path("/proc").iterdir():
@@ -147,7 +147,7 @@ def executors(soak: Soak) -> list[int]:
 
 
 def working(soak: Soak, since: int) -> bool:
-    """Whether micro-batches ended since the progress file had this length."""
+    """Return whether micro-batches ended since the progress file had this length."""
     file = soak.directory / "progress.jsonl"
     return file.exists() and file.stat().st_size > since
 
@@ -168,7 +168,7 @@ def run_all(soak: Soak, broker: BrokerProcess, master: str) -> None:
             failed = [one.args for one in producers if one.poll() not in (None, 0)]
             if failed:
                 raise SystemExit(f"a producer failed: {failed} (see {soak.directory})")
-            # Killed only when it is at work again, so that each kill interrupts something.
+            # Killed only when it is working again, so that each kill interrupts something.
             if waiting and time.monotonic() > next_at and working(soak, seen) and executors(soak):
                 kill(soak, waiting.pop(0), broker, driver)
                 seen = (soak.directory / "progress.jsonl").stat().st_size
@@ -183,7 +183,7 @@ def run_all(soak: Soak, broker: BrokerProcess, master: str) -> None:
 
 
 def kill(soak: Soak, what: str, broker: BrokerProcess, driver: subprocess.Popen[bytes]) -> None:
-    """``kill -9``; the broker is started again at once, the driver by whoever watches it, executors by Spark."""
+    """Kill with ``kill -9``; the broker is restarted at once, the driver by its watcher, executors by Spark."""
     match what:
         case "executor":
             os.kill(executors(soak)[0], signal.SIGKILL)
@@ -198,7 +198,7 @@ def kill(soak: Soak, what: str, broker: BrokerProcess, driver: subprocess.Popen[
 
 
 def reports(spark: SparkSession, soak: Soak, broker: BrokerProcess) -> dict[str, Quality]:
-    """The quality report of every table and topic."""
+    """Return the quality report of every table and topic."""
     address = broker.url("polywire").removeprefix("polywire://")
     pages = soak.directory / "reports"
     pages.mkdir(exist_ok=True)
@@ -217,7 +217,7 @@ def reports(spark: SparkSession, soak: Soak, broker: BrokerProcess) -> dict[str,
 
 
 def counted(spark: SparkSession, broker: BrokerProcess) -> dict[str, tuple[int, int]]:
-    """Records and sum of numbers by wire, as the windows' last values have it."""
+    """Return records and sum of numbers by protocol, according to the windows' last values."""
     rows = last_by_key(topic_rows(spark, broker.url("polywire").removeprefix("polywire://"), COUNTED, headers=True))
     windows = parse_json(rows, "w string, records long, total long")
     sums = windows.groupBy("w").agg(f.sum("records").alias("records"), f.sum("total").alias("total"))
@@ -225,7 +225,7 @@ def counted(spark: SparkSession, broker: BrokerProcess) -> dict[str, tuple[int, 
 
 
 def soak_once(soak: Soak) -> dict[str, Any]:
-    """Run it all; returns the summary, which is also left as ``summary.json``."""
+    """Run it all; return the summary, which is also written to ``summary.json``."""
     soak.directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with BrokerProcess(soak.directory / "data") as broker:

@@ -1,6 +1,6 @@
-"""The Spark driver of the soak: runs land, refine, windows and a bridge side by side, in passes, until it is told that all is produced.
+"""The Spark driver of the soak: runs land, refine, windows and a bridge concurrently, in passes, until all is produced.
 
-A process of its own, because it is killed; it ends with 0 after a whole pass that began when everything was there.
+It is a separate process, because it is killed; it ends with 0 after a whole pass that began when everything was there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ PRODUCED = "produced"  # a file that appears when every record was acknowledged
 FIELDS = "json:w string, n long"
 REFINED, COPIED, COUNTED = "soak-refined", "soak-copied", "soak-counted"
 PIPELINES = 4
-DELAY = "6 hours"  # nothing may come late: kills stop partitions for different times
+DELAY = "6 hours"  # no record may count as late: kills stop partitions for different times
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the driver is told, as JSON. ``side_by_side`` pipelines run at once, from number ``first`` on, and begin ``stagger_s`` after each
-    other: each starts several processes, and Spark waits only ten seconds for one of them."""
+    """The driver's configuration, as JSON.
+
+    ``side_by_side`` pipelines run at once, from number ``first`` on, and start ``stagger_s`` apart: each starts several
+    processes, and Spark waits only ten seconds for one of them.
+    """
 
     master: str
     address: str
@@ -49,7 +52,7 @@ class Plan:
 
 
 def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
-    """The pipelines, each of which goes on where it was and ends when what is there is done."""
+    """Return the pipelines, each of which resumes and ends when all available records are processed."""
     place = Path(plan.directory)
 
     def reported(name: str) -> Callable[[BatchProgress], None]:
@@ -80,7 +83,7 @@ def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
 
 
 def one_pass(spark: SparkSession, plan: Plan) -> None:
-    """Run every pipeline until what was there is done. One that fails ends the process: whoever watches starts it again."""
+    """Run every pipeline until available records are processed. A failing one ends the process, which is restarted."""
     running = {}
     with ThreadPoolExecutor(plan.side_by_side) as pool:
         known = list(jobs(spark, plan).items())

@@ -1,7 +1,7 @@
-"""A producer of the soak: numbered records over one wire into one topic, each once, whatever happens to the broker.
+"""A producer of the soak: numbered records over one protocol into one topic, each once, through kills of the broker.
 
-It is the only writer of its topic, which has one partition: after a lost connection the partition's end says which number comes next. The
-``polywire`` wire carries whole batches made by Arrow, the others records.
+It is the only writer of its topic, which has one partition: after a lost connection the partition's end gives the next
+number. The `polywire` protocol sends whole batches made by Arrow, the others records.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from polywire.errors import BrokerError, Retry
 from polywire.records.columns import Record
 
 BATCH = 20_000
-REQUEST = 2_000  # records of one request where they travel one by one
+REQUEST = 2_000  # records of one request on protocols that send them one by one
 PAUSE_S = 0.1
 GIVE_UP_S = 120.0
 
 
 def values(wire: str, first: int, count: int) -> pa.Array[Any]:
-    """The records' values: the wire and the number, which is the offset they will have."""
+    """Return the records' values: the protocol and the number, which is their future offset."""
     numbers = pa.array(range(first, first + count)).cast(pa.string())
     before, after = pa.scalar(f'{{"w":"{wire}","n":'), pa.scalar("}")
     joined: Any = pc.binary_join_element_wise(before, numbers, after, pa.scalar(""))  # type: ignore[call-overload]
@@ -34,7 +34,7 @@ def values(wire: str, first: int, count: int) -> pa.Array[Any]:
 
 
 def sender(wire: str, url: str, topic: str) -> Callable[[int, int], None]:
-    """A function that appends ``count`` records from number ``first`` on."""
+    """Return a function that appends ``count`` records from number ``first`` on."""
     if wire == "polywire":
         connection = bulk.connect(url)
         return lambda first, count: _send_batches(connection, topic, first, count)
@@ -53,7 +53,7 @@ def _send_batches(connection: bulk.BulkConnection, topic: str, first: int, count
 
 
 def produce(wire: str, url: str, address: str, topic: str, total: int, seconds: float) -> None:
-    """Send until ``total`` records are there, spread over ``seconds`` (0: as fast as they are taken)."""
+    """Send until ``total`` records are stored, spread over ``seconds`` (0: as fast as possible)."""
     send: Callable[[int, int], None] | None = None
     began = lost_at = time.monotonic()
     done = 0

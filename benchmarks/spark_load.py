@@ -1,8 +1,8 @@
-"""Spark on two cores over a topic, beside Spark over the same records as Parquet files: its own fastest path.
+"""Spark on two cores over a topic, next to Spark over the same records as Parquet files: its own fastest path.
 
-Each round is a whole action in a warm session; the first action of a fresh Java machine is the warm-up and does not count. Ratios are
-rates over the topic divided by rates over the Parquet files. Beside each rate stands the processor time that its records took: of Spark's
-Java machine, of its Python workers, and of the broker.
+Each round is a whole action in a warm session; the first action of a fresh JVM is the warm-up and does not count.
+Ratios are rates over the topic divided by rates over the Parquet files. Each rate has the processor time of its
+records: of Spark's JVM, of its Python workers, and of the broker.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from polywire.spark import session
 
 BATCH_RECORDS = 1_000
 READ_RECORDS = 10_000_000
-WRITE_RECORDS = 4_000_000  # what is staged stays below the broker's limit of 1 GiB
+WRITE_RECORDS = 4_000_000  # staged batches stay below the broker's limit of 1 GiB
 PARTITIONS = 4
 VALUE_BYTES = 100
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A session, a broker of its own and a place for files; ``address`` is that of the polywire wire, ``pid`` the broker's."""
+    """A session, a separate broker and a folder for files; ``address`` is that of `polywire`, ``pid`` the broker's."""
 
     spark: SparkSession
     address: str
@@ -47,7 +47,7 @@ class Bench:
         return bulk.connect(self.address)
 
     def fill(self, topic: str, records: int) -> None:
-        """Make a topic of values of 100 bytes in stored batches of 1,000."""
+        """Create a topic of values of 100 bytes in stored batches of 1,000."""
         self.connection.create_topic(topic, PARTITIONS)
         host, port = split_address(self.address)
         polywire_load.produce_rate(
@@ -70,7 +70,7 @@ class Bench:
         aim: float | None = None,
         remark: str = "",
     ) -> Figure:
-        """Rows per second of a work on so many records, and in its remark what they took of the processor."""
+        """Return rows per second of an action on that many records, with the processor time in its remark."""
         rates: list[float] = []
         shares: dict[str, list[float]] = {}
         for number in range(rounds + 1):
@@ -85,7 +85,7 @@ class Bench:
         return figure_of(name, "rows/s", rates, aim=aim, remark=remark)
 
     def _seconds(self) -> dict[str, float]:
-        """Processor time so far of those who take part."""
+        """Return the processor time so far of all processes involved."""
         found = {"Java": 0.0, "Python workers": 0.0, "broker": processor_seconds(self.pid)}
         for pid, name in descendants(os.getpid()).items():
             if name != "java":
@@ -97,14 +97,14 @@ class Bench:
         return found
 
     def topic(self, name: str, schema: str | None = None, **options: str) -> DataFrame:
-        """A topic as a batch read."""
+        """Return a topic as a batch read."""
         reader = self.spark.read.format("polywire").options(address=self.address, subscribe=name, **options)
         return (reader if schema is None else reader.schema(schema)).load()
 
 
 @contextmanager
 def bench() -> Iterator[Bench]:
-    """All that a workload needs, gone afterwards."""
+    """Provide all that a workload needs, and delete it afterwards."""
     spark = session("benchmarks", master="local[2]")
     try:
         with fresh_broker() as broker, tempfile.TemporaryDirectory(prefix="polywire-bench-") as place:
@@ -115,7 +115,7 @@ def bench() -> Iterator[Bench]:
 
 
 def read_figures(rounds: int) -> list[Figure]:
-    """Rows per second of batch reads: counted, scanned, written as Parquet."""
+    """Measure rows per second of batch reads: counted, scanned, written as Parquet."""
     with bench() as made:
         made.fill("scan", READ_RECORDS)
         frame = made.topic("scan")
@@ -144,7 +144,7 @@ def read_figures(rounds: int) -> list[Figure]:
 
 
 def local_figures(rounds: int) -> list[Figure]:
-    """Batch reads of the same sealed records from files and over the wire, in turn, and what each takes of the broker."""
+    """Measure batch reads of the same sealed records from files and from the broker, in turn, and the broker's cost."""
     with bench() as made:
         made.fill("scan", READ_RECORDS)
         found = []
@@ -162,7 +162,7 @@ def local_figures(rounds: int) -> list[Figure]:
 def _in_turn(
     works: Mapping[str, Callable[[], float]], pid: int, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """What each work returned, and the processor seconds a process took meanwhile; a first round is the warm-up."""
+    """Return what each work returned, and the processor seconds of a process; a first round is the warm-up."""
     values: dict[str, list[float]] = {name: [] for name in works}
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
@@ -176,7 +176,7 @@ def _in_turn(
 
 
 def write_figures(rounds: int) -> list[Figure]:
-    """Rows per second of batch writes into a topic, exactly once, beside writing Parquet."""
+    """Measure rows per second of exactly-once batch writes into a topic, next to writing Parquet."""
     with bench() as made:
         made.fill("source", WRITE_RECORDS)
         made.topic("source").selectExpr("value", "cast(offset as string) as key").write.option(
@@ -218,7 +218,7 @@ def write_figures(rounds: int) -> list[Figure]:
 
 
 def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:
-    """One median as a part of another."""
+    """Return one median as a share of another."""
     return Figure(name, "x", ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low, None, True)
 
 

@@ -1,4 +1,4 @@
-"""Spark's streaming queries over a topic: landing as fast as it goes, a micro-batch of next to nothing, how soon a record is in a table."""
+"""Spark's streaming queries over a topic: fastest landing, a nearly empty micro-batch, and latency to a table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROGRESS_SECONDS_MAX = 60.0
 
 
 def stream_figures(rounds: int) -> list[Figure]:
-    """Figures of streaming queries."""
+    """Measure streaming queries."""
     with bench() as made:
         made.fill("land", LAND_RECORDS)
         numbers = count()
@@ -161,7 +161,7 @@ def _produce_steadily(made: Bench, topic: str) -> None:
 
 
 def _median_age_ms(table: Path, *, since_us: float) -> float:
-    """Median age of records when the list of files that names them was in place."""
+    """Return the median age of records when the file list that names them was written."""
     seen: set[str] = set()
     ages: list[float] = []
     logs = (table / "_spark_metadata").glob("[0-9]*")

@@ -1,11 +1,12 @@
-"""How long the broker's loop is held by the worst legal request of every verb, and others kept waiting by the largest requests.
+"""How long the worst requests block the broker's loop, and how long the largest ones delay others.
 
 Run: ``python -m benchmarks.stalls [--rounds N] [--only SUBSTRING …] [--verbs | --large]``
 
-Every verb: on one connection, then on ten at once, over one broker whose state is at its limits (``benchmarks.verbs``). A hold is the
-processor time of one pass of the broker's own loop (``benchmarks.watched``), so that other work of the machine does not count.
-Large requests: made before the clock starts and as long, once expanded, as their wire allows; one follows the other, each is answered before
-the next. The other peer is a process of its own that sends one small request after another.
+Every verb: on one connection, then on ten at once, over one broker whose state is at its limits (``benchmarks.verbs``).
+A stall is the processor time of one pass of the broker's own loop (``benchmarks.watched``), so that other work of the
+machine does not count. Large requests: encoded before the clock starts and, once decompressed, as long as their
+protocol permits; each is answered before the next. The other client is a separate process that sends one small request
+after another.
 """
 
 from __future__ import annotations
@@ -52,21 +53,21 @@ from polywire.records.rows import from_records
 from tests.broker_process import BrokerProcess
 
 ROUNDS = 15
-PAUSE_S = 0.0005  # between two lone requests
+PAUSE_S = 0.0005  # between two single requests
 ANSWER_S = 20.0
 FIRST = b"V1|1|PRODUCE|lone k:v\n"
-LONE = b"V1|1|CONSUME|lone 0 0\n"  # reads: what is produced waits for the disk as well when the log is behind
+LONE = b"V1|1|CONSUME|lone 0 0\n"  # a read, because a produce waits for the disk as well when the log is behind
 CURSUS_BYTES = 63 << 20
 CURSUS_RECORDS = 100_000
 KAFKA_BYTES = EXPANDED_BYTES_MAX - (64 << 10)
-HELD_MS_MAX = 20.0  # what one pass of the loop may take
-TOGETHER = 10  # connections that ask the same at once
-QUIET_S = 0.05  # no answer and no hold for so long: it is over
+HELD_MS_MAX = 20.0  # limit of one pass of the loop
+TOGETHER = 10  # connections that send the same at once
+QUIET_S = 0.05  # it is over after that long without a response and a stall
 VERB_S_MAX = 30.0
 
 
 def large_requests() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
-    """(name, wire, what makes it)."""
+    """Return (name, protocol, function that returns the request)."""
     wide = encoded_batch("large", records=CURSUS_RECORDS, value=bytes(CURSUS_BYTES // CURSUS_RECORDS - 70))[4:]
     yield "cursus plain batch", "cursus", partial(frame, wide)
     for name in ("gzip", "lz4", "xerial"):
@@ -110,7 +111,7 @@ def _polywire(value: bytes, count: int) -> bytes:
 
 
 def _ask_alone(place: tuple[str, int], pipe: Connection) -> None:
-    """Lone requests until told to stop: when each began, and how long its answer took."""
+    """Send single requests until the stop signal; return when each began, and how long it took."""
     taken: list[tuple[float, float]] = []
     with socket.create_connection(place, timeout=ANSWER_S) as peer:
         peer.sendall(FIRST)
@@ -126,16 +127,16 @@ def _ask_alone(place: tuple[str, int], pipe: Connection) -> None:
 
 
 def _send(broker: BrokerProcess, wire: str, data: bytes) -> None:
-    """One request on a connection of its own until it was answered or the broker hung up."""
+    """Send one request on a new connection and wait for the response or the end."""
     with suppress(ConnectionError), socket.create_connection(broker.addresses[wire], timeout=ANSWER_S) as peer:
         peer.sendall(data)
-        if wire == "kafka07":  # no answer but that of a request behind it
+        if wire == "kafka07":  # only a later request gets a response
             peer.sendall(encode_offsets(b"large", 0, -1, 1))
         peer.recv(65_536)
 
 
 def stalls_ms(broker: BrokerProcess, wire: str, data: bytes, rounds: int) -> list[float]:
-    """The longest wait of a lone request during each of the large ones."""
+    """Return the longest wait of a single request during each of the large ones."""
     here, there = multiprocessing.Pipe()
     asking_alone = multiprocessing.Process(target=_ask_alone, args=(broker.addresses["flux"], there))
     asking_alone.start()
@@ -160,7 +161,7 @@ def stalls_ms(broker: BrokerProcess, wire: str, data: bytes, rounds: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The longest holds: in processor time, by the clock, by a collection of garbage; and where most of the time went."""
+    """The longest stalls: by processor time, by the clock, by garbage collection; and where most of the time went."""
 
     processor_s: float
     clock_s: float
@@ -169,7 +170,7 @@ class Held:
 
 
 class Watcher:
-    """The other end of a watched broker's watch."""
+    """The receiving end of a watched broker's reports."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -177,7 +178,7 @@ class Watcher:
         self._file = self._socket.makefile("rb")
 
     def reported(self) -> dict[str, Any]:
-        """The longest holds since the last call."""
+        """Return the longest stalls since the last call."""
         self._socket.sendall(b"?")
         seen: dict[str, Any] = json.loads(self._file.readline())
         return seen
@@ -185,7 +186,7 @@ class Watcher:
 
 @contextmanager
 def watched_broker() -> Iterator[tuple[BrokerProcess, Watcher]]:
-    """A broker whose state is at its limits, and its watch."""
+    """Start a broker whose state is at its limits; return it with its watcher."""
     with tempfile.TemporaryDirectory(prefix="polywire-stalls-", dir=os.environ.get("POLYWIRE_BENCH_DIR")) as place:
         os.environ[WATCH] = f"{place}/watch"
         with BrokerProcess(Path(place) / "data", module="benchmarks.watched") as broker:
@@ -214,8 +215,7 @@ def _fill(broker: BrokerProcess) -> None:
 def _drain(
     peers: list[socket.socket], quiet_s: float, watcher: Watcher | None = None, *, said: bytearray | None = None
 ) -> tuple[int, Held]:
-    """Read, into ``said`` where it is given, until nothing has come for a while and the loop was held by nothing; returns how many bytes, and
-    the longest holds."""
+    """Read, into ``said`` if given, until the broker is quiet; return the bytes and the longest stalls."""
     got, most = 0, {"processor_s": 0.0, "clock_s": 0.0, "collecting_s": 0.0}
     places: Counter[str] = Counter()
     end = time.monotonic() + VERB_S_MAX
@@ -250,7 +250,7 @@ def _read(selector: selectors.BaseSelector, peer: object, said: bytearray | None
 
 
 def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int) -> tuple[int, Held]:
-    """Bytes answered, and the longest holds while so many connections ask this at once."""
+    """Return the response bytes, and the longest stalls while that many connections send this at once."""
     peers = [socket.create_connection(broker.addresses[asked.wire], timeout=VERB_S_MAX) for _ in range(connections)]
     try:
         for peer in peers:
@@ -270,7 +270,7 @@ def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int
             peer.close()
 
 
-ALSO = encode_offsets(b"full", 0, -1, 1)  # what is produced on this wire has no answer
+ALSO = encode_offsets(b"full", 0, -1, 1)  # a produce on this protocol has no response
 
 
 def verbs(only: Sequence[str]) -> None:
@@ -313,7 +313,7 @@ def main() -> None:
 
 
 def large(options: argparse.Namespace) -> None:
-    """Print how long others waited for each of the largest requests."""
+    """Print how long other clients waited for each of the largest requests."""
     for name, wire, make in large_requests():
         if options.only and not any(part in name for part in options.only):
             continue

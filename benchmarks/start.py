@@ -1,9 +1,10 @@
-"""How long a start takes, and what memory, with a long log of many partitions.
+"""Time and memory of a start with a long log of many partitions.
 
 Run: ``python -m benchmarks.start [--gigabytes N] [--partitions N] [--slot-mib N] [--directory PATH]``
 
-The log is made up: segments as the sealer writes them when every partition gets its share of every journal file, with true footers and holes
-instead of batches, so that a hundred gigabytes take the disk of their footers. A broker is started on it as anybody starts one.
+The log is generated: segments as the sealer writes them when every partition gets an equal share of every journal file,
+with true footers and holes instead of batches, so that a hundred gigabytes take the disk space of their footers. A
+broker is started on it in the usual way.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from tests.unit.log.rig import RigLoop
 GIGA = 1_000_000_000
 TOPIC_PARTITIONS = 100
 RECORD_BYTES = 100
-SLOT_SECONDS = 10  # that a journal file took to be filled
+SLOT_SECONDS = 10  # to fill a journal file
 MEBI = 1024 * 1024
 EPOCH = 1
 READY_SECONDS_MAX = 300.0  # of a start on a busy machine
-MADE = 1_000_000  # numbers of made-up segments begin behind those that the broker chose
+MADE = 1_000_000  # numbers of generated segments start after those of the broker
 
 RUN = np.dtype(
     [
@@ -72,7 +73,7 @@ ENTRIES = np.dtype([("offset", "<u8"), ("position", "<u8"), ("address", "<u8"), 
 
 
 class Maker:
-    """Makes up segments, one after the other. Guards: runs of a partition follow each other."""
+    """Generates segments one after the other. Guards: runs of a partition are consecutive."""
 
     def __init__(self, incarnations: list[int], slot_bytes: int, now_us: int) -> None:
         self._incarnations = np.array(sorted(incarnations), dtype="<u8")
@@ -83,7 +84,7 @@ class Maker:
         self.time_us = now_us - 86_400_000_000
 
     def footer(self) -> tuple[int, bytes]:
-        """Bytes of the batches, and what follows them."""
+        """Return the size of the batches, and the bytes that follow them."""
         count = len(self._incarnations)
         records = np.maximum(1, self._random.poisson(self._mean / RECORD_BYTES, count)).astype("<u8")
         runs = np.zeros(count, dtype=RUN)
@@ -119,7 +120,7 @@ class Maker:
 
 
 def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int:
-    """A data directory with such a log; returns how many segments it has."""
+    """Create a data directory with such a log; return its number of segments."""
     loop, clock = RigLoop(), SystemClock()
     broker = Broker.open(directory, BrokerSettings(), loop, clock, log_settings=LogSettings())
     for number in range(-(-partitions // TOPIC_PARTITIONS)):
@@ -170,7 +171,7 @@ def _set(partition: FilePartition, next_offset: int, next_address: int, time_us:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a broker: how long until it answered, its processor time, and its memory then (``resident_bytes``)."""
+    """One start of a broker: its time until the first response, processor time and ``resident_bytes``."""
 
     seconds: float
     processor_s: float
@@ -185,7 +186,7 @@ class Start:
 
 
 def started(directory: Path) -> Start:
-    """Start a broker on a data directory, and kill it once it has answered."""
+    """Start a broker on a data directory, and kill it once it has responded."""
     setattr(broker_process, "READY_SECONDS_MAX", READY_SECONDS_MAX)  # noqa: B010 (it is Final to everybody else)
     begun = time.monotonic()
     broker = BrokerProcess(directory)

@@ -1,6 +1,6 @@
-"""Every verb of every wire with the worst legal request there is for it, over a broker whose state is at its limits.
+"""Every verb of every protocol with its worst legal request, over a broker whose state is at its limits.
 
-Promises: a test compares the table with what the wires know, so that no new verb is left out. Must not know: how holds are measured.
+A test compares the table with the protocols' commands, so that no new verb is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from polywire.records.rows import from_records
 from tests.unit.protocols.iggy.dialogue import headered
 from tests.vectors.iggy import test_protocol_012 as protocol_012
 
-TOPICS = 8_500  # what one address may make, less those of other names
+TOPICS = 8_500  # what one address may create, less those of other names
 NAME_ROOM = "x" * 200  # long names make long lists
 WIDE_PARTITIONS = 10_000
 MEMBERS = 300  # of one group over all those partitions
@@ -49,8 +49,11 @@ LINE = 65_000
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request. make: gives its bytes. opening: sent before the watch begins, on the same connection. once: it cannot be sent again by
-    others. answering: gives its bytes instead, of what the opening was answered."""
+    """One request.
+
+    make: returns its bytes. opening: sent before the measurement, on the same connection. once: it cannot be repeated
+    by other connections. answering: returns its bytes instead, from the response to the opening.
+    """
 
     wire: str
     verb: str
@@ -61,7 +64,7 @@ class Asked:
 
 
 def topic_name(number: int) -> str:
-    """One of many."""
+    """Return one of many names."""
     return f"t{number:05}{NAME_ROOM}"
 
 
@@ -69,12 +72,12 @@ def topic_name(number: int) -> str:
 
 
 def flux(command: str, args: str) -> Asked:
-    """One line."""
+    """Return one line."""
     return Asked("flux", command, f"V1|1|{command}|{args}\n".encode)
 
 
 def flux_verbs() -> Iterator[Asked]:
-    """All commands of FLUX."""
+    """Yield all commands of FLUX."""
     run = b"".join(b"V1|1|PRODUCE|u%d k:v\n" % (n % 40) for n in range(400))
     yield Asked("flux", "PRODUCE", lambda: 100 * run)
     yield flux("CONSUME", f"{FULL} 0 0")
@@ -104,12 +107,12 @@ def flux_verbs() -> Iterator[Asked]:
 
 
 def cursus(text: str, *, once: bool = False) -> Asked:
-    """One command."""
+    """Return one command."""
     return Asked("cursus", text.partition(" ")[0], lambda: frame(text.encode()), once=once)
 
 
 def cursus_verbs() -> Iterator[Asked]:
-    """All commands of Cursus."""
+    """Yield all commands of Cursus."""
     pairs = ",".join(f"P{n}:{n}" for n in range(WIDE_PARTITIONS))
     member = "member=m0 generation=1"
     transaction = "transactional_id=x producerId=p epoch=0"
@@ -156,7 +159,7 @@ def cursus_verbs() -> Iterator[Asked]:
 
 
 def _batched(pairs: str, joined: bytes) -> bytes:
-    """A commit of all partitions by the member whose joining was answered so."""
+    """Return a commit of all partitions by the member of this join response."""
     reported = dict(word.split("=", 1) for word in joined.decode(errors="replace").split() if "=" in word)
     member, generation = reported.get("member", "m"), reported.get("generation", "1")
     return frame(f"BATCH_COMMIT topic={WIDE} group=alone member={member} generation={generation} {pairs}".encode())
@@ -166,18 +169,18 @@ def _batched(pairs: str, joined: bytes) -> bytes:
 
 
 def iggy(code: Code, body: bytes = b"", *, once: bool = False) -> Asked:
-    """One request of the documented dialect."""
+    """Return one request of the documented dialect."""
     return Asked("iggy", code.name, partial(request, code, body), once=once)
 
 
 def iggy_today(code: Code, body: bytes) -> Asked:
-    """One request of protocol 0.12, behind a login."""
+    """Return one request of protocol 0.12, after a login."""
     login = headered(1, protocol_012.REGISTER, code=Code.LOGIN)
     return Asked("iggy", code.name, partial(headered, 2, body, code=code, number=1), opening=login)
 
 
 def iggy_held_verbs() -> Iterator[Asked]:
-    """Requests that may wait for messages, for as many partitions as one may name."""
+    """Yield requests that may wait for messages, for as many partitions as permitted."""
     full, wide = ident("default") + ident(FULL), ident("default") + ident(WIDE)
     reader, now = b"\x01" + ident("app"), pack("<QQ", 0, 1_000_000)
     polled = reader + full + pack("<BIBQIB", 1, 0, 1, 0, 1_000_000, 0)
@@ -191,7 +194,7 @@ def iggy_held_verbs() -> Iterator[Asked]:
 
 
 def iggy_verbs() -> Iterator[Asked]:
-    """All commands of Iggy; those on users need a broker that has some, and are refused here."""
+    """Yield all commands of Iggy; those on users need a broker with users, and are refused here."""
     stream, wide, full = ident("default"), ident("default") + ident(WIDE), ident("default") + ident(FULL)
     missing = stream + ident("none")
     for code in (Code.PING, Code.GET_STATS, Code.GET_CLUSTER, Code.DESCRIBE_OPTIONS, Code.GET_ME, Code.GET_CLIENTS):
@@ -201,7 +204,7 @@ def iggy_verbs() -> Iterator[Asked]:
     for code in (Code.GET_USERS, Code.GET_TOKENS, Code.LOGOUT, Code.GET_STREAMS):
         yield iggy(code)
     for code in (Code.GET_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD):
-        yield iggy(code, ident("nobody") + bytes(4))
+        yield iggy(code, ident("unknown") + bytes(4))
     yield iggy(Code.CREATE_USER, client_codec.name("u" * 50) + client_codec.name("p" * 100) + b"\x01\x00")
     yield iggy(Code.LOGIN, client_codec.name("u" * 50) + client_codec.name("p" * 100))
     yield iggy(Code.CREATE_TOKEN, client_codec.name("t") + U64.pack(1))
@@ -243,7 +246,7 @@ def iggy_verbs() -> Iterator[Asked]:
 
 
 def kafka07_verbs() -> Iterator[Asked]:
-    """All requests of Kafka 0.7."""
+    """Yield all requests of Kafka 0.7."""
     full, wide = FULL.encode(), WIDE.encode()
     one = encode_set([bytes(10)])
     yield Asked("kafka07", "PRODUCE", lambda: encode_produce(full, 0, one * 700_000))
@@ -258,7 +261,7 @@ def kafka07_verbs() -> Iterator[Asked]:
 
 
 def kafka_verbs() -> Iterator[Asked]:
-    """All apis of Kafka."""
+    """Yield all APIs of Kafka."""
     for api, make in kafka_requests(WIDE, WIDE_PARTITIONS, FULL, TOPICS, topic_name):
         yield Asked("kafka", api.name, make)
     yield Asked("kafka", "PRODUCE wide", partial(wide_produce, WIDE, WIDE_PARTITIONS))
@@ -276,7 +279,7 @@ def kafka_verbs() -> Iterator[Asked]:
 def polywire(
     verb: Verb, head: Head, payload: Callable[[], bytes] = bytes, *, name: str = "", once: bool = False
 ) -> Asked:
-    """One frame."""
+    """Return one frame."""
 
     def make() -> bytes:
         sent = payload()
@@ -286,7 +289,7 @@ def polywire(
 
 
 def polywire_verbs() -> Iterator[Asked]:
-    """All verbs of the polywire wire."""
+    """Yield all verbs of the `polywire` protocol."""
     tokens = [b"%016d" % n for n in range(TOKENS)]
     many = [topic_name(n) for n in range(1000)]
     times = list(range(9))
@@ -333,7 +336,7 @@ def _keyed() -> bytes:
 
 
 def all_verbs() -> Iterator[Asked]:
-    """Everything."""
+    """Yield every request."""
     yield from flux_verbs()
     yield from cursus_verbs()
     yield from iggy_verbs()
@@ -345,11 +348,11 @@ def all_verbs() -> Iterator[Asked]:
     yield Asked("iggy", "DELETE_STREAM full", partial(request, Code.DELETE_STREAM, ident("default")), once=True)
 
 
-# The state that they meet
+# The state of the broker
 
 
 def filling() -> Iterator[Sequence[bytes]]:
-    """Frames of the polywire wire that bring a broker to its limits, in pipelines of so many as may be under way."""
+    """Yield `polywire` frames that bring a broker to its limits, in pipelines of the permitted length."""
 
     def framed(verb: Verb, head: Head, payload: bytes = b"") -> bytes:
         return encode_head(verb, 1, head, payload_bytes=len(payload)) + payload
@@ -381,7 +384,7 @@ def filling() -> Iterator[Sequence[bytes]]:
 
 
 def filling_cursus() -> Iterator[bytes]:
-    """Frames of the Cursus wire for what only it can make: events."""
+    """Yield Cursus frames for what only Cursus can create: events."""
     yield frame(f"CREATE topic={EVENTED} partitions=1 event_sourcing=true".encode())
     for n in range(1, EVENTS + 1):
         yield frame(f"APPEND_STREAM topic={EVENTED} key=k version={n} message=event".encode())

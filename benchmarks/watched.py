@@ -1,10 +1,11 @@
-"""A broker whose loop is watched from inside: how long it was held, in processor time and by the clock.
+"""A broker that measures from inside how long its loop is blocked, in processor time and by the clock.
 
-Run as ``python -m benchmarks.watched serve …``, with the environment variable ``POLYWIRE_WATCH`` naming a socket (a path). Whoever connects
-to it and sends a byte gets one line of JSON: the longest hold since the last such line, and how long ago a hold above ``BUSY_S`` ended.
+Run as ``python -m benchmarks.watched serve …``, with the environment variable ``POLYWIRE_WATCH`` naming a socket (a
+path). A client that connects to it and sends a byte gets one line of JSON: the longest stall since the last line, and
+how long ago one above ``BUSY_S`` ended.
 
-A beat on the loop each millisecond tells how much processor time the loop's thread has used since the one before; a hold between two beats
-is one pass of the loop. Processor time is not lengthened by what else the machine does.
+A callback each millisecond measures the processor time of the loop's thread since the previous one; a stall between two
+of them is one pass of the loop. Other load of the machine does not change processor time.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from polywire.server import lifecycle
 
 BEAT_S = 0.001
 BUSY_S = 0.003
-LONG_S = 0.015  # of a hold whose place is looked for, every LOOK_S
+LONG_S = 0.015  # of a stall whose stack is sampled every LOOK_S
 LOOK_S = 0.005
 PLACES = 4  # of the innermost calls
 WATCH = "POLYWIRE_WATCH"
 
 
 class Watch:
-    """Beats on a loop. Invariant: ``processor`` and ``clock`` are the longest holds since they were last told, ``collecting`` the longest
-    of Python's collections of garbage."""
+    """Measures a loop.
+
+    Invariant: ``processor`` and ``clock`` are the longest stalls since the last report, ``collecting`` the longest
+    garbage collection.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -74,7 +78,7 @@ class Watch:
             self.collecting = max(self.collecting, time.thread_time() - self._collecting_at)
 
     def _look(self, thread: int) -> None:
-        """Note where the loop is whenever it has been held for long."""
+        """Sample the stack whenever the loop has been blocked for long."""
         while True:
             time.sleep(LOOK_S)
             if time.clock_gettime(self._clock_id) - self._used < LONG_S:
@@ -88,7 +92,7 @@ class Watch:
             self.places[" < ".join(names)] += 1
 
     def reported(self) -> dict[str, Any]:
-        """What was seen since the last call, the hold under way included; from another thread."""
+        """Return the figures since the last call, including the current stall; called from another thread."""
         now = time.monotonic()
         held = time.clock_gettime(self._clock_id) - self._used
         if held > BUSY_S:
@@ -116,7 +120,7 @@ def _tell(watch: Watch, path: str) -> None:
 
 
 def watched(make: Callable[[], asyncio.AbstractEventLoop], path: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Loops as made before, each with a watch."""
+    """Wrap the loop factory so that each loop is measured."""
 
     def made() -> asyncio.AbstractEventLoop:
         loop = make()

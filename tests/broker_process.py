@@ -1,4 +1,4 @@
-"""The broker in a process of its own, under the name by which the tests have it."""
+"""The broker in its own process, under the name that tests use."""
 
 from __future__ import annotations
 

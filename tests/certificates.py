@@ -1,4 +1,4 @@
-"""Certificates for tests, made with openssl, with what RFC 5280 asks of them, or strict peers refuse them."""
+"""Certificates for tests, made with openssl, as strict as RFC 5280 and strict clients require."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAYS: Final = 2
 
 
 class Certificates:
-    """An authority, and what it has signed: a server's and a client's."""
+    """An authority, and its signed certificates of a server and a client."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -23,18 +23,20 @@ class Certificates:
         self.sign("client", "DNS:client")
 
     def path(self, name: str, kind: str = "pem") -> str:
-        """Where something of this name is."""
+        """Return the path of a file of this name."""
         return str(self.directory / f"{name}.{kind}")
 
     def make_authority(self, name: str) -> None:
-        """One more that nobody knows yet."""
+        """Create another authority that no client trusts yet."""
         signs = ("-addext", "keyUsage=critical,keyCertSign")
         days = ("-days", str(DAYS))
         self._openssl("req", "-x509", "-nodes", *self._key(name), *days, "-subj", f"/CN={name}", *signs)
 
     def sign(self, name: str, alternative: str, *, authority: str = AUTHORITY, days: int = DAYS, use: str = "") -> None:
-        """Make a key, and have its certificate signed. alternative: the names in it. days: it is valid, negative for one that was.
-        use: what it is made for, if not for everything."""
+        """Create a key and a signed certificate.
+
+        alternative: its names. days: validity, negative if expired. use: its purpose, if restricted.
+        """
         request, extensions = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
         uses = f"extendedKeyUsage={use}\n" if use else ""
         extensions.write_text(f"subjectAltName={alternative}\nauthorityKeyIdentifier=keyid\n{uses}")
@@ -44,15 +46,15 @@ class Certificates:
         self._openssl("x509", "-req", *files, *signed, "-days", str(days))
 
     def context(self, own: str | None = None) -> ssl.SSLContext:
-        """What a client trusts, and shows."""
+        """Return a client's context: the trusted authority and its own certificate."""
         context = ssl.create_default_context(cafile=self.path(AUTHORITY))
-        context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 does by itself
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default of Python 3.13
         if own is not None:
             context.load_cert_chain(self.path(own), self.path(own, "key"))
         return context
 
     def serial_shown(self, place: tuple[str, int], own: str) -> str:
-        """Serial number of the certificate that is shown there, to who shows ``own``."""
+        """Return the serial number of the certificate presented to a client with ``own``."""
         with (
             socket.create_connection(place, timeout=60) as plain,
             self.context(own).wrap_socket(plain, server_hostname="localhost") as peer,

@@ -1,6 +1,6 @@
-"""What every test run says of itself: which modules run compiled, and how many tests were skipped.
+"""Every test run reports which modules run compiled, and how many tests were skipped.
 
-Promises: a run never tests compiled code that is older than its source.
+A run never tests compiled code that is older than its source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polywire.build_info import describe, stale_modules
 
 WAITING = ("tests/crash/", "tests/histories/")
 
-# How long an example takes says how busy the machine is, not whether the code is right.
+# How long an example takes depends on the machine's load, so there is no deadline.
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, so that all workers end together; what keeps processors busy, beside what mostly waits."""
+    """Start long tests first, so that all workers end together, and mix busy with waiting tests."""
     modules: dict[str, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.nodeid.partition("::")[0], []).append(item)

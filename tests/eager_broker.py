@@ -1,6 +1,6 @@
-"""``python -m tests.eager_broker``: the command line of a broker that puts every object at once.
+"""``python -m tests.eager_broker``: the command line of a broker that uploads every object without delay.
 
-What is waited for is not the suite's matter, and it waits some thousand times.
+The delay is not what the suite tests, and would occur thousands of times.
 """
 
 from __future__ import annotations

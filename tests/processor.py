@@ -1,6 +1,6 @@
-"""What the processor is used for, which a busy machine makes no longer; what a clock on the wall says, it does.
+"""Measurement of processor time, which a busy machine does not prolong, unlike wall-clock time.
 
-Promises: what is measured does not hold the collection of garbage that others left. Must not know: what is measured.
+A measured block is not charged for the garbage collection of earlier objects.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tests.broker_process import BrokerProcess
 
 @dataclass
 class Used:
-    """Seconds that were used, once that is known."""
+    """Used seconds, once known."""
 
     seconds: float = 0.0
 
 
 @contextmanager
 def processor_used() -> Iterator[Used]:
-    """How long this process keeps processors busy, in all its threads, while the block runs."""
+    """Measure the processor time of this process, in all its threads, while the block runs."""
     used = Used()
     collected = gc.isenabled()
     gc.disable()
@@ -38,6 +38,6 @@ def processor_used() -> Iterator[Used]:
 
 
 def loop_seconds(broker: BrokerProcess) -> float:
-    """Processor time that the thread of a broker's loop has used (Linux; 0 elsewhere)."""
+    """Return the processor time of a broker's loop thread (Linux; 0 elsewhere)."""
     reported = Path(f"/proc/{broker.pid}/task/{broker.pid}/schedstat")
     return int(reported.read_text().split()[0]) / 1e9 if reported.exists() else 0.0

@@ -23,7 +23,7 @@ _KEY: Final = "polywire-test"
 
 
 class S3Server:
-    """A server over a directory; it can be stopped and started again."""
+    """A server over a directory; it can be stopped and restarted."""
 
     def __init__(self, binary: str, directory: Path) -> None:
         (directory / BUCKET).mkdir(parents=True)
@@ -36,7 +36,7 @@ class S3Server:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """By which clients find it."""
+        """Return the environment by which clients find it."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
             "AWS_ACCESS_KEY_ID": _KEY,
@@ -46,25 +46,25 @@ class S3Server:
         }
 
     def start(self) -> None:
-        """Serve; waits until it accepts."""
+        """Start, and wait until it accepts connections."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _wait(self._port, self._process)
 
     def kill(self) -> None:
-        """End it as ``kill -9`` does."""
+        """Kill it like ``kill -9``."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
 def s3_binary() -> str | None:
-    """The server's program, where there is one."""
+    """Return the server's program, if there is one."""
     return os.environ.get(VARIABLE) or None
 
 
 @contextmanager
 def s3_server(directory: Path) -> Iterator[Mapping[str, str]]:
-    """Serve a directory; yields the environment by which clients find it. Skips where there is no server."""
+    """Serve a directory; yield the environment by which clients find it. Skip if there is no server."""
     binary = s3_binary()
     if binary is None:
         pytest.skip(f"no S3 server: set {VARIABLE} to the path of a versitygw binary")

@@ -1,4 +1,4 @@
-"""What is shipped for operators names what there is: options of the command, rights that the broker does not need, what a release builds."""
+"""Deployment files match the program: command options, minimal privileges, and the contents of a release."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTAINER: Final = ROOT / "deploy" / "container"
 KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
 APART: Final = ("POLYWIRE_SERVE_NODE", "POLYWIRE_SERVE_ADVERTISE", "POLYWIRE_SERVE_KAFKA_ADVERTISE")
 GIVEN: Final = {"POLYWIRE_BUCKET_SECRET": "secret"}
-"""What a user sets for the compose files."""
+"""Variables that a user sets for the compose files."""
 OPTIONS: Final = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
 
 
@@ -33,7 +33,7 @@ def values(name: str) -> list[str]:
     return [line.partition("=")[2] for line in UNIT.splitlines() if line.startswith(f"{name}=")]
 
 
-def test_the_unit_starts_the_command_as_it_is() -> None:
+def test_the_unit_starts_the_current_command() -> None:
     (command,) = values("ExecStart")
     words = command.split()
     assert words[1] == "serve"
@@ -54,7 +54,7 @@ def test_the_unit_starts_the_command_as_it_is() -> None:
         ("MemoryDenyWriteExecute", "yes"),
     ],
 )
-def test_the_unit_gives_no_right_that_is_not_needed(name: str, value: str) -> None:
+def test_the_unit_grants_no_unneeded_privilege(name: str, value: str) -> None:
     assert values(name) == [value]
 
 
@@ -63,7 +63,10 @@ def of_the_image() -> dict[str, str]:
 
 
 def services(name: str = "cluster", **variables: str) -> dict[str, dict[str, Any]]:
-    """Of a compose file, with what these variables make of it: ${NAME:-otherwise}, ${NAME:+instead}, ${NAME:?needed}."""
+    """Return the services of a compose file with these variables.
+
+    Supported: ${NAME:-otherwise}, ${NAME:+instead}, ${NAME:?needed}.
+    """
 
     def value(found: re.Match[str]) -> str:
         given, word = (GIVEN | variables).get(found["name"], ""), found["word"]
@@ -83,7 +86,7 @@ def of_compose(**variables: str) -> dict[str, str]:
 
 
 def kubernetes(name: str) -> dict[str, Any]:
-    """What a file makes, by kind; it makes one of a kind."""
+    """Return the objects of a file, by kind; it has one of a kind."""
     entries = list(yaml.safe_load_all((KUBERNETES / f"{name}.yaml").read_text("utf-8")))
     found = {entry["kind"]: entry for entry in entries}
     assert len(found) == len(entries)
@@ -107,13 +110,13 @@ def container(name: str = "cluster") -> dict[str, Any]:
 
 
 def secrets() -> dict[str, dict[str, str]]:
-    """What a user is told to make, file by file: of the bucket."""
+    """Return the secrets that a user creates, by file: those of the bucket."""
     reported = {path.stem: path.read_text("utf-8").replace("\\\n#", "") for path in KUBERNETES.glob("*.yaml")}
     return {name: dict(re.findall(r"--from-literal=(\w+)=(\S+)", text)) for name, text in reported.items()}
 
 
 def of_a_pod(name: str, bucket: str = "") -> dict[str, str]:
-    """What a pod's environment would be. bucket: the file that says how the secret of the bucket is made."""
+    """Return a pod's environment. bucket: the file that creates the bucket's secret."""
     fields = {"metadata.name": "polywire-7d4f9c-x2x1", "status.podIP": "10.1.2.3"}
     return (secrets()[bucket] if bucket else {}) | {
         entry["name"]: entry["value"] if "value" in entry else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
@@ -142,7 +145,7 @@ def of_a_pod(name: str, bucket: str = "") -> dict[str, str]:
         "kubernetes of three and versitygw",
     ],
 )
-def test_a_broker_would_start_with_the_settings_of_the_containers(
+def test_a_broker_starts_with_the_settings_of_the_containers(
     given: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     users = tmp_path / "users"
@@ -163,14 +166,14 @@ def test_a_broker_would_start_with_the_settings_of_the_containers(
 @pytest.mark.parametrize(
     ("name", "brokers"), [("compose", ["polywire"]), ("cluster", ["broker-1", "broker-2", "broker-3"])]
 )
-def test_what_compose_publishes_is_what_the_brokers_listen_on(name: str, brokers: list[str]) -> None:
+def test_published_ports_of_compose_match_the_brokers_listeners(name: str, brokers: list[str]) -> None:
     found, published = services(name, POLYWIRE_HOST="kafka.example"), []
     for broker in brokers:
         settings = found[broker]["environment"]
         listens = {value.rpartition(":")[2]: key for key, value in settings.items() if value.startswith("0.0.0.0:")}
         for host, _, inside in (port.rpartition(":") for port in found[broker]["ports"]):
             published.append(host)
-            assert host.startswith("127.0.0.1:"), "what others reach is asked for"
+            assert host.startswith("127.0.0.1:"), "ports are published to other machines only on request"
             if listens[inside] == "POLYWIRE_SERVE_KAFKA":
                 assert settings["POLYWIRE_SERVE_KAFKA_ADVERTISE"] == f"kafka.example:{host.rpartition(':')[2]}"
     assert len(set(published)) == len(published) == 3 * len(brokers)
@@ -179,7 +182,7 @@ def test_what_compose_publishes_is_what_the_brokers_listen_on(name: str, brokers
     } == {"auto"}
 
 
-def test_brokers_of_one_bucket_are_told_apart_and_reached() -> None:
+def test_brokers_of_one_bucket_have_distinct_names_and_addresses() -> None:
     brokers = {name: service["environment"] for name, service in services().items() if name.startswith("broker-")}
     assert len(brokers) == 3
     for name, settings in brokers.items():
@@ -190,7 +193,7 @@ def test_brokers_of_one_bucket_are_told_apart_and_reached() -> None:
 
 
 def gateways() -> list[tuple[list[str], str, Mapping[str, str]]]:
-    """Words that each server of a bucket is started with, where its disk is, and what brokers are told of it."""
+    """Return the command of each bucket server, its volume, and the brokers' bucket settings."""
     compose, pods = services(), container("versitygw")
     [mount] = [one["mountPath"] for one in pods["volumeMounts"] if one["name"] == "bucket"]
     return [
@@ -210,7 +213,7 @@ def test_the_bucket_is_where_the_brokers_look_for_it() -> None:
         assert words[words.index("--region") + 1] == reported["AWS_REGION"]
         bucket = reported["POLYWIRE_SERVE_BUCKET"].removeprefix("s3://").partition("/")[0]
         assert words[-2:] == ["posix", disk.removesuffix(f"/{bucket}")]
-        assert disk.endswith(f"/{bucket}"), "the disk is the bucket"
+        assert disk.endswith(f"/{bucket}"), "the volume is the bucket"
     found = kubernetes("versitygw")
     assert found["Service"]["metadata"]["name"] == "objects"
     assert found["Service"]["spec"]["ports"] == [{"name": "s3", "port": 7070}]
@@ -220,7 +223,7 @@ def test_the_bucket_is_where_the_brokers_look_for_it() -> None:
     assert len(images) == 2, "of brokers and one of the server"
 
 
-def test_the_server_of_the_bucket_is_asked_whether_it_is_healthy_where_it_answers() -> None:
+def test_the_health_check_of_the_bucket_server_uses_its_address() -> None:
     [compose, pods] = gateways()
     words = compose[0]
     port, path = words[words.index("--port") + 1], words[words.index("--health") + 1]
@@ -231,7 +234,7 @@ def test_the_server_of_the_bucket_is_asked_whether_it_is_healthy_where_it_answer
 
 
 @pytest.mark.parametrize("name", ["polywire", "cluster", "versitygw"])
-def test_a_pod_has_no_right_that_it_does_not_need(name: str) -> None:
+def test_a_pod_has_no_unneeded_privilege(name: str) -> None:
     one = pod(name)
     assert one["automountServiceAccountToken"] is False
     assert one["enableServiceLinks"] is False, "a service could be called polywire-serve"
@@ -251,7 +254,7 @@ def test_a_pod_has_no_right_that_it_does_not_need(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["compose", "cluster"])
-def test_a_container_has_no_right_that_it_does_not_need(name: str) -> None:
+def test_a_container_has_no_unneeded_privilege(name: str) -> None:
     for service in services(name).values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
@@ -260,7 +263,7 @@ def test_a_container_has_no_right_that_it_does_not_need(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["polywire", "cluster"])
-def test_kubernetes_reaches_a_broker_where_it_listens_and_asks_it_how_it_is(name: str) -> None:
+def test_kubernetes_uses_the_brokers_ports_and_health_checks(name: str) -> None:
     broker, settings = container(name), of_a_pod(name)
     listens = {port["name"]: port["containerPort"] for port in broker["ports"]}
     for wire, port in listens.items():
@@ -272,10 +275,10 @@ def test_kubernetes_reaches_a_broker_where_it_listens_and_asks_it_how_it_is(name
     assert service["selector"] == workload(name)["selector"]["matchLabels"] == labels
     assert broker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert broker["livenessProbe"]["httpGet"] == broker["startupProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
-    assert broker["imagePullPolicy"] == "IfNotPresent", "a tag that moves is asked for at a registry otherwise"
+    assert broker["imagePullPolicy"] == "IfNotPresent", "otherwise a moving tag is pulled from a registry"
 
 
-def test_a_pod_is_told_apart_by_its_name_and_has_left_before_it_is_ended() -> None:
+def test_a_pod_is_named_uniquely_and_is_drained_before_it_ends() -> None:
     settings = of_a_pod("cluster", "cluster")
     assert settings["POLYWIRE_SERVE_NODE"] == "polywire-7d4f9c-x2x1"
     assert settings["POLYWIRE_SERVE_ADVERTISE"] == "10.1.2.3"
@@ -294,7 +297,7 @@ def test_a_pod_is_told_apart_by_its_name_and_has_left_before_it_is_ended() -> No
     assert gib < float(cache.removesuffix("Gi")), "and the journal's slots"
 
 
-def test_secrets_are_made_by_the_names_that_pods_ask_for() -> None:
+def test_secrets_are_created_by_the_names_that_pods_use() -> None:
     for path in KUBERNETES.glob("*.yaml"):
         made = set(re.findall(r"create secret generic ([\w-]+)", path.read_text("utf-8")))
         users = [volume["secret"]["secretName"] for volume in pod(path.stem)["volumes"] if "secret" in volume]
@@ -311,11 +314,11 @@ def test_secrets_are_made_by_the_names_that_pods_ask_for() -> None:
 
 def test_the_image_is_compiled_and_can_reach_a_bucket() -> None:
     text = (CONTAINER / "Dockerfile").read_text("utf-8")
-    assert "POLYWIRE_COMPILE=1 pip wheel" in text, "sources that run slowly are no image"
+    assert "POLYWIRE_COMPILE=1 pip wheel" in text, "an image must not run from source"
     assert ".whl)[bucket]" in text
 
 
-def test_the_build_of_the_image_sees_what_it_copies_and_no_more() -> None:
+def test_the_build_context_of_the_image_has_what_it_copies_and_no_more() -> None:
     """As a builder reads the list: the last line that matches a path, or a folder above it, decides."""
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (CONTAINER / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     lines = [
@@ -344,7 +347,7 @@ def test_the_build_of_the_image_sees_what_it_copies_and_no_more() -> None:
         assert not is_seen(path)
 
 
-def test_a_release_builds_for_every_python_and_tries_each_wheel() -> None:
+def test_a_release_builds_for_every_python_and_tests_each_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     classifiers = project["project"]["classifiers"]
     pythons = {words[-1] for words in (name.split(" :: ") for name in classifiers) if "." in words[-1]}
@@ -352,5 +355,5 @@ def test_a_release_builds_for_every_python_and_tries_each_wheel() -> None:
     assert set(wheels["build"].split()) == {f"cp{python.replace('.', '')}-*" for python in pythons}
     assert wheels["test-command"] == "python -I {project}/tools/installed.py --compiled"
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
-    assert "installed.py --pure" in workflow, "the source distribution is tried, too"
+    assert "installed.py --pure" in workflow, "the source distribution is tested, too"
     assert (ROOT / "tools" / "installed.py").exists()

@@ -1,6 +1,6 @@
-"""The house keeps its rules: sizes, names, words, errors, imports of ``cython``, decision records.
+"""Rules of the code base: sizes, names, words, errors, imports of ``cython``, decision records.
 
-Promises: a broken rule is named with its file and line. A rule may be broken by a decision record only, which then says so here.
+A violation is reported with its file and line. Only a decision record may exempt from a rule, and is named here then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ BROAD_EXCEPT: Final = {
 }
 WITHOUT_COROUTINES: Final = ("records", "store", "log", "cluster", "broker", "protocols")  # decision 0107
 WITHOUT_PATTERNS: Final = {"records", "store", "log", "cluster", "broker", "protocols", "types.py", "matching.py"}
-# What the store and the log do to a disk, in threads and by chance goes through ports, of which these are the system's ends.
+# Access to disks, threads and random numbers in the store and the log goes through ports, of which these are the real
+# ends.
 WORLD_MODULES: Final = {
     "os",
     "io",
@@ -51,15 +52,15 @@ WORLD_MODULES: Final = {
 }
 WORLD_MODULES_ALLOWED: Final = {
     "store/system_files.py": {"os", "fcntl", "mmap", "secrets", "concurrent"},
-    "store/base.py": {"mmap"},  # memory that begins on a page
-    "store/url.py": {"os"},  # the environment, where the client library of buckets looks as well
-    "store/file.py": {"threading"},  # a lock is no thread
+    "store/base.py": {"mmap"},  # page-aligned memory
+    "store/url.py": {"os"},  # the environment, which the client library of buckets reads as well
+    "store/file.py": {"threading"},  # a lock is not a thread
     "store/blob_cache.py": {"threading"},
     "store/metered.py": {"threading"},
     "log/worker.py": {"threading", "queue"},
     "log/segments/damage.py": {"threading"},
     "log/segments/segment.py": {"threading"},
-    "log/segments/compaction.py": {"time"},  # sleeps for 0 s, so that other threads have their turn
+    "log/segments/compaction.py": {"time"},  # sleeps for 0 s, so that other threads get their turn
 }
 WORLD_VERBS: Final = {
     *("exists", "is_dir", "is_file", "stat", "iterdir", "glob", "rglob", "mkdir", "unlink", "rmdir"),
@@ -67,12 +68,12 @@ WORLD_VERBS: Final = {
 }
 PATTERN_MODULES: Final = {"re", "regex", "fnmatch", "glob"}
 KINDS: Final = {"Invalid", "Denied", "Missing", "Conflict", "NotOwner", "Busy", "Unavailable", "Corrupt"}
-# Spelled in pieces, so that this file does not break its own rule.
+# Written in pieces, so that this file does not break its own rule.
 MACHINE: Final = re.compile(
     "|".join(["/" + "work/", "/" + "root/", "/" + "home/", "--index" + "-url", "pypi" + r"\.org/simple"])
 )
 
-# What a citation names: a page of one of these folders, and the heading in it; several are set apart by commas.
+# A citation names a page of one of these folders and a heading in it; commas separate several.
 CITED_FOLDERS: Final = {"spec": "specs", "concepts": "concepts", "protocols": "reference/protocols"}
 CITATION: Final = re.compile(r"\b(spec|concepts|protocols): ([\w.-]+#[\w-]+(?:,\s+[\w.-]+#[\w-]+)*)")
 CITED_ELSEWHERE: Final = re.compile(
@@ -102,7 +103,7 @@ def functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def tracked_files() -> list[Path]:
-    """What is committed; without git, everything that is text."""
+    """Return committed files; without git, all text files."""
     try:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -111,7 +112,7 @@ def tracked_files() -> list[Path]:
 
 
 def depth(node: ast.AST, level: int = 0) -> Iterator[tuple[int, int]]:
-    """(nesting, line) of every branching statement; ``elif`` and the functions inside a function begin no deeper level."""
+    """Yield (nesting, line) of every branching statement; ``elif`` and nested functions start no deeper level."""
     for name, value in ast.iter_fields(node):
         children = value if isinstance(value, list) else [value]
         for child in children:
@@ -150,11 +151,11 @@ def test_functions_are_flat() -> None:
     assert not deep
 
 
-def test_names_of_files_are_nouns_that_say_something() -> None:
+def test_names_of_files_are_meaningful_nouns() -> None:
     assert not [place(path) for path in EVERYTHING if {path.stem, path.parent.name} & NAMES_REFUSED]
 
 
-def test_no_work_is_left_for_later() -> None:
+def test_no_todo_is_left() -> None:
     found = [
         place(path, number)
         for path in SOURCES
@@ -164,8 +165,8 @@ def test_no_work_is_left_for_later() -> None:
     assert not found
 
 
-def test_modules_say_what_they_do() -> None:
-    """What a module must not import is in the import contract; guarantees are listed where there is more than one."""
+def test_modules_have_a_docstring() -> None:
+    """The import contract lists what a module must not import; a docstring lists guarantees."""
     assert not [place(path) for path in SOURCES if not ast.get_docstring(TREES[path])]
 
 
@@ -180,12 +181,12 @@ def test_examples_in_docstrings_are_python() -> None:
     assert found > 20
 
 
-def test_test_modules_say_what_they_test() -> None:
+def test_test_modules_have_a_docstring() -> None:
     tests = [path for path in python_files("tests", "examples", "benchmarks", "tools") if path.name != "__init__.py"]
     assert not [place(path) for path in tests if not ast.get_docstring(TREES[path])]
 
 
-def test_broad_except_lives_at_the_edge_only() -> None:
+def test_broad_except_is_used_at_the_edge_only() -> None:
     broad = {"Exception", "BaseException"}
     found = []
     for path in SOURCES:
@@ -209,7 +210,7 @@ def test_only_the_command_line_prints() -> None:
     assert not found
 
 
-def test_verbs_are_no_coroutines() -> None:
+def test_verbs_are_not_coroutines() -> None:
     found = [
         place(path, function.lineno)
         for folder in WITHOUT_COROUTINES
@@ -221,7 +222,7 @@ def test_verbs_are_no_coroutines() -> None:
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(first word, line) of every import, those inside functions as well."""
+    """Yield (first word, line) of every import, including those inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name.partition(".")[0], node.lineno) for alias in node.names)
@@ -229,7 +230,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield (node.module or "").partition(".")[0], node.lineno
 
 
-def test_the_log_reaches_the_world_through_ports() -> None:
+def test_the_log_uses_ports_for_the_outside_world() -> None:
     found = []
     for path in [
         path for path in SOURCES if path.is_relative_to(PACKAGE / "store") or path.is_relative_to(PACKAGE / "log")
@@ -243,7 +244,7 @@ def test_the_log_reaches_the_world_through_ports() -> None:
 
 
 def path_verbs(tree: ast.AST) -> Iterator[int]:
-    """Lines where a path is asked to look at a disk by itself, or a file is opened without the port."""
+    """Yield lines that access a disk through a path, or open a file without the port."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -257,8 +258,8 @@ def path_verbs(tree: ast.AST) -> Iterator[int]:
                 pass
 
 
-def test_no_regular_expression_sees_bytes_of_peers() -> None:
-    """A few KiB that it tries again from every position hold up everybody for seconds; ``polywire.matching`` does not."""
+def test_no_regular_expression_is_used_on_client_data() -> None:
+    """Backtracking over a few KiB blocks the loop for seconds; ``polywire.matching`` does not backtrack."""
     found = [
         place(path, line)
         for path in SOURCES
@@ -269,7 +270,7 @@ def test_no_regular_expression_sees_bytes_of_peers() -> None:
     assert not found
 
 
-def test_kinds_of_errors_are_the_eight_of_the_house() -> None:
+def test_kinds_of_errors_are_the_eight_of_the_code_base() -> None:
     kinds = {
         name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.BrokerError)
     }
@@ -286,7 +287,7 @@ def test_kinds_of_errors_are_the_eight_of_the_house() -> None:
 
 @cache
 def kinds_raised() -> dict[str, set[str]]:
-    """Kinds that each error code is raised as, outside the store, whose errors the log answers."""
+    """Return the kinds that each error code is raised as, outside the store, whose errors the log handles."""
     kinds_of = defaultdict(set)
     outer = [path for path in SOURCES if path.relative_to(ROOT / "src").parts[1:2] != ("store",)]
     for node in (node for path in outer for node in ast.walk(TREES[path])):
@@ -303,8 +304,8 @@ def test_every_error_code_that_leaves_the_broker_belongs_to_one_kind() -> None:
     assert set(found) <= set(errors.ErrorCode.__members__)
 
 
-def test_no_test_ends_sooner_than_all_do() -> None:
-    """What hangs ends some time; a limit that fits one test on a free machine fails it on a busy one."""
+def test_no_test_has_its_own_timeout() -> None:
+    """A limit that fits one test on an idle machine fails it on a busy one; the run's timeout ends hanging tests."""
     default = int(re.findall(r"^timeout = (\d+)", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0])
     limits = [
         (path.relative_to(ROOT), number, int(limit))
@@ -350,7 +351,7 @@ def test_decision_records_are_numbered_without_gaps() -> None:
 
 
 def anchors(text: str) -> list[str]:
-    """What the headings of a page are linked by, as GitHub makes it; not what only looks like one in a listing."""
+    """Return the anchors of a page's headings as GitHub makes them, without those in listings."""
     prose = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ +(.+?)[ #]*$", prose, re.MULTILINE)
     return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
@@ -367,7 +368,7 @@ def anchors_of(page: Path) -> frozenset[str]:
 
 
 def unresolved(text: str, docs: Path) -> Iterator[tuple[int, str]]:
-    """(line, citation) of what a text cites and is not there."""
+    """Yield (line, citation) of citations without a target."""
     for found in CITATION.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
         for cited in re.split(r",\s+", found[2]):
@@ -379,7 +380,7 @@ def unresolved(text: str, docs: Path) -> Iterator[tuple[int, str]]:
             yield text.count("\n", 0, found.start()) + 1, found[0]
 
 
-def test_citations_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+def test_broken_citations_are_found(tmp_path: Path) -> None:
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "iggy.md").write_text("# Iggy\n## Poll messages\n## Errors\n", encoding="utf-8")
     text = (
@@ -404,8 +405,8 @@ def test_citations_lead_to_headings() -> None:
     assert not found
 
 
-def test_nothing_cites_what_is_not_here() -> None:
-    """A number of a section says nothing without its document: concepts, specifications and decisions are cited by name."""
+def test_no_text_cites_a_document_that_is_missing() -> None:
+    """A section number means nothing without its document: concepts, specifications and decisions are cited by name."""
     folders = tuple(ROOT / name for name in ("src", "tests", "docs", "benchmarks", "tools"))
     found = [
         place(path, number)

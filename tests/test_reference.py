@@ -1,4 +1,4 @@
-"""The reference pages say what the code is: each is compared with what would be made now."""
+"""The reference pages match the code: each is compared with a newly generated one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tools.client_reference import client_page
 
 
 @pytest.mark.parametrize("name", reference.pages())
-def test_a_page_is_as_new_as_the_code(name: str) -> None:
+def test_a_page_is_up_to_date(name: str) -> None:
     page = reference.FOLDER / name
     assert page.read_text("utf-8") == reference.pages()[name], "run `make docs`"
 
 
-def test_the_ledgers_are_as_new_as_the_tests() -> None:
+def test_the_ledgers_are_up_to_date() -> None:
     there = {path.name: path.read_text("utf-8") for path in reference.LEDGERS.glob("*.md")}
     assert there == reference.ledgers(), "run `make docs`"
 
 
-def test_nothing_else_lies_there() -> None:
+def test_there_is_no_other_page() -> None:
     assert {path.name for path in reference.FOLDER.glob("*.md")} == {*reference.pages(), "index.md"}
 
 
@@ -44,7 +44,7 @@ def test_every_setting_has_a_meaning(settings: type[Any]) -> None:
     assert [field.name for field in fields(settings) if not meanings.get(field.name)] == []
 
 
-def test_what_follows_the_arguments_is_no_argument() -> None:
+def test_sentences_after_arguments_are_not_arguments() -> None:
     page = "\n".join(client_page())
     named = re.findall(r"^\* `([^`]*)`: ", page, re.MULTILINE)
     assert not [name for name in named if not re.fullmatch(r"\*{0,2}\w+", name)], "a sentence was taken for an argument"

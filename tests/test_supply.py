@@ -1,4 +1,4 @@
-"""What Polywire is made of: the bill of materials names every package of the lock, and the audit fails for what is known."""
+"""Supply chain: the bill of materials lists every locked package, and the audit fails for known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools import audit, bill_of_materials
 from tools.locks import FOLDER, read_lock
 
 
-def test_the_bill_names_everything_that_is_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bill_lists_every_installed_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     for output in (first, second):
         bill_of_materials.main(output)
@@ -50,7 +50,7 @@ REPORT = {
 }
 
 
-def test_what_an_audit_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verdicts_of_an_audit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     verdict = audit.verdict_of(json.dumps(REPORT))
     assert (verdict.vulnerable, verdict.unknown) == (["bad 2: PYSEC-1"], ["odd: not found"])
     monkeypatch.setattr(audit, "ask", lambda lock: audit.Verdict((), ("everything: no network",)))

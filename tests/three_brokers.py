@@ -1,11 +1,10 @@
-"""Three brokers on one bucket that look like one broker: who leads, who stands by, and one of them that clients come to.
+"""Three brokers on one bucket that act as one broker: a leader, two standbys, and one that clients connect to.
 
-``POLYWIRE_THROUGH=standby-2`` has the behaviour suite and the real clients come to the second that stands by; ``make three-brokers`` has
-them come to each. ``POLYWIRE_THROUGH=processes`` has clients of Kafka come to two processes of one directory instead.
-The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
+``POLYWIRE_THROUGH=standby-2`` makes the behaviour suite and the real clients connect to the second standby; ``make
+three-brokers`` tries each. ``POLYWIRE_THROUGH=processes`` makes Kafka clients connect to two processes of one directory
+instead. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it, otherwise a directory.
 
-Promises: ``stop`` and ``kill`` are for whoever leads, so that another takes over, and ``start`` returns when somebody leads. Must not know:
-what is asked of the brokers.
+``stop`` and ``kill`` apply to the leader, so that another takes over, and ``start`` returns when there is a leader.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from tests.s3_server import BUCKET, S3Server, s3_binary
 VARIABLE: Final = "POLYWIRE_THROUGH"
 PLACES: Final = ("leader", "standby-1", "standby-2")
 PROCESSES: Final = "processes"  # two of one directory, instead of three brokers
-EAGER: Final = "tests.eager_broker"  # brokers that put at once
+EAGER: Final = "tests.eager_broker"  # brokers that upload without delay
 PREFIX: Final = "log"
-ASKED: Final = "polywire"  # the wire over which it is found out whether somebody leads
+ASKED: Final = "polywire"  # the protocol that checks whether there is a leader
 LED: Final = "leading the shard"
-LED_S: Final = 60.0  # in which somebody leads again; it takes some three seconds
+LED_S: Final = 60.0  # in which there is a leader again; it takes about three
 
 
 def through() -> str | None:
-    """Which of three brokers the suite's clients come to, or that there are two processes; None: there is one broker, with a directory."""
+    """Return which broker clients connect to, or that there are two processes; None for one broker with a directory."""
     place = os.environ.get(VARIABLE)
     if place and place not in (*PLACES, PROCESSES):
         raise pytest.UsageError(f"{VARIABLE} is one of {', '.join(PLACES)}, not {place!r}")
@@ -47,7 +46,7 @@ def through() -> str | None:
 def one_or_three(
     folder: Path, *options: str, wires: Sequence[str] | None = None, place: str | None = None
 ) -> Iterator[BrokerProcess | ThreeBrokers]:
-    """One broker, or three of which clients come to the one in this place, or in the environment's; they must end as they should."""
+    """Start one broker, or three with clients at this position, or the environment's; they must end cleanly."""
     place = place or through()
     if place == PROCESSES:
         options, place = ("--processes", "2", *options), None
@@ -62,10 +61,10 @@ def one_or_three(
 
 
 class ThreeBrokers:
-    """As far as scenarios go a ``BrokerProcess``. Guards: behind ``start`` all three run, and one of them leads."""
+    """Replaces a ``BrokerProcess`` in scenarios. Guards: after ``start`` all three run, and one of them leads."""
 
     def __init__(self, folder: Path, place: str, *options: str, wires: Sequence[str] | None = None) -> None:
-        """place: which of them clients come to; it stays the same broker, whoever leads. options, wires: as of a ``BrokerProcess``."""
+        """place: the broker that clients connect to, whichever leads. options, wires: as of a ``BrokerProcess``."""
         folder.mkdir(parents=True)
         self._bucket: Final = _Bucket(folder)
         options = ("--bucket", self._bucket.url, "--cache-gib", "0", "--balance-s", "0", *options)
@@ -80,29 +79,32 @@ class ThreeBrokers:
 
     @property
     def data_dir(self) -> Path:
-        """Where the files of the bucket's log lie, as those of one broker do in its directory."""
+        """The directory of the log's files in the bucket, like that of a single broker."""
         return self._bucket.directory / "shards" / "0000"
 
     @property
     def addresses(self) -> Mapping[str, tuple[str, int]]:
-        """Where clients come."""
+        """The addresses for clients."""
         return self._through.addresses
 
     @property
     def memory_bytes(self) -> int:
-        """Of all three."""
+        """The memory of all three."""
         return sum(broker.memory_bytes for broker in self._brokers if not broker.stopped)
 
     def url(self, wire: str = "polywire") -> str:
-        """Where clients come, for ``polywire.connect``."""
+        """Return the URL for ``polywire.connect``."""
         return self._through.url(wire)
 
     def log_text(self) -> str:
-        """What all have logged."""
+        """Return the logs of all."""
         return "\n".join(broker.log_text() for broker in self._brokers)
 
     def start(self) -> ThreeBrokers:
-        """Start who was ended; all at first, the leader before the others. Returns when one leads that did not, and can be reached."""
+        """Start ended brokers; at first all, the leader first.
+
+        Returns when there is a new leader that can be reached.
+        """
         with self._bucket.found():
             first, *others = self._brokers if self._ended is None else [self._ended]
             first.start()
@@ -111,23 +113,23 @@ class ThreeBrokers:
         self._ended = None
         end = time.monotonic() + LED_S
         while (led := len(self._lines())) <= self._led:
-            assert time.monotonic() < end, f"nobody leads\n{self.log_text()}"
+            assert time.monotonic() < end, f"no leader\n{self.log_text()}"
             time.sleep(0.02)
         self._led = led
-        # Who has just begun to lead does not listen yet, and who stands by may not have seen it.
+        # A new leader does not listen yet, and standbys may not have noticed it.
         bulk.connect(self.url(ASKED), reconnect_s=LED_S).ping()
         return self
 
     def stop(self) -> int:
-        """SIGTERM for who leads, and the exit code."""
+        """Stop the leader with SIGTERM; return the exit code."""
         return self._end().stop()
 
     def kill(self) -> None:
-        """SIGKILL for who leads."""
+        """Kill the leader with SIGKILL."""
         self._end().kill()
 
     def stop_all(self) -> int:
-        """SIGTERM for all, who leads last, and the largest exit code."""
+        """Stop all with SIGTERM, the leader last; return the largest exit code."""
         leader = self._leader()
         return max([broker.stop() for broker in (*(one for one in self._brokers if one is not leader), leader)])
 
@@ -137,11 +139,11 @@ class ThreeBrokers:
         return self._ended
 
     def _leader(self) -> BrokerProcess:
-        """Who began last."""
+        """Return the broker that started to lead last."""
         return max(self._lines(), key=lambda found: found[0])[1]
 
     def _lines(self) -> list[tuple[int, BrokerProcess]]:
-        """Which starts there were, and whose."""
+        """Yield the starts of leaders, and their brokers."""
         return [
             (int(line.rpartition("start=")[2].split()[0]), broker)
             for broker in self._brokers
@@ -165,7 +167,7 @@ class ThreeBrokers:
 
 
 class _Bucket:
-    """A bucket for three brokers: a server of its own, or a directory."""
+    """A bucket for three brokers: a separate server, or a directory."""
 
     def __init__(self, folder: Path) -> None:
         binary = s3_binary()
@@ -181,14 +183,14 @@ class _Bucket:
 
     @contextmanager
     def found(self) -> Iterator[None]:
-        """In here brokers are started that find it."""
+        """Let brokers started inside the block find it."""
         with pytest.MonkeyPatch.context() as context:
             for name, value in ({} if self._server is None else self._server.environment).items():
                 context.setenv(name, value)
             yield
 
     def end(self) -> None:
-        """Its server, if it has one."""
+        """Stop its server, if it has one."""
         if self._server is not None:
             self._server.kill()
 

@@ -1,1 +1,1 @@
-"""The same work on Polywire and on the brokers people compare it with, in one run: ``python -m benchmarks.peers``."""
+"""The same work on Polywire and on other brokers, in one run: ``python -m benchmarks.peers``."""

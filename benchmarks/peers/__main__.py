@@ -42,14 +42,17 @@ PEERS: Final[Sequence[Peer]] = (
     Kafka(),
 )
 HISTORIANS: Final = (Polywire, PolywireKafka, PolywireCursus, RabbitMQ, Kafka)
-"""Whose history lies in files that are read again: the others keep it in memory, or read one record after the other."""
+"""Peers that read history from files: the others keep it in memory, or read record by record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is measured together. titles: its rows. measured: figures of one round, one for each row; none for a peer that cannot do it.
-    once: it is not repeated, and not warmed up: what a connection costs is seen while memory grows. echoes: programs that are measured as
-    brokers are; limit: what the machine does at most, in the unit of each row."""
+    """A group of rows that are measured together.
+
+    titles: its rows. measured: figures of one round, one for each row; none for a peer that cannot do it. once: it is
+    neither repeated nor warmed up, because connections are measured while memory grows. echoes: programs measured like
+    brokers; limit: the machine's maximum, in the unit of each row.
+    """
 
     titles: Sequence[str]
     unit: str
@@ -61,12 +64,12 @@ class Workload:
 
 
 def _workloads(scale: float, place: Path) -> dict[str, Workload]:
-    """By name, with ``scale`` times the usual work; files of limits are written to ``place``."""
+    """Return the workloads by name, with ``scale`` times the usual work; files of limits are written to ``place``."""
     return {**_batched(scale), **_small(scale), **_historic(scale, place), **_of_clients(scale)}
 
 
 def _streamed(*value_bytes: int) -> tuple[str, Callable[[], Sequence[Round]]]:
-    """What loopback carries, in records of so many bytes a row."""
+    """Measure the throughput of loopback, in records of the rows' sizes."""
 
     def measured() -> Sequence[Round]:
         speed = limits.stream_bytes_per_s()
@@ -183,10 +186,7 @@ def run(
     scale: Annotated[float, Parameter(help="How much work of the usual amount.")] = 1.0,
     keep: Annotated[Path | None, Parameter(help="File to keep the result in, without its ending.")] = None,
 ) -> None:
-    """Measure and print a table of medians.
-
-    Example: python -m benchmarks.peers --only batches --peers kafka,nats
-    """
+    """Measure and print a table of medians. Example: python -m benchmarks.peers --only batches --peers kafka,nats"""
     words = [word.strip().lower() for word in peers.split(",") if word.strip()]
     wanted = [peer for peer in PEERS if not words or any(word in peer.name.lower() for word in words)]
     rows: list[Row] = []
@@ -207,7 +207,7 @@ def run(
 
 
 def _limits(place: Path) -> dict[str, str]:
-    """What the machine itself does, as text; the median of three."""
+    """Return the machine's limits as text; the median of three."""
     measured: dict[str, Callable[[], float]] = {
         "memory copy": limits.copy_bytes_per_s,
         "loopback": limits.stream_bytes_per_s,
@@ -217,7 +217,7 @@ def _limits(place: Path) -> dict[str, str]:
 
 
 def _start(stack: ExitStack, wanted: Sequence[Peer], absent: dict[str, str]) -> list[tuple[Peer, Server]]:
-    """All that can be started; ``absent`` is told of the others."""
+    """Start every available peer; ``absent`` gets the others."""
     running: list[tuple[Peer, Server]] = []
     for peer in wanted:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polywire-peer-")))
@@ -231,7 +231,7 @@ def _start(stack: ExitStack, wanted: Sequence[Peer], absent: dict[str, str]) -> 
 def _measure(
     name: str, workload: Workload, running: Sequence[tuple[Peer, Server]], rounds: int, absent: dict[str, str]
 ) -> list[Row]:
-    """The rows of one workload, every peer in turn in each round."""
+    """Measure the rows of one workload, every peer in turn in each round."""
     found = [Row(title, workload.unit, workload.more_is_better) for title in workload.titles]
     for number in range(1 if workload.once else rounds + 1):
         topic = f"{name}-{number}"
@@ -251,7 +251,7 @@ def _measure(
 
 
 def _note(rows: Sequence[Row], peer: str, figures: Sequence[Round], *, counted: bool) -> None:
-    """Show one round, and keep it unless it was to warm up."""
+    """Show one round, and store it unless it was a warm-up."""
     for row, one in zip(rows, figures, strict=False):
         console.print(f"{peer}: {row.name}: {spell(one.value)} {row.unit}", highlight=False)
         if counted:
@@ -260,7 +260,7 @@ def _note(rows: Sequence[Row], peer: str, figures: Sequence[Round], *, counted: 
 
 def _leave_out(name: str, reason: Absent, absent: dict[str, str]) -> None:
     absent[name] = str(reason)
-    console.print(f"{name} is left out: {reason}", style="bold red", highlight=False)
+    console.print(f"{name} is skipped: {reason}", style="bold red", highlight=False)
 
 
 if __name__ == "__main__":

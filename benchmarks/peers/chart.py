@@ -1,6 +1,6 @@
-"""The chart of a comparison: a panel for each workload, a bar for each broker and limit, with what its rounds lie between.
+"""The chart of a comparison: a panel per workload, a bar with the spread of its rounds per broker and limit.
 
-Promises: an SVG file beside the table, of the same figures. Must not know: how anything was measured.
+It is an SVG file next to the table, with the same figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIMIT_COLOUR: Final = "#e4d9b8"
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
-    """Draw all figures; panels in the order of the table, in which bars that are longer are not always better: each says what is."""
+    """Draw all figures in the order of the table. Each panel says whether longer bars are better."""
     from matplotlib.figure import Figure as Drawing
 
     heights = [0.9 + 0.28 * len(row.rounds) for row in rows]
@@ -35,7 +35,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
         panel.bar_label(bars, [spell(median) for median in medians], padding=4, fontsize=7)
         panel.set_title(f"{row.name} ({row.unit}, {'more' if row.more_is_better else 'less'} is better)", fontsize=9)
         panel.tick_params(labelsize=7)
-        panel.set_xticks([])  # every bar says its figure
+        panel.set_xticks([])  # every bar shows its figure
         panel.margins(x=0.15)
         panel.spines[["top", "right"]].set_visible(False)
     drawing.savefig(file)

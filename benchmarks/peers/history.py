@@ -1,6 +1,6 @@
-"""Reads of what lies in files by now: sealed a moment ago, and not in memory at all.
+"""Reads of history that is in files: just sealed, and not cached at all.
 
-Promises: so much is written behind what is read that no slot of a journal holds it any more. Must not know: any peer.
+Enough is written after it that no journal slot holds it any more.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from benchmarks.peers.peer import Peer, Server
 from benchmarks.peers.workloads import BATCH, Round, consume, produce
 
 HISTORY_BYTES: Final = 192 << 20  # read back
-BEHIND_BYTES: Final = 160 << 20  # so much later a slot of 64 MiB is full, and was sealed
+BEHIND_BYTES: Final = 160 << 20  # after that much a slot of 64 MiB is full, and was sealed
 HOT_BYTES: Final = 32 << 20  # less than one slot
 SETTLED_S: Final = 0.5  # a full slot is sealed by then
 
 
 def records_of(size: int, value_bytes: int) -> int:
-    """Whole batches of values that make up so many bytes."""
+    """Return complete batches of values of that many bytes."""
     return max(1, size // value_bytes // BATCH) * BATCH
 
 
 def sealed(peer: Peer, server: Server, topic: str, value: bytes, scale: float) -> Sequence[Round]:
-    """Records per second read from the journal; and of what was sealed a moment ago: the first time, and the third."""
+    """Return records per second read from the journal, and of just sealed records: the first time, and the third."""
     hot, old, behind = (int(size * scale) for size in (HOT_BYTES, HISTORY_BYTES, BEHIND_BYTES))
     names = [f"{topic}-{name}" for name in ("old", "behind", "hot")]
     counts = [records_of(size, len(value)) for size in (old, behind, hot)]
@@ -40,7 +40,7 @@ def sealed(peer: Peer, server: Server, topic: str, value: bytes, scale: float) -
 
 
 def cold(peer: Peer, server: Server, topic: str, value: bytes, scale: float) -> Sequence[Round]:
-    """Records per second of a first read while the page cache has nothing of the broker's files."""
+    """Return records per second of a first read without the broker's files in the page cache."""
     for name, size in ((f"{topic}-old", HISTORY_BYTES), (f"{topic}-behind", BEHIND_BYTES)):
         peer.create(server.address, name)
         produce(peer, server, name, records_of(int(size * scale), len(value)), value)
@@ -51,5 +51,5 @@ def cold(peer: Peer, server: Server, topic: str, value: bytes, scale: float) -> 
 
 
 def _files(server: Server) -> Sequence[Path]:
-    assert server.place is not None, "a broker keeps its files where it was told"
+    assert server.place is not None, "a broker stores its files in its directory"
     return [path for path in server.place.rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""Apache Kafka: the reference broker alone on KRaft, and its wire for whoever speaks it."""
+"""Apache Kafka: the reference broker alone on KRaft, and its protocol for any broker that speaks it."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _PRODUCE_VERSION: Final = 8
 _FETCH_VERSION: Final = 4
 _CREATE_VERSION: Final = 4
 _LIST_VERSION: Final = 1
-_PRODUCED_ERROR_AT: Final = -36  # error code of the only partition of an answer without record errors, from its end
+_PRODUCED_ERROR_AT: Final = -36  # error code of the only partition of a response without record errors, from its end
 _BATCHES_AT: Final = (
     4 + 4 + 4 + 2 + 4 + 4 + 2 + 8 + 8 + 4 + 4
-)  # in an answer that names one partition, less its topic's name
+)  # in a response about one partition, without its topic's name
 _LAST_DELTA_AT: Final = 23  # of a batch
 _BATCH_HEAD: Final = struct.Struct(">qi")
 _TOPIC_EXISTS: Final = 36
 
 
 class KafkaWire:
-    """What a load generator says and reads, whichever broker listens."""
+    """The load generator's side of Kafka, for any broker."""
 
     pushes = True
 
@@ -70,7 +70,7 @@ class KafkaWire:
         return connect(address)
 
     def request(self, topic: str, values: Sequence[bytes], partition: int = 0) -> bytes:
-        """See Peer: one batch, to be confirmed by the leader."""
+        """See Peer: one batch, confirmed by the leader."""
         topics = schema.request(Api.PRODUCE).Topics
         batch = encode_batch([Record(value) for value in values])
         one = topics(name=topic, partitions=[topics.Partitions(index=partition, records=batch)])
@@ -78,7 +78,7 @@ class KafkaWire:
         return encode_request(Api.PRODUCE, _PRODUCE_VERSION, len(values), body, client_id="bench")
 
     def confirmations(self) -> Callable[[memoryview], int]:
-        """See Peer: the correlation id of an answer says how many records its request had."""
+        """See Peer: the correlation id of a response is the number of its records."""
         frames = Frames()
 
         def count(received: memoryview) -> int:
@@ -99,7 +99,7 @@ class KafkaWire:
 
 
 class Fetcher:
-    """Fetch after fetch, each from behind the last batch."""
+    """Sends Fetch after Fetch, each from the end of the last batch."""
 
     def __init__(self, topic: str) -> None:
         self._topic: Final = topic
@@ -172,7 +172,7 @@ class Kafka(KafkaWire):
 
 
 def _is_led(peer: socket.socket, topic: str, partitions: int) -> bool:
-    """Whether every partition answers: a topic is there before its leaders are."""
+    """Return whether every partition responds: leaders are elected after the topic exists."""
     request = schema.request(Api.LIST_OFFSETS)
     ends = [request.Topics.Partitions(index=index, timestamp=-1) for index in range(partitions)]
     body = request(replica_id=-1, topics=[request.Topics(name=topic, partitions=ends)])
@@ -181,7 +181,7 @@ def _is_led(peer: socket.socket, topic: str, partitions: int) -> bool:
 
 
 def ask(peer: socket.socket, api: Api, version: int, body: Any) -> Any:
-    """The answer to one request."""
+    """Return the response to one request."""
     peer.sendall(encode_request(api, version, 1, body, client_id="bench"))
     answer = receive_until(peer, lambda found: any(Frames().cut(memoryview(found))))
     return decode_response(api, version, answer[4:])[1]

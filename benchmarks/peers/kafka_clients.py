@@ -1,9 +1,9 @@
-"""What unmodified Kafka clients reach, whichever broker listens: the tools for performance of the Java client, and librdkafka from Python.
+"""Throughput of unmodified Kafka clients with any broker: the Java performance tools, and librdkafka.
 
-Promises: a client that is not installed is named, with where it comes from. Must not know: which broker it talks to.
+A client that is not installed is listed with its source.
 
-By default librdkafka asks for nothing during a second once 100,000 records wait in its queue. How often that happens in one round is luck,
-and no broker's doing, so its consumer gets a queue that holds all of a round.
+By default librdkafka pauses fetching for a second once 100,000 records are in its queue. How often that happens in one
+round is random and not the broker's doing, so its consumer gets a queue that holds all of a round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.peers.peer import Absent, Address, find
 
 PYTHON: Final = "POLYWIRE_KAFKA_CLIENTS"
 RECORD_BYTES: Final = 100
-BATCH_BYTES: Final = 110_000  # a thousand records and their heads
+BATCH_BYTES: Final = 110_000  # a thousand records and their headers
 TIMEOUT_S: Final = 300.0
 
 _LIBRDKAFKA: Final = """
@@ -57,7 +57,7 @@ consumer.close()
 
 
 def librdkafka(address: Address, topic: str, records: int) -> tuple[float, float]:
-    """(produced, consumed) records per second of one confluent-kafka process. Raises Absent."""
+    """Return (produced, consumed) records per second of one confluent-kafka process. Raises Absent."""
     python = os.environ.get(PYTHON, "")
     if not Path(python).is_file():
         raise Absent(f"set {PYTHON} to a Python that has confluent-kafka")
@@ -67,7 +67,7 @@ def librdkafka(address: Address, topic: str, records: int) -> tuple[float, float
 
 
 def java(address: Address, topic: str, records: int) -> tuple[float, float]:
-    """(produced, consumed) records per second of Kafka's tools for performance. Raises Absent."""
+    """Return (produced, consumed) records per second of Kafka's performance tools. Raises Absent."""
     jars = os.environ.get(JARS, "")
     if not jars:
         raise Absent(f"set {JARS}='directory/*' to jars of org.apache.kafka:kafka-tools and what it depends on (Maven)")

@@ -1,6 +1,6 @@
-"""What this machine can do at most, by the smallest programs that do it: echoes, a stream over loopback, a copy, a file read in order.
+"""Limits of this machine, by the smallest programs: echoes, a loopback stream, a memory copy, a sequential read.
 
-Promises: measured by the same generator as the brokers are, in the same turns. Must not know: any broker.
+They are measured by the same generator as the brokers, in the same turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FOLLOW: Final = b"follow\n"
 
 
 class Echo:
-    """A program that gives back every line, and nothing else. Implements Peer; ``served`` is what its process runs."""
+    """A program that returns every line. Implements Peer; ``served`` is what its process runs."""
 
     pushes = True
 
@@ -44,11 +44,11 @@ class Echo:
         """See Peer."""
         with _child(self._served) as (process, pipe):
             address: Address = pipe.recv()
-            assert process.pid is not None, "it has answered"
+            assert process.pid is not None, "it has responded"
             yield Server(address, process.pid)
 
     def create(self, address: Address, topic: str) -> None:
-        """See Peer: there is nothing to make."""
+        """See Peer: there is nothing to create."""
 
     def producer(self, address: Address, topic: str) -> socket.socket:
         """See Peer."""
@@ -63,14 +63,14 @@ class Echo:
         return Lines(1).count
 
     def follow(self, address: Address, topic: str) -> tuple[socket.socket, EchoFollower]:
-        """See Peer: of the ``relay`` alone."""
+        """See Peer: for ``relay`` only."""
         peer = connect(address)
         peer.sendall(_FOLLOW)
         return peer, EchoFollower()
 
 
 class EchoFollower:
-    """Lines of others."""
+    """Receives the lines of other connections."""
 
     def __init__(self) -> None:
         self._lines: Final = Lines(1)
@@ -81,7 +81,7 @@ class EchoFollower:
 
 
 def relay(pipe: Connection) -> None:
-    """Give back what every connection sends, and send it to those that follow: ``epoll`` and two calls of the system for a line."""
+    """Return what every connection sends, also to followers: ``epoll`` and two system calls per line."""
     listener = socket.create_server(("127.0.0.1", 0))
     pipe.send(listener.getsockname())
     poll = select.epoll()
@@ -100,19 +100,19 @@ def relay(pipe: Connection) -> None:
 
 
 def _pass_on(descriptor: int, peers: dict[int, socket.socket], followers: set[int]) -> None:
-    """Read what a connection has sent, and send it where it belongs."""
+    """Read what a connection has sent, and send it to its receivers."""
     try:
         received = peers[descriptor].recv(1 << 16)
-    except ConnectionError:  # as brokers take it: the end of one connection
+    except ConnectionError:  # as brokers do: it ends one connection
         received = b""
     if not received:
         followers.discard(descriptor)
-        peers.pop(descriptor).close()  # which takes it out of what is polled, too
+        peers.pop(descriptor).close()  # which also removes it from epoll
     elif received == _FOLLOW:
         followers.add(descriptor)
     else:
         for other in (descriptor, *followers):
-            with suppress(ConnectionError):  # it is told to ``epoll``, too
+            with suppress(ConnectionError):  # epoll drops it, too
                 peers[other].sendall(received)
 
 
@@ -121,7 +121,7 @@ UVLOOP_ECHO: Final = Echo("limit: bare uvloop echo", serve_echo)
 
 
 def stream_bytes_per_s() -> float:
-    """What one process sends to another over loopback, a MiB at a time."""
+    """Return the throughput between two processes over loopback, a MiB at a time."""
     with _child(_send_stream) as (_, pipe), closing(socket.create_connection(pipe.recv())) as peer:
         buffer = memoryview(allocate_lasting(4 * CHUNK))
         left = STREAM_BYTES
@@ -134,7 +134,7 @@ def stream_bytes_per_s() -> float:
 
 
 def copy_bytes_per_s() -> float:
-    """What one core copies from memory to memory, larger than its caches."""
+    """Return the throughput of one core copying memory, larger than its caches."""
     source, target = (memoryview(allocate_lasting(COPY_BYTES)) for _ in range(2))
     source[:] = bytes(COPY_BYTES)
     target[:] = source
@@ -145,7 +145,7 @@ def copy_bytes_per_s() -> float:
 
 
 def read_bytes_per_s(place: Path) -> float:
-    """What reading a file in order gives that the page cache does not hold, by way of that cache, 4 MiB at a time."""
+    """Return the throughput of a sequential read of an uncached file through the page cache, 4 MiB at a time."""
     with tempfile.NamedTemporaryFile(dir=place) as file:
         content = os.urandom(CHUNK)
         for _ in range(FILE_BYTES // CHUNK):
@@ -160,7 +160,7 @@ def read_bytes_per_s(place: Path) -> float:
 
 
 def drop_from_cache(path: Path) -> None:
-    """Put a file on the disk, and have the system forget what it holds of it."""
+    """Write a file to the disk, and drop it from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -182,7 +182,7 @@ def _send_stream(pipe: Connection) -> None:
 
 @contextmanager
 def _child(served: Callable[[Connection], None]) -> Iterator[tuple[BaseProcess, Connection]]:
-    """A process that runs this and tells through the pipe where it listens."""
+    """Start a process that runs this and sends its port through the pipe."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=served, args=(theirs,), daemon=True)
     process.start()

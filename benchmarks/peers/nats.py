@@ -1,4 +1,4 @@
-"""NATS JetStream: a topic is a stream of one subject, kept in files; a follower is a push consumer that acknowledges nothing."""
+"""NATS JetStream: a topic is a stream of one subject in files; a follower is a push consumer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.peers.peer import (
     server_process,
 )
 
-_LINES_OF_MESSAGE: Final = 2  # its head and its payload
+_LINES_OF_MESSAGE: Final = 2  # its header and its payload
 _INBOX: Final = b"_INBOX.bench"
 
 
@@ -40,7 +40,7 @@ class Nats:
             yield server
 
     def create(self, address: Address, topic: str) -> None:
-        """See Peer: makes a consumer, too, which sends nothing before somebody subscribes."""
+        """See Peer: also creates a consumer, which sends nothing before a client subscribes."""
         stream = {"name": topic, "subjects": [topic], "storage": "file"}
         _ask(address, f"$JS.API.STREAM.CREATE.{topic}", stream)
         config = {"durable_name": "bench", "deliver_subject": f"to.{topic}", "ack_policy": "none"}
@@ -54,7 +54,7 @@ class Nats:
         return peer
 
     def request(self, topic: str, values: Sequence[bytes]) -> bytes:
-        """See Peer: one message a record."""
+        """See Peer: one message per record."""
         return b"".join(b"PUB %s %s %d\r\n%s\r\n" % (topic.encode(), _INBOX, len(value), value) for value in values)
 
     def confirmations(self) -> Callable[[memoryview], int]:
@@ -76,7 +76,7 @@ class Nats:
 
 
 class Pushed:
-    """Messages that come by themselves."""
+    """Receives pushed messages."""
 
     def __init__(self) -> None:
         self._lines: Final = Lines(_LINES_OF_MESSAGE)

@@ -1,4 +1,4 @@
-"""Polywire as one more peer, on several of its wires."""
+"""Polywire as a peer, over several of its protocols."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _broker(place: Path, wire: str) -> Iterator[Server]:
 
 
 _urls: Final[dict[Address, str]] = {}
-"""Where a wire's broker is administrated."""
+"""The administration URL of a broker, by its address."""
 
 
 class OwnWire:
-    """What is the same for each of our wires."""
+    """The common part of our protocols."""
 
     wire: ClassVar[str]
 
@@ -56,7 +56,7 @@ class OwnWire:
 
 
 class Polywire(OwnWire):
-    """The ``polywire`` wire."""
+    """The `polywire` protocol."""
 
     name = "Polywire, polywire"
     wire = "polywire"
@@ -105,7 +105,7 @@ class Polywire(OwnWire):
 
 
 class PolywireFetcher:
-    """FETCH after FETCH, each to the end of what is there."""
+    """Sends FETCH after FETCH, each to the current end."""
 
     def __init__(self, topic: str, incarnation: int) -> None:
         self._topic: Final = topic
@@ -114,7 +114,7 @@ class PolywireFetcher:
         self._next = 0
 
     def request(self) -> bytes:
-        """From where it stands, waiting for more."""
+        """Return a fetch from its position that waits for more."""
         fetch = messages.Fetch(self._topic, 0, self._next, -1, self._incarnation, -1, -1, FETCH_WAIT_MS)
         return encode_head(Verb.FETCH, 1, fetch)
 
@@ -130,7 +130,7 @@ class PolywireFetcher:
 
 
 class _PolywireFrames:
-    """Cuts what is received into (verb, head, flags); payloads are stepped over without being copied."""
+    """Splits received bytes into (verb, head, flags); payloads are skipped without a copy."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -163,7 +163,7 @@ def _ends(found: bytes) -> bool:
 
 
 class PolywireKafka(KafkaWire):
-    """Apache Kafka's wire."""
+    """Apache Kafka's protocol."""
 
     name = "Polywire, kafka"
 
@@ -182,11 +182,11 @@ class PolywireCursus(OwnWire):
     pushes = True
 
     def request(self, topic: str, values: Sequence[bytes]) -> bytes:
-        """See Peer: values are all as the first."""
+        """See Peer: all values equal the first."""
         return cursus_load.encoded_batch(topic, records=len(values), value=values[0])
 
     def confirmations(self) -> Callable[[memoryview], int]:
-        """See Peer: an answer names the first and the last sequence number of its batch."""
+        """See Peer: a response names the first and the last sequence number of its batch."""
         frames = Frames()
 
         def count(received: memoryview) -> int:
@@ -208,7 +208,7 @@ class PolywireCursus(OwnWire):
 
 
 class CursusStream:
-    """Batches that are pushed."""
+    """Receives pushed batches."""
 
     def __init__(self, topic: str) -> None:
         self._frames: Final = Frames()
@@ -221,7 +221,7 @@ class CursusStream:
 
 
 class PolywireFlux(OwnWire):
-    """FLUX lines: it pushes nothing, so that nobody can follow."""
+    """FLUX lines. It pushes nothing, so it has no followers."""
 
     name = "Polywire, flux"
     wire = "flux"

@@ -1,6 +1,6 @@
-"""What a broker is to the workloads that compare several: how it is started, and what its wire looks like to a load generator.
+"""The interface to a broker in comparisons: how it is started, and its protocol for the load generator.
 
-Promises: a peer's server has files and ports of its own and is gone afterwards. Must not know: any wire, what is measured.
+A peer's server has its own files and ports, and is gone afterwards.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from benchmarks.measure import processor_seconds
 
 Address = tuple[str, int]
 ANSWER_S: Final = 60.0
-START_S: Final = 90.0  # a JVM on a busy machine
+START_S: Final = 90.0  # for a JVM on a busy machine
 RECEIVE_BYTES: Final = 4 << 20  # more than one frame of any workload
 
 
 class Absent(Exception):
-    """This peer cannot be started here; the text says what is missing and where it comes from."""
+    """This peer cannot be started here; the text says what is missing and its source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running broker. place: where its files lie, for who wants to have them forgotten by the page cache."""
+    """A running broker. place: the directory of its files, to drop them from the page cache."""
 
     address: Address
     pid: int
     place: Path | None = None
 
     def processor_seconds(self) -> float:
-        """What it and the processes that it started have used."""
+        """Return the processor time of it and the processes that it started."""
         return sum(processor_seconds(pid) for pid in self._family())
 
     def resident_bytes(self) -> int:
-        """Memory that belongs to it alone."""
+        """Return its private memory."""
         total = 0
         for pid in self._family():
             for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -60,57 +60,60 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a follower found in the bytes that came: so many records, and what it has to say before more come."""
+    """The result of a follower's received bytes: the number of records, and its next request."""
 
     records: int
     answer: bytes = b""
 
 
 class Follower(Protocol):
-    """One consumer's side of a conversation, reading a topic from its beginning and waiting at its end."""
+    """A consumer's side of a conversation that reads a topic from its start and waits at its end."""
 
     def take(self, received: memoryview) -> Taken:
-        """Look at bytes that came, in order; a frame may be cut anywhere."""
+        """Handle received bytes in order; a frame may be split anywhere."""
 
 
 class Peer(Protocol):
-    """One broker on one of its wires."""
+    """One broker over one of its protocols."""
 
     @property
     def name(self) -> str:
-        """As the table calls it."""
+        """Return its name in the table."""
 
     @property
     def pushes(self) -> bool:
-        """Whether a follower hears of new records by itself or by waiting."""
+        """Return whether a follower gets new records pushed, instead of by a long poll."""
 
     def running(self, place: Path) -> AbstractContextManager[Server]:
-        """Start it over an empty directory, records written to files and not synced, as Polywire's level ``written``. Raises Absent."""
+        """Start it over an empty directory, with written and unsynced records like Polywire's level ``written``.
+
+        Raises Absent.
+        """
 
     def create(self, address: Address, topic: str) -> None:
-        """Make a topic with one partition."""
+        """Create a topic with one partition."""
 
     def producer(self, address: Address, topic: str) -> socket.socket:
-        """A connection that can send requests."""
+        """Return a connection that can send requests."""
 
     def request(self, topic: str, values: Sequence[bytes]) -> bytes:
-        """Bytes that store these values, to be confirmed."""
+        """Return a request that stores these values, to be confirmed."""
 
     def confirmations(self) -> Callable[[memoryview], int]:
-        """Says of received bytes, in order, how many more records are confirmed. Raises AssertionError for a refusal."""
+        """Return a function that counts confirmed records in received bytes. It raises AssertionError for a refusal."""
 
     def follow(self, address: Address, topic: str) -> tuple[socket.socket, Follower]:
-        """A connection on which a topic's records come, its first request sent."""
+        """Return a connection that receives a topic's records, with its first request sent."""
 
 
 class Frames:
-    """Cuts what is received into frames of a length and a body."""
+    """Splits received bytes into frames of a length and a body."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def cut(self, received: memoryview) -> Iterator[memoryview]:
-        """The bodies that are whole now. Each is gone once the next is asked for."""
+        """Yield the complete bodies. Each is invalid once the next is requested."""
         if self._pending:
             self._pending += received
             whole = memoryview(bytes(self._pending))
@@ -128,46 +131,46 @@ class Frames:
 
 
 class Lines:
-    """Counts answers that have a fixed number of lines each."""
+    """Counts responses with a fixed number of lines."""
 
     def __init__(self, lines_each: int) -> None:
         self._each: Final = lines_each
         self._lines = 0
 
     def count(self, received: memoryview) -> int:
-        """How many answers end in these bytes."""
+        """Return how many responses end in these bytes."""
         before = self._lines // self._each
         self._lines += bytes(received).count(b"\n")
         return self._lines // self._each - before
 
 
 def connect(address: Address) -> socket.socket:
-    """A connection as every load generator has it."""
+    """Return a connection as every load generator has it."""
     peer = socket.create_connection(address, timeout=ANSWER_S)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return peer
 
 
 def receive_until(peer: socket.socket, whole: Callable[[bytes], bool]) -> bytes:
-    """Read until ``whole`` says so. Raises AssertionError when the peer hangs up before."""
+    """Read until ``whole`` returns true. Raises AssertionError if the connection closes before."""
     found = b""
     while not whole(found):
         more = peer.recv(65_536)
         if not more:
-            raise AssertionError(f"hung up early answer={found[-200:]!r}")
+            raise AssertionError(f"the connection was closed early answer={found[-200:]!r}")
         found += more
     return found
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """Return a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def find(program: str, package: str) -> str:
-    """The path of a peer's program. Raises Absent."""
+    """Return the path of a peer's program. Raises Absent."""
     found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/lib/rabbitmq/bin")
     if found is None:
         raise Absent(f"{program} is not installed; on Debian and Ubuntu: apt-get install {package}")
@@ -183,7 +186,7 @@ def server_process(
     environment: Mapping[str, str] | None = None,
     asked: Callable[[Address], None] | None = None,
 ) -> Iterator[Server]:
-    """A peer's process in a group of its own, once it listens and ``asked`` raises no OSError or AssertionError any more."""
+    """Start a peer's process in its own group; wait until it listens and ``asked`` succeeds."""
     log = place / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

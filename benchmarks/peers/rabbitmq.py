@@ -1,4 +1,4 @@
-"""RabbitMQ Streams over the stream protocol: records in chunks, one credit given back for each."""
+"""RabbitMQ Streams over the stream protocol: records in chunks, with one credit returned for each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from benchmarks.peers.peer import (
     server_process,
 )
 
-CREDIT: Final = 10  # chunks under way to a follower
+CREDIT: Final = 10  # chunks in flight to a follower
 _OK: Final = 1
 _VERSION: Final = 1
-_RECORDS_AT: Final = 9  # of a Deliver, behind key, version, subscription, magic, kind and entries: a count of records
+_RECORDS_AT: Final = 9  # of a Deliver, after key, version, subscription, magic, kind and entries: a count of records
 
 
 class Key(IntEnum):
@@ -71,7 +71,7 @@ class RabbitMQ:
             "RABBITMQ_PID_FILE": str(place / "pid"),
             "RABBITMQ_DIST_PORT": str(distribution),
             "ERL_EPMD_PORT": str(epmd),
-            "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be ended while it knows a node
+            "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be stopped while it knows a node
             "HOME": str(place),
         }
         direct = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on the PATH changes the user first
@@ -124,7 +124,7 @@ class RabbitMQ:
 
 
 class Chunks:
-    """Chunks that are pushed while there is credit."""
+    """Receives chunks that are pushed while there is credit."""
 
     def __init__(self) -> None:
         self._frames: Final = Frames()
@@ -155,7 +155,7 @@ def _greeted(address: Address) -> socket.socket:
 
 
 def _ask(peer: socket.socket, key: Key, body: bytes, *, tuned: bool = False) -> None:
-    """Send a request and read its answer, and the server's tuning behind it."""
+    """Send a request and read its response, and the server's tuning after it."""
     peer.sendall(_frame(key, struct.pack(">I", 1) + body))
     answer = receive_until(peer, lambda found: len(_whole(found)) >= 1 + tuned)
     code = int.from_bytes(_whole(answer)[0][8:10], "big")

@@ -14,12 +14,12 @@ from benchmarks.peers.peer import Address, Lines, Server, Taken, connect, find, 
 ENTRIES: Final = 1000  # of one read
 _LINES_OF_ENTRY: Final = 8  # *2, $n, id, *2, $1, its field, $n, its value
 _LINES_BEFORE: Final = 5  # *1, *2, $n, stream, *entries
-_WORDS_AFTER_ID: Final = 6  # *2, $1, field, $n, value and the nothing behind the last line's end
+_WORDS_AFTER_ID: Final = 6  # *2, $1, field, $n, value, and the empty rest after the last line's end
 
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """Redis, or a broker that speaks as it does."""
+    """Redis, or a compatible broker."""
 
     name: str = "Redis Streams"
     program: str = "redis-server"
@@ -36,14 +36,14 @@ class Redis:
             yield server
 
     def create(self, address: Address, topic: str) -> None:
-        """See Peer: the first entry makes it."""
+        """See Peer: the first entry creates it."""
 
     def producer(self, address: Address, topic: str) -> socket.socket:
         """See Peer."""
         return connect(address)
 
     def request(self, topic: str, values: Sequence[bytes]) -> bytes:
-        """See Peer: one command an entry, pipelined."""
+        """See Peer: one command per entry, pipelined."""
         return b"".join(_command(b"XADD", topic.encode(), b"*", b"v", value) for value in values)
 
     def confirmations(self) -> Callable[[memoryview], int]:
@@ -65,7 +65,7 @@ class Redis:
 
 
 class Reader:
-    """XREAD after XREAD, each behind the last id of the one before."""
+    """Sends XREAD after XREAD, each after the last id of the previous one."""
 
     def __init__(self, topic: str) -> None:
         self._topic: Final = topic

@@ -1,6 +1,6 @@
-"""The table of a comparison: figures by row and peer, what is best of ours and of the others, how far from the limit, and what is noise.
+"""The table of a comparison: figures by row and peer, our best next to the others' best, and noise.
 
-Promises: a figure whose rounds differ by more than ``NOISE`` of it is marked. Must not know: how anything was measured.
+A figure whose rounds differ by more than ``NOISE`` is marked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.peers.workloads import Round
 
 OURS: Final = "Polywire"
 LIMIT: Final = "limit: "
-NOISE: Final = 0.25  # of the median: what lies between rounds of a noisy figure
+NOISE: Final = 0.25  # of the median: the spread of a noisy figure
 COLUMNS: Final = (
     "workload",
     "peer",
@@ -37,7 +37,7 @@ COLUMNS: Final = (
 
 @dataclass(slots=True)
 class Row:
-    """One workload's rounds by peer; those of ``limits`` are no brokers."""
+    """One workload's rounds by peer; those of ``limits`` are not brokers."""
 
     name: str
     unit: str
@@ -45,22 +45,22 @@ class Row:
     rounds: dict[str, list[Round]] = field(default_factory=dict)
 
     def median(self, peer: str) -> float:
-        """The figure of a peer."""
+        """Return the figure of a peer."""
         return statistics.median(one.value for one in self.rounds[peer])
 
     def noise(self, peer: str) -> float:
-        """By how much its rounds differ, as a share of the figure."""
+        """Return the spread of its rounds, as a share of the figure."""
         values = [one.value for one in self.rounds[peer]]
         return (max(values) - min(values)) / statistics.median(values) if any(values) else 0.0
 
     def ratio(self) -> float | None:
-        """How many times better our best wire is than the best of the others; None without one of both."""
+        """Return how many times better our best protocol is than the best of the others; None if one is missing."""
         ours = [peer for peer in self.rounds if peer.startswith(OURS)]
         others = [peer for peer in self.rounds if not peer.startswith((OURS, LIMIT))]
         return self._ratio(ours, others)
 
     def to_limit(self, peer: str) -> float | None:
-        """How much of the best limit a broker reaches; None without one."""
+        """Return a broker's share of the best limit; None without a limit."""
         limits = [name for name in self.rounds if name.startswith(LIMIT)]
         return None if peer in limits else self._ratio([peer], limits)
 
@@ -73,7 +73,7 @@ class Row:
 
 
 def cells(row: Row, peer: str) -> tuple[str, ...]:
-    """A line of the table."""
+    """Return a line of the table."""
     found = row.rounds[peer]
     values = [one.value for one in found]
     noise = row.noise(peer)
@@ -84,7 +84,7 @@ def cells(row: Row, peer: str) -> tuple[str, ...]:
         spell(min(values)),
         spell(max(values)),
         row.unit,
-        spell(statistics.median(one.server_us for one in found)),  # microseconds for a record
+        spell(statistics.median(one.server_us for one in found)),  # microseconds per record
         f"{statistics.median(one.generator for one in found):.0%}",
         _ratio(row.ratio()) if peer.startswith(OURS) else "",
         _ratio(row.to_limit(peer)),
@@ -97,7 +97,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def report(rows: Sequence[Row], absent: Mapping[str, str], limits: Mapping[str, str], keep: Path | None) -> None:
-    """Print the table, and keep it where that is asked for. limits: of the machine, as text."""
+    """Print the table, and store it on request. limits: of the machine, as text."""
     facts = {**machine(), **limits}
     lines = [
         f"# {keep.stem}" if keep else "# Peers",
@@ -106,7 +106,7 @@ def report(rows: Sequence[Row], absent: Mapping[str, str], limits: Mapping[str, 
         "",
         "`make bench-peers`",
         "",
-        *(f"* {name} was left out: {reason}" for name, reason in absent.items()),
+        *(f"* {name} was skipped: {reason}" for name, reason in absent.items()),
         *[""] * bool(absent),
         "| " + " | ".join(COLUMNS) + " |",
         "|---|---|---:|---:|---:|---" + "|---:" * 5 + "|",

@@ -1,7 +1,6 @@
-"""The workloads that peers are compared by. Each returns a figure and what the server's processor paid for it.
+"""The workloads of the comparison. Each returns a figure and the server's processor time for it.
 
-Promises: requests are encoded before the clock starts; every record is counted when it is confirmed, or when it comes.
-Must not know: any peer, but what Kafka's wire can do more.
+Requests are encoded before the clock starts; every record is counted when it is confirmed or arrives.
 """
 
 from __future__ import annotations
@@ -23,19 +22,22 @@ from benchmarks.receiving import receive
 
 VALUE: Final = b"x" * 100
 BATCH: Final = 1000
-WINDOW: Final = 8  # batches under way
+WINDOW: Final = 8  # batches in flight
 PACE: Final = 10_000  # records a second
 PARTITIONS: Final = 1000  # of a wide topic
-IDLE: Final = 1000  # connections that do nothing
+IDLE: Final = 1000  # idle connections
 
 Client = Callable[[Address, str, int], tuple[float, float]]
-"""Produces so many records to a topic and consumes them: the rates of both."""
+"""Produces that many records to a topic and consumes them: the rates of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round's figure. server_us: processor microseconds of the server for a record; generator: the share of its time that the
-    generator's processor was busy (1 is a core)."""
+    """One round's figure.
+
+    server_us: processor microseconds of the server per record; generator: the busy share of the generator's processor
+    (1 is a core).
+    """
 
     value: float
     server_us: float = 0.0
@@ -43,7 +45,7 @@ class Round:
 
 
 class _Costs:
-    """Processor time of a server and of this process, from here on."""
+    """Processor time of a server and of this process from its creation."""
 
     def __init__(self, server: Server) -> None:
         self._server: Final = server
@@ -52,19 +54,19 @@ class _Costs:
         self._begun: Final = time.perf_counter()
 
     def round(self, records: int) -> Round:
-        """Records per second since then."""
+        """Return records per second since then."""
         took = time.perf_counter() - self._begun
         used = self._server.processor_seconds() - self._used
         return Round(records / took, used * 1e6 / records, (time.process_time() - self._own) / took)
 
 
 def produce(peer: Peer, server: Server, topic: str, records: int, value: bytes = VALUE) -> Round:
-    """Records per second of one connection that sends batches, ``WINDOW`` of them ahead of what is confirmed."""
+    """Return records per second of one connection that sends batches, ``WINDOW`` of them unconfirmed."""
     return _produce(peer, server, topic, [peer.request(topic, [value] * BATCH)], records)
 
 
 def produce_widely(peer: KafkaWire, server: Server, topic: str, records: int) -> Round:
-    """The same with one batch for each of ``PARTITIONS`` partitions in turn. The peer is one that ``KafkaWire`` speaks to."""
+    """Do the same with one batch for each of ``PARTITIONS`` partitions in turn. The peer speaks ``KafkaWire``."""
     requests = [peer.request(topic, [VALUE] * BATCH, partition) for partition in range(PARTITIONS)]
     return _produce(peer, server, topic, requests, records)
 
@@ -84,7 +86,7 @@ def _produce(speaker: Peer | KafkaWire, server: Server, topic: str, requests: Se
 
 
 def consume(peer: Peer, server: Server, topic: str, records: int) -> Round:
-    """Records per second of one connection that reads a topic from its beginning."""
+    """Return records per second of one connection that reads a topic from its start."""
     buffer = memoryview(bytearray(RECEIVE_BYTES))
     found = 0
     costs = _Costs(server)
@@ -99,7 +101,7 @@ def consume(peer: Peer, server: Server, topic: str, records: int) -> Round:
 
 
 def lone_us(peer: Peer, server: Server, topic: str, requests: int) -> Round:
-    """Median microseconds of one record's request and its confirmation, nothing else under way."""
+    """Return median microseconds of one record's request and its confirmation, with nothing else in flight."""
     times: list[int] = []
     costs = _Costs(server)
     with ExitStack() as stack:
@@ -114,7 +116,7 @@ def lone_us(peer: Peer, server: Server, topic: str, requests: int) -> Round:
 
 
 def side_by_side(peer: Peer, server: Server, topic: str, requests: int, *, connections: int = 8) -> Round:
-    """Records per second of connections that send one record each and wait for all confirmations."""
+    """Return records per second of connections that send one record each and wait for all confirmations."""
     with ExitStack() as stack:
         ones = _producers(stack, peer, server.address, topic, connections)
         costs = _Costs(server)
@@ -127,7 +129,10 @@ def side_by_side(peer: Peer, server: Server, topic: str, requests: int, *, conne
 
 
 def end_to_end_us(peer: Peer, server: Server, topic: str, seconds: float) -> tuple[Round, Round]:
-    """(p50, p99) microseconds from a record's sending to its coming to a follower, at an even pace; the first tenth is not counted."""
+    """Return (p50, p99) microseconds from sending a record to its arrival at a follower, at an even rate.
+
+    The first tenth is not counted.
+    """
     expected = int(seconds * PACE)
     ours, theirs = multiprocessing.Pipe()
     buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -143,8 +148,8 @@ def end_to_end_us(peer: Peer, server: Server, topic: str, seconds: float) -> tup
         until = time.monotonic() + seconds + ANSWER_S
         while len(came) < expected:
             size = connection.recv_into(buffer)
-            if not size or time.monotonic() > until:  # some answer fetches with nothing for ever
-                raise AssertionError(f"hung up or silent came={len(came)} expected={expected}")
+            if not size or time.monotonic() > until:  # some send empty fetch responses for ever
+                raise AssertionError(f"connection closed or silent came={len(came)} expected={expected}")
             taken = follower.take(buffer[:size])
             came += [time.perf_counter_ns()] * taken.records
             if taken.answer:
@@ -159,7 +164,7 @@ def end_to_end_us(peer: Peer, server: Server, topic: str, seconds: float) -> tup
 
 
 def idle_kib(peer: Peer, server: Server, topic: str) -> Round:
-    """KiB of the server's memory for a connection that has produced one record and rests."""
+    """Return KiB of the server's memory per connection that has produced one record and is idle."""
     before = server.resident_bytes()
     with ExitStack() as stack:
         for one in _producers(stack, peer, server.address, topic, IDLE):
@@ -169,7 +174,7 @@ def idle_kib(peer: Peer, server: Server, topic: str) -> Round:
 
 
 def client_rates(client: Client, server: Server, topic: str, records: int) -> Sequence[Round]:
-    """Records per second that a real client says it has produced and consumed; the server's costs are those of both."""
+    """Return records per second that a real client reports to have produced and consumed; costs cover both."""
     costs = _Costs(server)
     rates = client(server.address, topic, records)
     paid = costs.round(2 * records)
@@ -177,7 +182,7 @@ def client_rates(client: Client, server: Server, topic: str, records: int) -> Se
 
 
 class _Producer:
-    """A connection with at most one record under way."""
+    """A connection with at most one record in flight."""
 
     def __init__(self, connection: socket.socket, peer: Peer, request: bytes) -> None:
         self._connection: Final = connection
@@ -200,15 +205,15 @@ def _producers(stack: ExitStack, peer: Peer, address: Address, topic: str, count
 
 
 def _some(connection: socket.socket, buffer: memoryview) -> memoryview:
-    """What has come, at least one byte."""
+    """Return what has arrived, at least one byte."""
     size = receive(connection, buffer)
     if not size:
-        raise AssertionError("hung up early")
+        raise AssertionError("the connection was closed early")
     return buffer[:size]
 
 
 def _send_paced(pipe: Connection, peer: Peer, address: Address, topic: str, records: int) -> None:
-    """Send one record after the other, each when it is due, and tell when each went."""
+    """Send one record after the other when it is due, and report when each was sent."""
     request = peer.request(topic, [VALUE])
     confirmed = peer.confirmations()
     buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -222,8 +227,6 @@ def _send_paced(pipe: Connection, peer: Peer, address: Address, topic: str, reco
                 answered += confirmed(_some(connection, buffer))
             sent.append(time.perf_counter_ns())
             connection.sendall(request)
-        while (
-            answered < records
-        ):  # closing with answers unread is a reset, for which servers drop requests they have not read
+        while answered < records:  # closing with unread responses is a reset, after which servers drop unread requests
             answered += confirmed(_some(connection, buffer))
         pipe.send(sent)

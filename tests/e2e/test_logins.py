@@ -208,7 +208,7 @@ def opened(broker: BrokerProcess, wire: str, data: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("wire", ["polywire", "kafka", "iggy", "cursus"])
-def test_errors_ask_clients_without_a_login_to_log_in(broker: BrokerProcess, wire: str) -> None:
+def test_errors_without_a_login_say_to_log_in(broker: BrokerProcess, wire: str) -> None:
     """Kafka brokers only close the connection, and the Iggy of 2023 has no login errors."""
 
     async def list_topics() -> None:

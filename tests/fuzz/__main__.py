@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 
 TURN_S: Final = 5.0
-ROUNDS: Final = 8  # between two looks at the clock
+ROUNDS: Final = 8  # between two checks of the clock
 TARGETS: Final = sorted(path.stem for path in Path(__file__).parent.glob("fuzz_*.py"))
 PAGE: Final = Path(__file__).parents[2] / "benchmarks/results/reliability-2026-11.md"
 BEGIN: Final = "<!-- made by `python -m tests.fuzz --keep` -->"
@@ -34,7 +34,7 @@ END: Final = "<!-- end of fuzz -->"
 
 @dataclass(slots=True)
 class Taken:
-    """What a target has taken, and how long that took a processor."""
+    """The inputs of a target, and the processor time they took."""
 
     inputs: int = 0
     seconds: float = 0.0
@@ -52,7 +52,7 @@ class Target:
     taken: Taken
 
     def turn(self, seconds: float) -> None:
-        """Rounds for so long. Raises what one of them breaks with."""
+        """Run rounds for that long. Raises the error of one that fails."""
         begun = time.process_time()
         try:
             while time.process_time() - begun < seconds:
@@ -83,7 +83,7 @@ def main() -> int:
             keep(read_counts(path))
             path.unlink()
         return 0
-    structlog.configure(processors=[_drop])  # what a broker tells its operator
+    structlog.configure(processors=[_drop])  # log lines for operators
     seed = int(os.environ.get("FUZZ_SEED") or random.randrange(2**32))
     print(f"seed={seed}", flush=True)
     targets = targets_of([name for name in chosen.targets if name in TARGETS] or TARGETS, seed)
@@ -99,13 +99,13 @@ def main() -> int:
 
 
 def targets_of(names: Iterable[str], seed: int) -> list[Target]:
-    """These targets, all from one seed on."""
+    """Return these targets, starting at one seed."""
     modules = {name: import_module(f"tests.fuzz.{name}") for name in names}
     return [Target(name, module.check_all, module.INPUTS, seed, Taken()) for name, module in modules.items()]
 
 
 def run(targets: list[Target], left_s: float) -> None:
-    """Turns until each has had so long; the first that breaks ends it."""
+    """Run turns until each target has had that long; the first failure ends it."""
     while left_s > 0:
         for target in targets:
             target.turn(min(TURN_S, left_s))
@@ -114,7 +114,7 @@ def run(targets: list[Target], left_s: float) -> None:
 
 
 def go_on(targets: list[Target], path: Path) -> None:
-    """Turns without end, with counts in a file, to which those of an earlier run are kept."""
+    """Run turns without end, with counts in a file, to which those of an earlier run are added."""
     before = read_counts(path) if path.exists() else {}
     for target in targets:
         target.taken = before.get(target.name, target.taken)
@@ -129,18 +129,18 @@ def go_on(targets: list[Target], path: Path) -> None:
 
 
 def note_failure(path: Path, error: Exception) -> None:
-    """What broke, beside the counts."""
+    """Write a failure next to the counts."""
     with path.with_suffix(".failed").open("a") as file:
         file.write(f"{error!r} {' '.join(error.__notes__)}\n")
 
 
 def read_counts(path: Path) -> dict[str, Taken]:
-    """Counts that were kept."""
+    """Return the counts of earlier runs."""
     return {name: Taken(**fields) for name, fields in json.loads(path.read_text()).items()}
 
 
 def write_counts(path: Path, counts: Mapping[str, Taken]) -> None:
-    """Keep counts, all of them or those before."""
+    """Write all counts, or the previous ones."""
     fields = {name: asdict(t) for name, t in counts.items()}
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(fields))
@@ -148,7 +148,7 @@ def write_counts(path: Path, counts: Mapping[str, Taken]) -> None:
 
 
 def keep(counts: Mapping[str, Taken]) -> None:
-    """Add to the page what was taken, with how much a second of a processor takes of each target."""
+    """Add the counts to the page, with the inputs per processor second of each target."""
     head, _, behind = PAGE.read_text().partition(BEGIN)
     table, _, rest = behind.partition(END)
     known = {}

@@ -1,6 +1,6 @@
-"""What all fuzz targets share: damage, and rounds until time is up.
+"""Common parts of the fuzz targets: damage, and rounds until the time is up.
 
-Promises: a round depends on its seed only, and the seed of one that fails is told. Must not know: what is fuzzed.
+A round depends on its seed only, and the seed of a failing round is printed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 
 def damaged(data: bytes, chance: random.Random, *, times_max: int, odd: Sequence[bytes] = (), front: int = 0) -> bytes:
-    """The bytes with some flipped, cut out or put in from ``front`` on, up to so many times; ``odd``: what decoders might stumble over."""
+    """Return the bytes with up to so many flips, cuts and insertions from ``front`` on, some of ``odd`` bytes."""
     spoilt = bytearray(data)
     for _ in range(chance.randrange(times_max + 1)):
         place = chance.randrange(front, len(spoilt) + 1)
@@ -29,12 +29,12 @@ def damaged(data: bytes, chance: random.Random, *, times_max: int, odd: Sequence
 
 
 def cuts_of(stream: Sequence[object], chance: random.Random) -> list[int]:
-    """Where to cut a stream into up to five pieces, some of them empty."""
+    """Return where to split a stream into up to five pieces, some of them empty."""
     return sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(5)))
 
 
 def fuzz(check: Callable[[random.Random], object]) -> None:
-    """Check rounds for FUZZ_SECONDS (10), beginning with the seed FUZZ_SEED."""
+    """Run rounds for FUZZ_SECONDS (10), beginning with the seed FUZZ_SEED."""
     seed = int(os.environ.get("FUZZ_SEED") or random.randrange(2**32))
     deadline = time.monotonic() + float(os.environ.get("FUZZ_SECONDS") or 10)
     rounds = 0

@@ -1,7 +1,7 @@
-"""What fuzz targets of single decoders share: samples, damage that knows of lengths and numbers, and what to do with input that breaks one.
+"""Common parts of the fuzz targets of single decoders: samples, damage to lengths and numbers, and failing inputs.
 
-Promises: every input is read or refused as the decoder's own documentation says; an input that breaks one is written to ``crashes``, from
-where ``test_crashes`` reads it for ever. Must not know: any one decoder.
+Every input is decoded or refused as the decoder documents. An input that breaks a decoder is written to ``crashes``,
+from where ``test_crashes`` reads it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ ODD: Final = (b"", b"\0", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\r\n", b"=" *
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder, good input for it, and how it refuses bad input. seal: puts checksums right, so that what lies behind them is reached."""
+    """A decoder, valid input for it, and how it refuses invalid input.
+
+    seal: corrects checksums, so that later checks are reached.
+    """
 
     name: str
     decode: Callable[[bytes], object]
@@ -51,7 +54,7 @@ class Decoder:
 
 
 def mutated(decoder: Decoder, chance: random.Random) -> bytes:
-    """One of the samples, often with damage of several kinds."""
+    """Return one of the samples, often with several kinds of damage."""
     data = chance.choice(decoder.samples)
     for _ in range(chance.randrange(4)):
         match chance.randrange(5):
@@ -72,7 +75,7 @@ def mutated(decoder: Decoder, chance: random.Random) -> bytes:
 
 
 def _with_number(data: bytes, chance: random.Random) -> bytes:
-    """A field of some width replaced by a number at the edge of something, or near what it was."""
+    """Replace a field of some width by an extreme number, or by one near its value."""
     width = chance.choice((1, 2, 4, 8))
     at = chance.randrange(len(data) + 1)
     order: Literal["little", "big"] = "little" if chance.randrange(2) else "big"
@@ -82,7 +85,7 @@ def _with_number(data: bytes, chance: random.Random) -> bytes:
 
 
 def check(decoder: Decoder, chance: random.Random) -> None:
-    """One input. Raises whatever is no documented refusal, and keeps the input."""
+    """Check one input. Raises every error that is no documented refusal, and stores the input."""
     data = mutated(decoder, chance)
     if decoder.seal is not None and chance.randrange(8):
         data = decoder.seal(data)
@@ -95,7 +98,7 @@ def check(decoder: Decoder, chance: random.Random) -> None:
 
 
 def run(decoder: Decoder, data: bytes) -> None:
-    """Read it, or see it refused."""
+    """Decode the input, or accept a documented refusal."""
     try:
         decoder.decode(data)
     except decoder.refusals:
@@ -103,7 +106,7 @@ def run(decoder: Decoder, data: bytes) -> None:
 
 
 def one_of_each(decoders: Sequence[Decoder]) -> Callable[[random.Random], None]:
-    """A round: one input for each."""
+    """Return a round of one input for each decoder."""
 
     def check_all(chance: random.Random) -> None:
         for decoder in decoders:

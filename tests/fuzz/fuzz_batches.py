@@ -1,4 +1,4 @@
-"""Fuzz the check of stored batches: whatever a peer sends with valid checksums is refused, or safe for everything that reads it later.
+"""Fuzz the check of stored batches: a batch is refused, or safe for everything that reads it later.
 
 Run as ``python -m tests.fuzz.fuzz_batches``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -20,7 +20,7 @@ from polywire.types import KeyHash
 from tests.fuzz.chance import fuzz
 
 INPUTS: Final = 8  # of a round
-SEALED_BYTES: Final = 96  # what the header's checksum covers (decision 0101)
+SEALED_BYTES: Final = 96  # bytes under the header's checksum (decision 0101)
 ODD: Final = (0, 1, 2, 7, 8, 104, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 PARTITIONS: Final = 7
 
@@ -29,7 +29,7 @@ _LONG: Final = Struct("<Q")
 
 
 def samples() -> list[bytes]:
-    """Good batches with every column a client may send."""
+    """Return valid batches with every column that a client may send."""
     header = Header(b"h", b"x")
     null = Header(b"n", None, value_kind=HeaderKind.NULL)
     return [
@@ -49,7 +49,7 @@ GOOD: Final = samples()
 
 
 def sealed(batch: bytearray) -> bytes:
-    """The batch with both checksums as they should be, so that only its columns are wrong."""
+    """Correct both checksums, so that only the columns are wrong."""
     if len(batch) < HEADER_BYTES:
         return bytes(batch)
     (body_bytes,) = _LENGTH.unpack_from(batch, 72)
@@ -59,7 +59,7 @@ def sealed(batch: bytearray) -> bytes:
 
 
 def mutated(chance: random.Random, sample: bytes) -> bytes:
-    """A batch with some damage under valid checksums."""
+    """Return a batch with some damage under valid checksums."""
     batch = bytearray(sample)
     for _ in range(chance.randrange(1, 5)):
         limit = SEALED_BYTES if chance.random() < 0.4 else len(batch)
@@ -85,7 +85,7 @@ def mutated(chance: random.Random, sample: bytes) -> bytes:
 
 
 def read_all(batch: memoryview) -> None:
-    """Everything a stored batch goes through later."""
+    """Run everything that reads a stored batch."""
     records = to_records(batch)
     count = len(records)
     spans = batches.spans_of(batch)
@@ -107,7 +107,7 @@ def read_all(batch: memoryview) -> None:
 
 
 def check(data: bytes) -> bool:
-    """Refused as documented, or read without surprise; returns whether it was accepted."""
+    """Check that the batch is refused as documented, or read without error; return whether it was accepted."""
     view = memoryview(data)
     try:
         length = batches.validate(view)
@@ -118,11 +118,11 @@ def check(data: bytes) -> bool:
 
 
 def check_all(chance: random.Random) -> None:
-    """One round."""
+    """Run one round."""
     for _ in range(INPUTS):
         check(mutated(chance, chance.choice(GOOD)))
 
 
 if __name__ == "__main__":
-    assert all(map(check, GOOD)), "the samples are good"
+    assert all(map(check, GOOD)), "the samples are valid"
     fuzz(check_all)

@@ -1,4 +1,4 @@
-"""Fuzz the Cursus wire: whatever bytes come, a session answers or closes as documented, however the stream was cut.
+"""Fuzz the Cursus protocol: for any bytes, a session responds or closes as documented, however the stream is split.
 
 Run as ``python -m tests.fuzz.fuzz_cursus``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -94,13 +94,13 @@ ODD: Final = [
 ]
 
 
-# What else comes meanwhile is part of these answers: pushed batches, and a read that waits.
+# Pushed batches and a waiting read may come in between.
 UNTIMED: Final = re.compile(rb"(?<!_)STREAM|wait_ms", re.IGNORECASE)
 LAST: Final = re.compile(rb'"last_offset":[0-9]+,')
 
 
 def body(chance: random.Random) -> bytes:
-    """One request, as it should be."""
+    """Return one valid request."""
     match chance.randrange(6):
         case 0 | 1:
             return chance.choice(BATCHES)
@@ -115,12 +115,12 @@ def body(chance: random.Random) -> bytes:
 
 
 def spoilt(data: bytes, chance: random.Random) -> bytes:
-    """The bytes with some damage, or none."""
+    """Return the bytes with some damage, or unchanged."""
     return damaged(data, chance, times_max=chance.choice((0, 1, 4)), odd=ODD)
 
 
 def converse(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bool]:
-    """Send a stream in pieces; returns the answers and whether the session gave up."""
+    """Send a stream in pieces; return the responses and whether the session closed with an error."""
     world = World()
     world.connect().ask("CREATE topic=t partitions=2")
     peer = Dialogue(world)
@@ -130,12 +130,12 @@ def converse(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bool]:
     world.memory.advance(1.0)
     peer.finish()
     world.memory.advance(0.6 * FRAMES_MAX)  # each write may wait for its topic
-    assert peer.closed, "the session did not close after its peer finished"
+    assert peer.closed, "the session did not close after the client's end"
     return peer.take_bodies(), peer.gave_up is not None
 
 
 def check(chance: random.Random) -> None:
-    """The same answers however the stream is cut; each of them one that a client understands or refuses."""
+    """Check that responses do not depend on how the stream is split, and that a client decodes or refuses each."""
     bodies = [spoilt(body(chance), chance) for _ in range(chance.randrange(1, FRAMES_MAX))]
     stream = b"".join(map(frame, bodies))
     if chance.randrange(4) == 0:
@@ -143,17 +143,17 @@ def check(chance: random.Random) -> None:
     answers, gave_up = converse(stream, [])
     cuts = cuts_of(stream, chance)
     again, gave_up_again = converse(stream, cuts)
-    assert gave_up == gave_up_again, f"cut at {cuts} the end differs"
+    assert gave_up == gave_up_again, f"split at {cuts} the end differs"
     if not any(UNTIMED.search(opened(request)) for request in bodies):
         assert list(map(plain, again)) == list(map(plain, answers)), (
-            f"cut at {cuts} the answers differ\n{answers}\n{again}"
+            f"split at {cuts} the responses differ\n{answers}\n{again}"
         )
     for answer in answers:
         understand(answer)
 
 
 def opened(request: bytes) -> bytes:
-    """A request as the session reads it, as far as it can."""
+    """Decode a request as the session does, as far as possible."""
     packed = sniffed(memoryview(request))
     try:
         return request if packed is None else bytes(packed.expand(memoryview(request), 1 << 20))
@@ -162,12 +162,12 @@ def opened(request: bytes) -> bytes:
 
 
 def plain(answer: bytes) -> bytes:
-    """Without the end of the partition, which a repeated batch is told as it is at that moment."""
+    """Remove the end of the partition, which a duplicate is reported as of that moment."""
     return LAST.sub(b"", answer)
 
 
 def understand(answer: bytes) -> None:
-    """The client's readers take anything or raise a kind of ``polywire.errors``."""
+    """Decode with the client's readers, which may raise ``polywire.errors`` only."""
     for read in (decode_batch, fields, last_offset):
         try:
             read(answer)
@@ -176,7 +176,7 @@ def understand(answer: bytes) -> None:
 
 
 def check_scan(chance: random.Random) -> None:
-    """Every layout over damaged bytes: a result, never beyond the body."""
+    """Scan damaged bytes in every layout: the result stays within the body."""
     data = spoilt(chance.choice(BATCHES), chance)
     room = len(data) // decoder.MESSAGE_BYTES_MIN + 1
     head, spans = array("q", bytes(8 * decoder.HEAD_WORDS)), array("q", bytes(32 * room))
@@ -195,8 +195,8 @@ def check_scan(chance: random.Random) -> None:
 
 
 def check_all(chance: random.Random) -> None:
-    """One round."""
-    with patch.object(secrets, "randbelow", lambda _: 6410):  # members are called alike however the stream is cut
+    """Run one round."""
+    with patch.object(secrets, "randbelow", lambda _: 6410):  # member ids do not depend on how the stream is split
         check(chance)
     for _ in range(20):
         check_scan(chance)

@@ -1,4 +1,4 @@
-"""Fuzz the FLUX wire: whatever bytes come, a session answers every line or closes, and the client's parser reads or refuses.
+"""Fuzz the FLUX protocol: a session answers every line or closes, and the client's parser decodes or refuses.
 
 Run as ``python -m tests.fuzz.fuzz_flux``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -62,35 +62,37 @@ ODD: Final = [
 
 
 def mutated(chance: random.Random) -> bytes:
-    """A stream of good lines with some damage."""
+    """Return a stream of valid lines with some damage."""
     lines = b"".join(chance.choices(GOOD, k=chance.randrange(1, LINES_MAX)))
     return damaged(lines, chance, times_max=5, odd=ODD)
 
 
 def converse(world: World, stream: bytes, cuts: list[int]) -> bytes:
-    """Send a stream in pieces and close; returns the answers."""
+    """Send a stream in pieces and close; return the responses."""
     peer = Dialogue(world)
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         peer.feed(stream[start:end])
     peer.finish()
-    if not peer.closed:  # something is waited for
+    if not peer.closed:  # a response is delayed
         world.memory.advance(3.0 * LINES_MAX)
     peer.session.close()
-    assert peer.closed, "the session did not close after its peer finished"
+    assert peer.closed, "the session did not close after the client's end"
     return peer.take()
 
 
 def check(stream: bytes, chance: random.Random, whole: World, cut: World) -> None:
-    """One answer for every line, in order, and the same ones however the stream was cut: by brokers that were asked for the same before."""
+    """Check that there is one response per line, in order, however the stream is split."""
     lines = stream.split(b"\n")
     lines = lines[:-1] if not lines[-1] else lines
     assert all(len(line) < LINE_BYTES_MAX for line in lines)
     answers = converse(whole, stream, [])
     reported = answers.split(b"\n")
-    assert reported.pop() == b"", "an answer without its line ending"
-    assert len(reported) == len(lines), f"{len(lines)} lines, {len(reported)} answers lines={lines} answers={reported}"
+    assert reported.pop() == b"", "a response without its line ending"
+    assert len(reported) == len(lines), (
+        f"{len(lines)} lines, {len(reported)} responses lines={lines} responses={reported}"
+    )
     cuts = cuts_of(stream, chance)
-    assert converse(cut, stream, cuts) == answers, f"cut at {cuts} the answers differ"
+    assert converse(cut, stream, cuts) == answers, f"split at {cuts} the responses differ"
     for answer in reported:
         reply = parse_reply(answer)
         if reply.payload.startswith(b"messages="):
@@ -98,7 +100,7 @@ def check(stream: bytes, chance: random.Random, whole: World, cut: World) -> Non
 
 
 def check_client(chance: random.Random) -> None:
-    """The client's parser reads anything or raises PeerError."""
+    """Decode anything with the client's parser, or get a PeerError."""
     text = chance.choice([b"messages=0:a,1:b hw=1", b"messages= hw=-1", b"messages=5:x,6:y,5:z,6:w hw=6"])
     spoilt = bytearray(text)
     for _ in range(chance.randrange(5)):
@@ -111,7 +113,7 @@ def check_client(chance: random.Random) -> None:
 
 
 def check_all(chance: random.Random) -> None:
-    """One round."""
+    """Run one round."""
     whole, cut = World(), World()
     for _ in range(STREAMS):
         stream = mutated(chance)

@@ -1,4 +1,4 @@
-"""Fuzz HTTP: heads, parameters and bodies of requests, for where a request ends and for what it is answered.
+"""Fuzz HTTP requests: where a head, parameters and body end, and the response.
 
 Run as ``python -m tests.fuzz.fuzz_http``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -105,7 +105,7 @@ VALUES: Final = (
 
 
 class Served:
-    """A broker in memory that answers over HTTP. Guards: there is one at a time, on one loop."""
+    """A broker in memory with HTTP. Guards: one broker at a time, on one loop."""
 
     loop: Final = asyncio.new_event_loop()
 
@@ -115,14 +115,14 @@ class Served:
         self._application = HttpApplication(self._memory.broker, Process(), names=())
 
     def answer(self, data: bytes) -> bytes:
-        """What one request is answered."""
+        """Return the response to one request."""
         peer = Peer()
         exchange = self._application.exchange(peer, asyncio.Event())
         self.loop.run_until_complete(asyncio.wait_for(exchange.run(data), ANSWER_S))
         return bytes(peer.sent)
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Close the connection."""
         self._memory.broker.close()
 
 
@@ -130,18 +130,18 @@ _served = Served()
 
 
 def ask(data: bytes) -> None:
-    """Whatever a whole request is, it is answered once, and with a status that is documented."""
+    """Check that a complete request gets one response with a documented status."""
     size = request_bytes(memoryview(data))
     if isinstance(size, Refusal) or not 0 < size <= len(data):
         return
     answered = _served.answer(data[:size])
-    assert answered, "a whole request is answered"
+    assert answered, "a complete request gets a response"
     status = int(answered.split(b" ", 2)[1])
     assert status in STATUSES, f"status={status}"
 
 
 def frame(data: bytes) -> None:
-    """However a request arrives, it ends in the same place, or is refused for good."""
+    """Check that a request ends at the same byte however it is split, or is refused for good."""
     whole = request_bytes(memoryview(data))
     for end in cuts_of(data, random.Random(len(data))):
         part = request_bytes(memoryview(data)[:end])
@@ -149,14 +149,14 @@ def frame(data: bytes) -> None:
 
 
 def with_length(data: bytes) -> bytes:
-    """A request whose length is that of its body."""
+    """Return a request with the length of its body."""
     head, end, body = data.partition(b"\r\n\r\n")
     lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length")]
     return b"\r\n".join([*lines, b"Content-Length: %d" % len(body)]) + end + body
 
 
 def made(chance: random.Random) -> bytes:
-    """A request to an endpoint, with parameters that may be anything."""
+    """Return a request to an endpoint with arbitrary parameters."""
     path = chance.choice(PATHS)
     path = path.format(*(quote(chance.choice(WORDS[: chance.choice((2, len(WORDS)))]), safe="") for _ in range(2)))
     query = "&".join(
@@ -174,7 +174,7 @@ DECODERS: Final = (ASK, Decoder("http-frame", frame, SAMPLES))
 
 
 def check_all(chance: random.Random) -> None:
-    """One round: a broker that begins anew."""
+    """Run one round with a new broker."""
     global _served
     _served.close()
     _served = Served()

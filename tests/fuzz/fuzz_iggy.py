@@ -1,4 +1,4 @@
-"""Fuzz the Iggy wire: whatever bytes come, in whichever dialect, a session answers every frame or closes, and the codec's answers are sound.
+"""Fuzz the Iggy protocol in every dialect: a session answers every frame or closes, and the codec's results are sound.
 
 Run as ``python -m tests.fuzz.fuzz_iggy``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -82,7 +82,7 @@ TODAY_012: Final = [
 
 
 def frame_of_012(chance: random.Random, number: int) -> bytes:
-    """A request of protocol 0.12, good or bad, with this number; its size is right."""
+    """Return a valid or invalid request of protocol 0.12 with this number; its size is right."""
     frame = bytearray(damaged(chance.choice(TODAY_012), chance, times_max=3, front=256))
     pack_into("<I", frame, 48, len(frame))
     pack_into("<Q", frame, 168, number)
@@ -92,7 +92,7 @@ def frame_of_012(chance: random.Random, number: int) -> bytes:
 
 
 def classic_frame(chance: random.Random) -> bytes:
-    """A classic request, good or bad; its length is right."""
+    """Return a valid or invalid classic request; its length is right."""
     if chance.random() < 0.2:
         return classic(chance.choice([*COMMANDS, 0, 7, 999]), chance.randbytes(chance.randrange(60)))
     frame = damaged(chance.choice(CLASSIC), chance, times_max=3, front=8)
@@ -100,7 +100,7 @@ def classic_frame(chance: random.Random) -> bytes:
 
 
 def headered_frame(chance: random.Random) -> bytes:
-    """A request of today, good or bad; its size is right."""
+    """Return a valid or invalid headered request; its size is right."""
     if chance.random() < 0.2:
         operation = chance.choice([*OPERATIONS, 2, 2, 2])
         return headered(operation, chance.randbytes(chance.randrange(80)), code=chance.choice([*COMMANDS]))
@@ -109,7 +109,7 @@ def headered_frame(chance: random.Random) -> bytes:
 
 
 def converse(frames: list[bytes], cuts: list[int]) -> bytes:
-    """Send frames in pieces and close; returns the answers."""
+    """Send frames in pieces and close; return the responses."""
     peer = Dialogue(World())
     stream = b"".join(frames)
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
@@ -118,12 +118,12 @@ def converse(frames: list[bytes], cuts: list[int]) -> bytes:
     peer.world.memory.advance(3.0)
     peer.finish()
     peer.world.memory.advance(3.0)
-    assert peer.closed, "the session did not close after its peer finished"
+    assert peer.closed, "the session did not close after the client's end"
     return peer.take()
 
 
 def answers_of(reported: bytes, *, framed: bool) -> int:
-    """Number of answers, each whole."""
+    """Return the number of responses, which must be complete."""
     count = at = 0
     while at < len(reported):
         if framed:
@@ -131,12 +131,12 @@ def answers_of(reported: bytes, *, framed: bool) -> int:
         else:
             at += 8 + int.from_bytes(reported[at + 4 : at + 8], "little")
         count += 1
-    assert at == len(reported), "an answer is not whole"
+    assert at == len(reported), "an incomplete response"
     return count
 
 
 def check_session(chance: random.Random) -> None:
-    """One answer for every frame, however the stream was cut; only evictions come earlier."""
+    """Check that there is one response per frame, however the stream is split; only evictions end it early."""
     framed = chance.random() < 0.5
     count = chance.randrange(1, FRAMES_MAX)
     if framed:
@@ -152,7 +152,7 @@ def check_session(chance: random.Random) -> None:
 
 
 def check_held(chance: random.Random) -> None:
-    """Answers of protocol 0.12 are whole, each to a request that was sent, and no request has two."""
+    """Check that responses of protocol 0.12 are complete, and that each request sent has at most one."""
     numbers = range(1, chance.randrange(2, FRAMES_MAX))
     frames = [headered(1, d4.REGISTER), *(frame_of_012(chance, number) for number in numbers)]
     replies = converse(frames, cuts_of(b"".join(frames), chance))
@@ -163,11 +163,11 @@ def check_held(chance: random.Random) -> None:
             answered.append(int.from_bytes(replies[at + 200 : at + 208], "little"))
         at += int.from_bytes(replies[at + 48 : at + 52], "little")
     assert set(answered) <= {0, *numbers}
-    assert len(set(answered)) == len(answered), "a request has one answer"
+    assert len(set(answered)) == len(answered), "a request has one response"
 
 
 def check_client(chance: random.Random) -> None:
-    """The client reads a damaged reply, or refuses it."""
+    """Decode a damaged reply with the client, or see it refused."""
     dialect = chance.choice(FRAMED)
     read, sample = chance.choice(REPLIES)
     with suppress(Refused):
@@ -177,7 +177,7 @@ def check_client(chance: random.Random) -> None:
 
 
 def check_codec(chance: random.Random) -> None:
-    """What the codec takes is a valid batch that every layout can tell again, and its own layout is taken again."""
+    """Check that accepted messages form a valid batch that every layout can encode."""
     source, start, head = chance.choice(
         [
             (d2.SEND_56[8:], 28, 56),
@@ -214,7 +214,7 @@ def check_codec(chance: random.Random) -> None:
 
 
 def check_all(chance: random.Random) -> None:
-    """One round."""
+    """Run one round."""
     check_session(chance)
     check_held(chance)
     check_client(chance)

@@ -1,4 +1,4 @@
-"""Fuzz what people and files give to the command line: lines of records, where to begin, addresses, the file of users.
+"""Fuzz input of the command line: lines of records, start positions, addresses, users files.
 
 Run as ``python -m tests.fuzz.fuzz_input``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -57,7 +57,7 @@ USERS_FILE: Final = Path(mkdtemp()) / "users"
 
 
 def read_line(line: bytes) -> None:
-    """What is read as a record can be stored, or is refused before; and is written so that it is read the same."""
+    """Read a record, which can be stored and round-trips as a line, or see it refused."""
     record = record_of_line(line, form=LineFormat.JSONL, key=None)
     from_records([record])
     again = line_of_record(record, topic="t", partition=0, form=LineFormat.JSONL)
@@ -65,24 +65,24 @@ def read_line(line: bytes) -> None:
 
 
 def read_start(text: bytes) -> None:
-    """Where to begin."""
+    """Read a start position."""
     parse_start(text.decode("utf-8", "surrogateescape"))
 
 
 def read_address(text: bytes) -> None:
-    """A login and an address of a client."""
+    """Read the login and address of a client."""
     _, port = split_address(split_login(text.decode("utf-8", "surrogateescape"))[1])
     assert 0 <= port <= 65_535
 
 
 def read_listener(text: bytes) -> None:
-    """An address of a broker: what is read is written and read the same."""
+    """Read a listener's address, which round-trips."""
     found = parse_address(text.decode("utf-8", "surrogateescape"))
     assert parse_address("off" if found is None else str(found)) == found
 
 
 def read_file_of_users(content: bytes) -> None:
-    """Users, or the line that cannot be read."""
+    """Read a users file, or get an error for a line."""
     with os.fdopen(os.open(USERS_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
     for user in read_users(USERS_FILE):

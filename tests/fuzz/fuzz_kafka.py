@@ -1,5 +1,6 @@
-"""Fuzz Kafka's codec: whatever bytes come, requests and batches are read or refused as documented, what was read is written and read the
-same, and nothing expands beyond its limit.
+"""Fuzz Kafka's codec: requests and batches are decoded or refused as documented.
+
+Decoded data round-trips, and nothing expands beyond its limit.
 
 Run as ``python -m tests.fuzz.fuzz_kafka``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -44,7 +45,7 @@ REFUSALS: Final = {2, 10, 32, 87}
 
 @contextmanager
 def documented() -> Iterator[None]:
-    """What is refused has one of the errors that clients expect of a batch."""
+    """Assert that a refusal is one of the errors that clients expect of a batch."""
     try:
         yield
     except Refused as refused:
@@ -53,7 +54,7 @@ def documented() -> Iterator[None]:
 
 
 def check_request(chance: random.Random) -> None:
-    """A damaged request is read or ends the connection; what was read is written and read the same."""
+    """Decode a damaged request, which closes the connection or round-trips."""
     api, version = chance.choice(CASES)
     body = filled(schema.message(api).request, version, count(chance.randrange(9)))
     frame = client_codec.encode_request(api, version, 7, body, client_id=chance.choice([None, "", "client"]))[4:]
@@ -68,7 +69,7 @@ def check_request(chance: random.Random) -> None:
 
 
 def check_answer(chance: random.Random) -> None:
-    """A client reads a damaged answer, or refuses it."""
+    """Decode a damaged response with a client, or see it refused."""
     api, version = chance.choice(CASES)
     request = Request(api, version, 7, None, ())
     sent = b"".join(codec.encode_response(request, filled(schema.message(api).response, version)))
@@ -79,7 +80,7 @@ def check_answer(chance: random.Random) -> None:
 
 
 def some_batch(chance: random.Random) -> bytes:
-    """A batch of a real client, or one of ours."""
+    """Return a batch of a real client, or one of ours."""
     if chance.randrange(2):
         return chance.choice(list(BATCHES.values()))
     headers = tuple(
@@ -98,7 +99,7 @@ def some_batch(chance: random.Random) -> bytes:
 
 
 def check_batch(chance: random.Random) -> None:
-    """A damaged batch, mostly with the checksum that it should have then, is refused or makes a sound one."""
+    """Decode a damaged batch, mostly with a correct checksum: it is refused or makes a sound one."""
     batch = damaged(some_batch(chance), chance, times_max=3, odd=ODD, front=chance.choice([0, 21, BATCH_HEAD_BYTES]))
     if len(batch) >= BATCH_HEAD_BYTES and chance.randrange(8):
         length = struct.pack(">i", len(batch) - 12)
@@ -116,7 +117,7 @@ def check_batch(chance: random.Random) -> None:
 
 
 def check_fetch(batch: bytearray, chance: random.Random) -> None:
-    """What was stored is written, whole or in two parts, and read the same."""
+    """Encode a stored batch, whole or in two parts, and decode it again."""
     base = chance.choice([0, 5, 2**40])
     stamp(batch, 0, 1, 1, base, 0, 0)
     stored = to_records(batch)
@@ -133,7 +134,7 @@ def check_fetch(batch: bytearray, chance: random.Random) -> None:
 
 
 def check_expand(chance: random.Random) -> None:
-    """Damaged compressed bytes expand to no more than the limit, or are refused."""
+    """Decompress damaged bytes: they stay within the limit, or are refused."""
     packing = chance.choice([Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
     plain = chance.choice([b"", b"text " * 99, bytes(EXPANDED_BYTES_MAX), bytes(2 * EXPANDED_BYTES_MAX)])
     packed = damaged(bytes(compress(plain, packing)), chance, times_max=3, odd=ODD)
@@ -142,7 +143,7 @@ def check_expand(chance: random.Random) -> None:
 
 
 def check_all(chance: random.Random) -> None:
-    """One round."""
+    """Run one round."""
     check_request(chance)
     check_answer(chance)
     check_batch(chance)

@@ -1,7 +1,9 @@
-"""Fuzz the Kafka 0.7 wire: whatever bytes come, a session answers what is owed or closes, the same however the stream is cut, and the
-client's parsers read or refuse.
+"""Fuzz the Kafka 0.7 protocol: a session responds or closes, the same however the stream is split.
 
-Run as ``python -m tests.fuzz.fuzz_kafka07``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
+The client's parsers decode or refuse.
+
+Run as ``python -m tests.fuzz.fuzz_kafka07``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed
+first.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ ODD: Final = [struct.pack(">i", number) for number in (-1, 0, 1, 5, 2**31 - 1, 1
 
 
 def good(chance: random.Random) -> bytes:
-    """One well-formed frame."""
+    """Return one well-formed frame."""
     topic, partition = chance.choice([b"t", b"u", b"some.topic"]), chance.randrange(3)
     address, size = chance.choice([0, 13, 500, -1, 2**40]), chance.choice([0, 3, 20, 1000, 1 << 20])
     match chance.randrange(6):
@@ -62,20 +64,20 @@ def good(chance: random.Random) -> bytes:
 
 
 def mutated(chance: random.Random) -> bytes:
-    """A stream of good frames with some damage, or none."""
+    """Return a stream of valid frames with some damage, or none."""
     frames = b"".join(good(chance) for _ in range(chance.randrange(1, FRAMES_MAX)))
     return damaged(frames, chance, times_max=chance.choice((0, 2, 5)), odd=ODD)
 
 
 def converse(world: World, stream: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
-    """Send a stream in pieces and close; returns the answers, and what another peer finds afterwards."""
+    """Send a stream in pieces and close; return the responses, and what another client reads afterwards."""
     peer = world.connect()
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         peer.feed(stream[start:end])
         world.memory.run()
     peer.finish()
     world.memory.run()
-    assert peer.closed, "the session did not close after its peer finished"
+    assert peer.closed, "the session did not close after the client's end"
     other = world.connect()
     topics = (b"t", b"u", b"some.topic")
     found = other.ask(encode_multifetch([FetchEntry(t, number, 0, 1 << 20) for t in topics for number in range(3)]))
@@ -86,20 +88,22 @@ def converse(world: World, stream: bytes, cuts: list[int]) -> tuple[bytes, bytes
 
 
 def check(stream: bytes, chance: random.Random, whole: World, cut: World) -> None:
-    """Answers are whole frames, and the same, as is what was stored, however the stream was cut; -1 partitions are not used here."""
+    """Check that responses and stored records do not depend on how the stream is split."""
     answers, stored = converse(whole, stream, [])
     at = 0
     while at < len(answers):
         (size,) = struct.unpack_from(">i", answers, at)
         assert size >= 2
         at += 4 + size
-    assert at == len(answers), "an answer was cut"
+    assert at == len(answers), "a response was truncated"
     cuts = cuts_of(stream, chance)
-    assert converse(cut, stream, cuts) == (answers, stored), f"cut at {cuts} the answers differ stream={stream.hex()}"
+    assert converse(cut, stream, cuts) == (answers, stored), (
+        f"split at {cuts} the responses differ stream={stream.hex()}"
+    )
 
 
 def check_parsers(chance: random.Random) -> None:
-    """The client's parsers read anything or raise PeerError, and expand no more than they may."""
+    """Decode anything with the client's parsers, or get a PeerError, within the limit of expansion."""
     spoilt = bytearray(
         chance.choice([*SETS[3:], struct.pack(">hi", 0, 2) + bytes(16), bytes.fromhex("0000000000060000aabbccdd")])
     )
@@ -117,11 +121,11 @@ def check_parsers(chance: random.Random) -> None:
 
 
 def check_all(chance: random.Random) -> None:
-    """One round."""
+    """Run one round."""
     whole, cut = World(), World()
     for _ in range(STREAMS):
         stream = mutated(chance)
-        if stream and b"\xff\xff\xff\xff" not in stream:  # a partition of -1 is any
+        if stream and b"\xff\xff\xff\xff" not in stream:  # a partition of -1 is random
             check(stream, chance, whole, cut)
         elif stream:
             converse(World(), stream, [])

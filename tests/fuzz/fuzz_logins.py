@@ -1,4 +1,4 @@
-"""Fuzz what is read before anybody is known, and what group members say of themselves: tokens, verifiers, subscriptions, names, patterns.
+"""Fuzz what is decoded before a login, and members' data: tokens, verifiers, subscriptions, names, patterns.
 
 Run as ``python -m tests.fuzz.fuzz_logins``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -28,14 +28,14 @@ SUBSCRIPTIONS: Final = (
 
 
 def read_proof(token: bytes) -> None:
-    """The second message of SCRAM, and what is made of it."""
+    """Decode the second message of SCRAM, and use it."""
     messages, proof = CHALLENGE.read(token)
     VERIFIER.admits(messages, proof)
     assert CHALLENGE.accepted(messages).startswith(b"v=")
 
 
 def read_subscription(data: bytes) -> None:
-    """A member's own text: whatever it is, it names some topics or none."""
+    """Decode a member's subscription, which names some topics or none."""
     reported: list[subscription.Subscription] = []
 
     def reading() -> Iterator[None]:
@@ -52,13 +52,13 @@ def read_subscription(data: bytes) -> None:
 
 
 def parse_kept_verifier(data: bytes) -> None:
-    """A verifier as text: what is read is written the same."""
+    """Decode a verifier from text; it round-trips."""
     found = parse_verifier(data.decode("utf-8", "replace"))
     assert parse_verifier(str(found)) == found
 
 
 def read_name(data: bytes) -> None:
-    """A name that was escaped comes back."""
+    """Unescape an escaped name."""
     text = data.decode("utf-8", "surrogateescape")
     escaped = names.escape(text)
     assert names.unescape(escaped) == text
@@ -66,7 +66,7 @@ def read_name(data: bytes) -> None:
 
 
 def match_pattern(data: bytes) -> None:
-    """A pattern is matched in time that grows with its length times the text's."""
+    """Match a pattern in time proportional to its length times the text's."""
     pattern, _, text = data.decode("latin-1").partition("/")
     matching.matches(pattern[:200], text[:200])
     number = matching.signed_64(text)

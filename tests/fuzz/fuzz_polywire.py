@@ -1,6 +1,7 @@
-"""Fuzz the `polywire` wire: whatever bytes come, a session answers or raises PeerError, and a client's decoder likewise.
+"""Fuzz the `polywire` protocol: for any bytes, a session responds or raises PeerError, and so does a client's decoder.
 
-Run as ``python -m tests.fuzz.fuzz_polywire``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
+Run as ``python -m tests.fuzz.fuzz_polywire``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed
+first.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from polywire.types import Assignor
 from tests.fuzz.chance import damaged, fuzz
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
-INPUTS: Final = 8  # of a round: connections, one after the other to the same broker
+INPUTS: Final = 8  # connections of a round, one after the other to the same broker
 TOKEN: Final = b"0123456789abcdef"
 FRAMES_MAX: Final = 12
 ODD: Final = (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x01")
 
 
 def samples() -> list[bytes]:
-    """One good frame of every verb."""
+    """Return one valid frame of every verb."""
     batch = bytes(batch_of((b"k", b"value"), (None, b"")))
     produced = bytes(from_records([Record(b"v"), Record(b"w")], producer_id=b"p", producer_epoch=1, base_sequence=3))
     headed = bytes(from_records([Record(b"v", headers=(Header(b"h", b"x"),), id=b"i" * 16)]))
@@ -66,7 +67,7 @@ FRAMES: Final = samples()
 
 
 def mutated(chance: random.Random) -> bytes:
-    """A stream of good frames with some damage."""
+    """Return a stream of valid frames with some damage."""
     return damaged(b"".join(chance.choices(FRAMES, k=chance.randrange(1, FRAMES_MAX))), chance, times_max=5, odd=ODD)
 
 
@@ -79,7 +80,7 @@ def feed(chance: random.Random, peer: Peer, stream: bytes) -> None:
         fed = len(stream[:size])
         stream = stream[size:]
         taken = peer.session.receive(memoryview(buffer))
-        assert 0 <= taken <= len(buffer), "a session takes what it was given"
+        assert 0 <= taken <= len(buffer), "a session consumes what it was given"
         buffer = buffer[taken:]
         if chance.random() < 0.5:
             peer.loop.run_due()
@@ -88,19 +89,19 @@ def feed(chance: random.Random, peer: Peer, stream: bytes) -> None:
 
 
 def check_answers(written: bytes) -> None:
-    """What was written are whole frames."""
+    """Assert that the output consists of complete frames."""
     at = 0
     while at < len(written):
         at += PREFIX_BYTES + decode_prefix(written, at, length_max=1 << 30).length
-    assert at == len(written), "half a frame was written"
+    assert at == len(written), "a frame was written in part"
 
 
 def converse(chance: random.Random, peer: Peer) -> None:
-    """One connection's life. Raises whatever is no documented answer."""
+    """Run one connection. Raises every error that is no documented response."""
     try:
         feed(chance, peer, mutated(chance))
     except PeerError as error:
-        if not error.fatal:  # only what ends the connection may leave a session
+        if not error.fatal:  # only a fatal error may leave a session
             raise
     peer.loop.advance(2.0)
     check_answers(bytes(peer.output.written))
@@ -110,7 +111,7 @@ def converse(chance: random.Random, peer: Peer) -> None:
 
 
 def check_all(chance: random.Random) -> None:
-    """One round."""
+    """Run one round."""
     first = Peer()
     first.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3))
     for _ in range(INPUTS):

@@ -1,4 +1,4 @@
-"""Fuzz what clients read: whatever a broker, or somebody in its place, answers is read or refused as the client's code says.
+"""Fuzz what clients decode: any response of a broker, or of an impostor, is decoded or refused.
 
 Run as ``python -m tests.fuzz.fuzz_replies``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -77,7 +77,7 @@ OLD_PARTS: Final = b"\0\0" + Struct(">ih").pack(6, 0) + b"abcd" + Struct(">ih").
 
 
 def read_flux(line: bytes) -> None:
-    """A reply line, and what a CONSUME or a group's reply has in it."""
+    """Decode a reply line, and the content of a CONSUME's or a group's reply."""
     reply = flux_replies.parse_reply(line)
     if reply.error is None:
         text, hw = flux_replies.split_consumed(reply.payload, 0)
@@ -88,31 +88,31 @@ def read_flux(line: bytes) -> None:
 
 
 def read_flux_fields(payload: bytes) -> None:
-    """The fields of other replies."""
+    """Decode the fields of other replies."""
     flux_replies.number(payload, b"generation")
     flux_replies.items(payload, b"partitions")
 
 
 def read_cursus(body: bytes) -> None:
-    """Fields, numbers and lists."""
+    """Decode fields, numbers and lists."""
     reported = cursus_replies.fields(body)
     cursus_replies.number(reported, "offset")
     cursus_replies.numbers(reported, "assignments")
 
 
 def read_polywire(frame: bytes) -> None:
-    """An answer's prefix, as soon as there are enough bytes for one."""
+    """Decode a response's prefix, as soon as there are enough bytes."""
     if len(frame) >= PREFIX_BYTES:
         decode_answer_prefix(frame)
 
 
 def decoded_as(kind: type[Head]) -> Callable[[bytes], object]:
-    """Reads an answer's head as one of its kinds."""
+    """Return a decoder of a response's head as one of its kinds."""
     return lambda frame: decode_answer(frame[PREFIX_BYTES:], kind)
 
 
 def read_old_error(answer: bytes) -> None:
-    """The error of an answer of Kafka 0.7."""
+    """Decode the error of a Kafka 0.7 response."""
     parse_error(answer, 0)
 
 

@@ -1,6 +1,6 @@
-"""Fuzz what a start reads from the disk: groups of the journal, footers of segments, snapshots, the broker's state in them, seeds.
+"""Fuzz what a start reads from disk: journal groups, segment footers, snapshots, the broker's state in them, seeds.
 
-Most input has the checksums that it should have then.
+Most inputs have correct checksums.
 
 Run as ``python -m tests.fuzz.fuzz_stored``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
 """
@@ -41,7 +41,7 @@ HERE: Final = Path(__file__).parents[1] / "vectors" / "data"
 MARK_AT: Final = 44
 CHECKSUM_AT: Final = 56
 HEADER_END: Final = 64
-RUNS: Final = 50  # looked at in a footer that is read
+RUNS: Final = 50  # checked in a decoded footer
 BLOB: Final = "segments/one"
 _TRAILER: Final = Struct("<II2Q2I4Q")
 _SNAPSHOT: Final = Struct("<II4Q2I2Q")
@@ -51,7 +51,7 @@ _U64: Final = Struct("<Q")
 
 @cache
 def kept_files() -> dict[str, bytes]:
-    """The files of the data directories that earlier releases wrote."""
+    """Return the files of data directories of earlier releases."""
     found: dict[str, bytes] = {}
     for archive in sorted(HERE.glob("*/data.tar.xz")):
         with tarfile.open(archive) as files:
@@ -61,12 +61,12 @@ def kept_files() -> dict[str, bytes]:
 
 
 def of_folder(name: str) -> tuple[bytes, ...]:
-    """The files of a folder of data directories."""
+    """Return the files of a folder of data directories."""
     return tuple(content for path, content in kept_files().items() if f"/{name}/" in path)
 
 
 def seed_of(directory: str) -> int:
-    """The seed of the journal of one of them."""
+    """Return the seed of the journal of one of them."""
     (path,) = (path for path in kept_files() if path.startswith(directory) and path.endswith("journal/seed"))
     content = kept_files()[path]
     return int.from_bytes(content[8:16] if is_sound(content) else content[:8], "little")
@@ -76,7 +76,7 @@ SEED: Final = seed_of("state-2")
 
 
 def groups() -> tuple[bytes, ...]:
-    """Groups of a journal, each from its header to its end."""
+    """Return groups of a journal, each from its header to its end."""
     found = []
     for path, slot in kept_files().items():
         at = slot.find(b"PWG1") if path.startswith("state-2") and path.endswith(".pwj") else -1
@@ -89,7 +89,7 @@ def groups() -> tuple[bytes, ...]:
 
 
 def seal_group(data: bytes) -> bytes:
-    """Header, directory and plain entries with the checksums that they should have."""
+    """Correct the checksums of header, directory and plain entries."""
     group = bytearray(data)
     if len(group) < HEADER_END:
         return data
@@ -109,7 +109,7 @@ def seal_group(data: bytes) -> bytes:
 
 
 def read_stored_group(data: bytes) -> None:
-    """A group as recovery reads it: what verifies lies within what there is."""
+    """Decode a group as recovery does: verified entries lie within the bytes."""
     fields = read_group(data, 0, SEED)
     if fields is None:
         return
@@ -123,19 +123,19 @@ def read_stored_group(data: bytes) -> None:
 
 
 def read_change(data: bytes) -> None:
-    """A change of the broker's state."""
+    """Decode a change of the broker's state."""
     decode_change(data)
 
 
 def read_state(data: bytes) -> None:
-    """The broker's state of a snapshot; what is read is written and read the same."""
+    """Decode the broker's state of a snapshot, which round-trips."""
     found = decode_snapshot(data)
     assert isinstance(found, BrokerSnapshot)
     assert decode_snapshot(encode_state(found)) == found
 
 
 def seal_footer(data: bytes) -> bytes:
-    """A segment whose trailers fit their footers, as far as they lie where they say."""
+    """Return a segment whose trailers match their footers, if they point to them."""
     blob = bytearray(data)
     at = blob.find(_U32.pack(_TRAILER.unpack_from(SEGMENTS[0], len(SEGMENTS[0]) - _TRAILER.size)[0]))
     while 0 <= at <= len(blob) - _TRAILER.size:
@@ -148,7 +148,7 @@ def seal_footer(data: bytes) -> bytes:
 
 
 def read_segment(data: bytes) -> SegmentInfo:
-    """A segment's footer, and its runs."""
+    """Decode a segment's footer and runs."""
     store = MemoryStore()
     store.put(BLOB, (data,))
     info, _ = read_footer(store, BLOB)
@@ -160,7 +160,7 @@ def read_segment(data: bytes) -> SegmentInfo:
 
 
 def seal_snapshot(data: bytes) -> bytes:
-    """The first copy of a snapshot with its checksum, behind what its header says that there is."""
+    """Correct the checksum of a snapshot's first copy, as its header locates it."""
     content = bytearray(data)
     if len(content) < _SNAPSHOT.size:
         return data
@@ -172,7 +172,7 @@ def seal_snapshot(data: bytes) -> bytes:
 
 
 def read_snapshot(data: bytes) -> Snapshot:
-    """A snapshot, and the broker's state in it."""
+    """Decode a snapshot, and the broker's state in it."""
     store = MemoryStore()
     store.put(BLOB, (data,))
     found = get_snapshot(store, BLOB)
@@ -181,7 +181,7 @@ def read_snapshot(data: bytes) -> Snapshot:
 
 
 def read_seeds(data: bytes) -> None:
-    """The seed of a journal, in two copies."""
+    """Decode the seed of a journal, in two copies."""
     with TemporaryDirectory() as folder:
         half = len(data) // 2
         Path(folder, "seed").write_bytes(data[:half])

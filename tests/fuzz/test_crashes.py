@@ -1,4 +1,4 @@
-"""What once broke a decoder is read or refused ever since, and every decoder reads the good input it is fuzzed with."""
+"""Inputs that once broke a decoder are decoded or refused, and every decoder decodes its valid samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROUNDS: Final = 30
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_broke_a_decoder_is_refused(name: str) -> None:
+def test_inputs_that_once_broke_a_decoder_are_refused(name: str) -> None:
     run(DECODERS[name.rpartition("-")[0]], (CRASHES / name).read_bytes())
 
 
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=lambda decoder: decoder.name)
-def test_good_input_is_read_and_damaged_input_is_not_fatal(decoder: Decoder) -> None:
+def test_valid_input_is_decoded_and_damaged_input_is_not_fatal(decoder: Decoder) -> None:
     assert decoder.samples
     read = 0
     for sample in decoder.samples:
@@ -34,6 +34,6 @@ def test_good_input_is_read_and_damaged_input_is_not_fatal(decoder: Decoder) -> 
             read += 1
         except decoder.refusals:
             continue
-    assert read, "some sample is good"
+    assert read, "some sample is valid"
     for seed in range(ROUNDS):
         check(decoder, random.Random(seed))

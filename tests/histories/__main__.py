@@ -1,6 +1,6 @@
-"""``python -m tests.histories``: make histories for as long as you like, judge them, and tell what happened how often.
+"""``python -m tests.histories``: make histories for a given time, check them, and count their events.
 
-Promises: ends with 1 when a promise was broken, says which, and keeps the data directory. Must not know: clients, faults.
+It exits with 1 if a promise was broken, names the promise, and keeps the data directory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.histories.history import History
 from tests.histories.nemesis import SmallDisk
 from tests.histories.run import run
 
-PART_S: Final = 60.0  # of one history: what it holds is kept in memory
+PART_S: Final = 60.0  # of one history, which is kept in memory
 SHOWN_MAX: Final = 20
 KEPT: Final = Path("build/histories")
 
 
 def main() -> int:
-    """Make one history after the other until time is up."""
+    """Make one history after the other until the time is up."""
     parser = argparse.ArgumentParser(prog="python -m tests.histories", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long clients work, in all")
     parser.add_argument("--seed", type=int, default=1, help="what is done to the broker, and when")
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _judge_many(seconds: float, seed: int, totals: Counter[str]) -> int:
-    """Make histories until time is up, or one of them is wrong."""
+    """Make histories until the time is up, or one of them is wrong."""
     begun = time.monotonic()
     while seconds > 0:
         history, wrong = _make(seconds=min(seconds, PART_S), seed=seed)
@@ -54,7 +54,7 @@ def _judge_many(seconds: float, seed: int, totals: Counter[str]) -> int:
 
 
 def _make(*, seconds: float, seed: int) -> tuple[History, list[str]]:
-    """A history and what is wrong with it; then its data directory is kept."""
+    """Make a history and return what is wrong with it; then keep its data directory."""
     with TemporaryDirectory() as folder, SmallDisk(Path(folder) / "data") as disk:
         try:
             history = run(disk, seconds=seconds, seed=seed)

@@ -1,7 +1,7 @@
-"""What must hold of every history (concepts: durability#what-a-crash-may-take, durability#delivery, durability#groups-and-positions).
+"""The checks of every history.
 
-Each checker is a function of a history to what is wrong with it, a sentence each; none where nothing is. Promises: pure. Must not know: how
-a history came about.
+Each checker is a pure function from a history to sentences about what is wrong with it (concepts: durability#what-a-crash-may-take,
+durability#delivery, durability#groups-and-positions).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Checker = Callable[[History], Iterator[str]]
 
 
 def acknowledged_is_there(history: History) -> Iterator[str]:
-    """What was acknowledged durably is in the end where it was said to be."""
+    """Check that durably acknowledged records are at their offsets in the end."""
     stored = _stored(history)
     values = _places_by_value(history)
     for produce in history.of(Produce):
@@ -42,14 +42,14 @@ def acknowledged_is_there(history: History) -> Iterator[str]:
 
 
 def nothing_comes_twice(history: History) -> Iterator[str]:
-    """No value is stored twice: nobody asks for one twice, unless the broker promised to keep it once."""
+    """Check that no value is stored twice: clients request each once, unless the broker promised idempotence."""
     for (topic, value), places in _places_by_value(history).items():
         if len(places) > 1:
             yield f"{value!r} is in {topic} more than once: {places}"
 
 
 def nothing_is_invented(history: History) -> Iterator[str]:
-    """What is stored was asked for and not refused. Topics that only transactions write to are theirs to check."""
+    """Check that stored records were requested and not refused. Topics of transactions have their own check."""
     asked: dict[str, set[bytes]] = defaultdict(set)
     refused: dict[str, set[bytes]] = defaultdict(set)
     for produce in history.of(Produce):
@@ -61,7 +61,7 @@ def nothing_is_invented(history: History) -> Iterator[str]:
 
 
 def partitions_are_ordered(history: History) -> Iterator[str]:
-    """What was acknowledged before something else was asked for has the lower offset, and records of one request are in its order."""
+    """Check that acknowledged records are in the order of requests, and of values within a request."""
     requests = list(history.of(Produce))
     request_of = {(p.topic, value): (at, row) for at, p in enumerate(requests) for row, value in enumerate(p.values)}
     for (topic, partition), records in history.stored.items():
@@ -82,7 +82,7 @@ def partitions_are_ordered(history: History) -> Iterator[str]:
 
 
 def offsets_are_given_once(history: History) -> Iterator[str]:
-    """An offset has one record, whoever is told of it and when; in the end none is missing."""
+    """Check that an offset has the same record in every response, and that none is missing in the end."""
     reported: dict[Place, bytes] = {}
     for place, value in _reported(history):
         if reported.setdefault(place, value) != value:
@@ -93,7 +93,7 @@ def offsets_are_given_once(history: History) -> Iterator[str]:
 
 
 def what_was_shown_stays(history: History) -> Iterator[str]:
-    """Whoever reads from an offset on gets every record from there, and finds it again later."""
+    """Check that a reader gets every record from its offset on, and finds it again later."""
     stored = _stored(history)
     for fetch in history.of(Fetch):
         topic, partition, first = fetch.place
@@ -105,7 +105,7 @@ def what_was_shown_stays(history: History) -> Iterator[str]:
 
 
 def partitions_have_one_owner(history: History) -> Iterator[str]:
-    """In a generation a partition belongs to one member."""
+    """Check that a partition belongs to one member in a generation."""
     owners: dict[tuple[Shared, int], str] = {}
     for reported in history.of(Assignment):
         for partition in reported.partitions:
@@ -116,7 +116,7 @@ def partitions_have_one_owner(history: History) -> Iterator[str]:
 
 
 def generations_go_on(history: History) -> Iterator[str]:
-    """No generation is told after a later one was."""
+    """Check that no generation is reported after a later one."""
     by_group = defaultdict(list)
     for reported in history.of(Assignment):
         by_group[reported.group, reported.topic].append((reported.begun, reported.ended, reported.generation))
@@ -125,7 +125,7 @@ def generations_go_on(history: History) -> Iterator[str]:
 
 
 def stale_commits_are_refused(history: History) -> Iterator[str]:
-    """Nobody stores a position under a generation when a later one was told before, or of a partition that is another's in it."""
+    """Check that no offset is stored under a superseded generation, or for another member's partition."""
     begun_at: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     owners: dict[tuple[Shared, int], str] = {}
     for reported in history.of(Assignment):
@@ -143,14 +143,14 @@ def stale_commits_are_refused(history: History) -> Iterator[str]:
                 newest = max(newest, reported_at[at][1])
                 at += 1
             if commit.generation < newest:
-                yield f"{commit.who}: a commit of {commit.shared} under {commit.generation} was taken after {newest} was told"
+                yield f"{commit.who}: a commit of {commit.shared} under {commit.generation} was accepted after {newest} was reported"
             owner = owners.get((commit.shared, commit.generation), commit.who)
             if owner != commit.who:
                 yield f"{commit.who}: stored {commit.shared}, which is {owner}'s in {commit.generation}"
 
 
 def positions_never_go_back(history: History) -> Iterator[str]:
-    """Whoever asks finds a group's position where it was told or stored before, or further on, and only where somebody put it."""
+    """Check that a fetched group offset is not behind one reported or stored before, and was committed by a member."""
     known: dict[Shared, list[tuple[int, int, int]]] = defaultdict(list)
     asked: dict[Shared, list[tuple[int, int, int]]] = defaultdict(list)
     wanted: dict[Shared, set[int]] = defaultdict(lambda: {0})
@@ -172,11 +172,11 @@ def positions_never_go_back(history: History) -> Iterator[str]:
         yield from (f"{shared}: position {text}" for text in _backwards(known[shared] + answers, answers))
         strange = {offset for _, _, offset in answers} - wanted[shared]
         if strange:
-            yield f"{shared}: nobody stored {sorted(strange)}"
+            yield f"{shared}: no member committed {sorted(strange)}"
 
 
 def refused_positions_stay_out(history: History) -> Iterator[str]:
-    """Nobody is told a position that only refused commits wanted."""
+    """Check that no fetched offset comes from refused commits only."""
     taken: dict[Shared, set[int]] = defaultdict(lambda: {0})
     refused: dict[Shared, set[int]] = defaultdict(set)
     for commit in history.of(Commit):
@@ -189,7 +189,7 @@ def refused_positions_stay_out(history: History) -> Iterator[str]:
 
 
 def groups_read_everything(history: History) -> Iterator[str]:
-    """What lies below a group's position was shown to one of its members."""
+    """Check that records below a group's offset were delivered to one of its members."""
     shown: dict[Shared, set[int]] = defaultdict(set)
     for fetch in history.of(Fetch):
         if fetch.member_of:
@@ -197,11 +197,11 @@ def groups_read_everything(history: History) -> Iterator[str]:
     for shared, seen in shown.items():
         missed = set(range(history.positions.get(shared) or 0)) - seen
         if missed:
-            yield f"{shared}: stands at {history.positions[shared]}, and nobody was shown {sorted(missed)[:5]}"
+            yield f"{shared}: stands at {history.positions[shared]}, and no member was shown {sorted(missed)[:5]}"
 
 
 def transactions_are_whole(history: History) -> Iterator[str]:
-    """What was committed is there, what was not is not, and what is in doubt is there as a whole or not at all."""
+    """Check that committed transactions are stored, others are not, and doubtful ones are all or nothing."""
     values = _places_by_value(history)
     shown = {(fetch.place.topic, value) for fetch in history.of(Fetch) for value in fetch.values}
     for transaction in history.of(Transaction):
@@ -217,7 +217,7 @@ def transactions_are_whole(history: History) -> Iterator[str]:
 
 
 def transactions_only_are_there(history: History) -> Iterator[str]:
-    """Topics that transactions write to hold nothing else."""
+    """Check that topics of transactions contain nothing else."""
     written: dict[str, set[bytes]] = defaultdict(set)
     for transaction in history.of(Transaction):
         for write in transaction.writes:
@@ -228,7 +228,7 @@ def transactions_only_are_there(history: History) -> Iterator[str]:
 
 
 def sources_are_consumed_once(history: History) -> Iterator[str]:
-    """What lies below the position that moved with transactions was made into one record each, in order, and nothing above it was."""
+    """Check that each record below the transactional offset was copied once, in order, and none above it."""
     values = _places_by_value(history)
     made: dict[Shared, list[tuple[Place, int]]] = defaultdict(list)
     for transaction in history.of(Transaction):
@@ -270,7 +270,7 @@ CHECKERS: Final[tuple[Checker, ...]] = (
 
 
 def judge(history: History, checkers: Sequence[Checker] = CHECKERS) -> list[str]:
-    """Everything that is wrong with a history, with the name of the promise."""
+    """Return everything that is wrong with a history, with the name of the promise."""
     return [f"{checker.__name__}: {text}" for checker in checkers for text in checker(history)]
 
 
@@ -290,7 +290,7 @@ def _places_by_value(history: History) -> dict[tuple[str, bytes], list[Place]]:
 
 
 def _reported(history: History) -> Iterator[tuple[Place, bytes]]:
-    """Every record that somebody was told the place of, and what was there in the end."""
+    """Return every record with a reported offset, and the final content."""
     for produce in history.of(Produce):
         yield from zip(produce.places, produce.values, strict=False)
     for fetch in history.of(Fetch):
@@ -300,7 +300,7 @@ def _reported(history: History) -> Iterator[tuple[Place, bytes]]:
 
 
 def _backwards(known: Sequence[tuple[int, int, int]], asked: Sequence[tuple[int, int, int]]) -> Iterator[str]:
-    """Numbers (begun, ended, number) that were told although a greater one was known before anybody asked."""
+    """Return numbers (begun, ended, number) reported although a greater one was known before the request."""
     by_end = sorted(known, key=lambda one: one[1])
     at = greatest = 0
     for begun, _, number in sorted(asked):
@@ -308,4 +308,4 @@ def _backwards(known: Sequence[tuple[int, int, int]], asked: Sequence[tuple[int,
             greatest = max(greatest, by_end[at][2])
             at += 1
         if number < greatest:
-            yield f"{number} was told after {greatest}"
+            yield f"{number} was reported after {greatest}"

@@ -1,7 +1,7 @@
-"""Clients on many wires that note what they asked and what they were told: producers, readers, members of groups.
+"""Clients of several protocols that record requests and responses: producers, readers, members of groups.
 
-Promises: a client never asks for one thing twice unless it is to be kept once; after an answer that it did not get it goes on with something
-else, so that a late effect is told from a wrong one. Must not know: what is done to the broker.
+A client never requests the same thing twice, unless it is idempotent. After a lost response it continues with something
+else, so that a late effect can be distinguished from a wrong one.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PAUSE_S: Final = 0.04  # between two requests of one client
 CONNECT_S: Final = 0.15  # between two attempts to connect
 READ_MAX: Final = 200
 ANSWER_S: Final = 60.0  # every request is answered, or its connection ends, by then
-LOST: Final = (Unavailable, NotOwner, OSError)  # of a broker that leads no longer nothing is known either
+LOST: Final = (Unavailable, NotOwner, OSError)  # a superseded leader leaves the outcome unknown, too
 STALE: Final = (Conflict, Missing)
 now = time.monotonic_ns
 
 
 class Client:
-    """Somebody with one connection, who makes a new one when it is lost, until there is nothing more to do. ``answers`` counts."""
+    """A client with one connection, which reconnects until it is done. ``answers`` counts responses."""
 
     def __init__(self, name: str, wire: str, url: Url, history: History) -> None:
         self.name = name
@@ -51,12 +51,13 @@ class Client:
         self.running = True
         self.answers = 0
         self.history: Final = history
-        # Wires with few codes say one for a full disk, one that failed, and a wrong request: only ours says that nothing was done.
+        # Protocols with few error codes use one for a full disk, a failed one and a wrong request; ours says whether
+        # anything was done.
         self.vague: Final = (Busy,) if wire == "polywire" else (Busy, Invalid)
         self._url: Final = url
 
     async def run(self) -> None:
-        """Work until ``running`` is taken away."""
+        """Work until ``running`` is cleared."""
         while self.running:
             try:
                 client = await connect(self._url(self.wire))
@@ -76,7 +77,7 @@ class Client:
                 self.answers += 1
 
     async def work(self, client: WireClient) -> None:
-        """Ask for one thing."""
+        """Make one request."""
         raise AssertionError("each client has its own work")
 
 
@@ -93,7 +94,7 @@ class Producer(Client):
         self._numbers: Final = count()
 
     async def work(self, client: WireClient) -> None:
-        """Send one request, and note what became of it."""
+        """Send one request and record its outcome."""
         values = tuple(f"{self.name}:{next(self._numbers):06}".encode() for _ in range(self._size))
         begun, outcome = now(), Outcome.UNKNOWN
         places: tuple[Place, ...] = ()
@@ -114,7 +115,7 @@ class Producer(Client):
 
 
 class IdempotentProducer(Client):
-    """Sends each batch again, as it was, until it is acknowledged."""
+    """Repeats each batch unchanged until it is acknowledged."""
 
     def __init__(self, name: str, url: Url, history: History, *, topic: str, partition: int, size: int) -> None:
         super().__init__(name, "polywire", url, history)
@@ -142,14 +143,14 @@ class IdempotentProducer(Client):
         await asyncio.sleep(PAUSE_S)
 
     def in_doubt(self) -> None:
-        """Note what was sent and never acknowledged, when everything is over."""
+        """Record the last unacknowledged batch at the end."""
         if self._begun:
             values = tuple(f"{self.name}:{number:06}".encode() for number in range(self._next, self._next + self._size))
             self.history.events.append(Produce(self.name, self._begun, now(), self._topic, values, Outcome.UNKNOWN))
 
 
 class Reader(Client):
-    """Reads every partition of a topic from its beginning to its end, and goes on."""
+    """Reads every partition of a topic to its end, repeatedly."""
 
     def __init__(self, name: str, wire: str, url: Url, history: History, *, topic: str, partitions: int) -> None:
         super().__init__(name, wire, url, history)
@@ -169,10 +170,10 @@ class Reader(Client):
 
 
 class GroupMember(Client):
-    """Reads what it is assigned from where the group stands, and stores how far it came.
+    """Reads its assigned partitions from the group's offsets, and commits.
 
-    After a request whose outcome it does not know it leaves and comes back under another name, which begins a generation: whatever was still
-    under way is stale then.
+    After a request with unknown outcome it leaves and returns under another name, which starts a generation: requests
+    in flight are stale then.
     """
 
     def __init__(self, name: str, wire: str, url: Url, history: History, *, group: str, topic: str) -> None:
@@ -198,7 +199,7 @@ class GroupMember(Client):
             await asyncio.sleep(PAUSE_S)
 
     async def _leave(self, client: WireClient) -> None:
-        """Give up what one was before the connection was lost."""
+        """Leave as the member from before the connection was lost."""
         if self._was:
             with suppress(*STALE, *self.vague):
                 again = await client.join(self._group, self._topic, self._was)
@@ -255,7 +256,7 @@ def _shown(
 
 
 async def read_everything(url: str, topics: dict[str, int], groups: dict[str, str], history: History) -> None:
-    """What there is in the end: all records of the topics, by their number of partitions, and the positions of groups in their topic."""
+    """Return the final content: all records of the topics, and the offsets of groups."""
     client = await connect(url)
     try:
         for topic, partitions in topics.items():

@@ -1,8 +1,9 @@
-"""Unmodified clients of Kafka in processes of their own: transactional copies, readers of what is committed, idempotent producers.
+"""Unmodified Kafka clients in separate processes: transactional copies, committed readers, idempotent producers.
 
-``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka, kafka-python and aiokafka (spec: kafka#clients-to-test-with).
+``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka, kafka-python and aiokafka (spec:
+kafka#clients-to-test-with).
 
-Promises: as ``clients``; who is killed, or ends, is started again. Must not know: what is done to the broker.
+As in ``clients``; a client that is killed or ends is restarted.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ SILENT_S: Final = 40.0  # longer than its requests may take
 
 
 def interpreter() -> str | None:
-    """What has the clients; None where they are not here."""
+    """Return the interpreter with the clients, or None."""
     found = os.environ.get("POLYWIRE_KAFKA_CLIENTS", "")
     return found if Path(found).is_file() else None
 
 
 class Driven:
-    """A driver that is started again whenever it ends. ``answers`` counts what it was told; ``errors`` what clients gave up with."""
+    """A driver that is restarted whenever it ends.
+
+    ``answers`` counts its reports; ``errors`` has fatal errors of clients.
+    """
 
     def __init__(self, peer: str, url: Url, history: History, program: str) -> None:
         self.peer: Final = peer
@@ -60,15 +64,15 @@ class Driven:
 
     @property
     def name(self) -> str:
-        """What the history calls it."""
+        """Its name in the history."""
         raise AssertionError("each kind has its own")
 
     def words(self, life: int) -> Sequence[str]:
-        """What the driver is told to do in one of its lives."""
+        """Return the driver's arguments for one of its lives."""
         raise AssertionError("each kind has its own")
 
     async def run(self) -> None:
-        """Work until ``running`` is taken away."""
+        """Work until ``running`` is cleared."""
         while self.running:
             address = self._url("kafka").partition("://")[2]
             what, *words = self.words(next(self._lives))
@@ -87,12 +91,12 @@ class Driven:
             await asyncio.sleep(CONNECT_S)
 
     def kill(self) -> None:
-        """``kill -9``, if it runs."""
+        """Kill it with ``kill -9``, if it runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def _listen(self, process: Process) -> None:
-        """Hear what it says until it ends; one that has fallen silent is killed, as its user would."""
+        """Read its output until it ends; kill it if it is silent for too long, as its user would."""
         assert process.stdout is not None
         while True:
             try:
@@ -125,19 +129,19 @@ class Driven:
                 self.on_event(words)
 
     def on_event(self, words: list[Any]) -> None:
-        """Note what the driver tells."""
+        """Record an event of the driver."""
 
     def on_end(self) -> None:
-        """Note what it cannot tell any more."""
+        """Record what the driver can no longer report."""
 
     def note(self, event: Event) -> None:
-        """Enter something that was answered."""
+        """Record an answered event."""
         self.history.events.append(event)
         self.answers += 1
 
 
 class Copier(Driven):
-    """Copies a topic into one of its own, in transactions."""
+    """Copies a topic into another, in transactions."""
 
     def __init__(self, peer: str, url: Url, history: History, program: str, *, source: str, partitions: int) -> None:
         super().__init__(peer, url, history, program)
@@ -148,7 +152,7 @@ class Copier(Driven):
 
     @property
     def name(self) -> str:
-        """Its topic, its group, its transactional id."""
+        """Its topic, group and transactional id."""
         return f"copy-{self.peer}"
 
     def words(self, life: int) -> Sequence[str]:
@@ -156,7 +160,7 @@ class Copier(Driven):
         return "copy", self._source, self.name, self.name, str(life), str(self._partitions)
 
     def on_event(self, words: list[Any]) -> None:
-        """Note positions and transactions."""
+        """Record offsets and transactions."""
         match words:
             case ["positions", begun, ended, positions]:
                 self.on_end()
@@ -175,7 +179,7 @@ class Copier(Driven):
                 self._end(at, Outcome.DONE if self._asked else Outcome.REFUSED)
 
     def on_end(self) -> None:
-        """What was under way is in doubt, if its commit was asked for."""
+        """Record a transaction in flight as doubtful, if its commit was requested."""
         if self._open is not None:
             self._end(now(), Outcome.UNKNOWN if self._asked else Outcome.REFUSED)
 
@@ -188,7 +192,7 @@ class Copier(Driven):
 
 
 class Once(Driven):
-    """Writes to a partition as an idempotent producer, whose client repeats what is not acknowledged."""
+    """Writes to a partition as an idempotent producer, whose client repeats unacknowledged records."""
 
     def __init__(self, peer: str, url: Url, history: History, program: str, *, topic: str, partition: int) -> None:
         super().__init__(peer, url, history, program)
@@ -198,7 +202,7 @@ class Once(Driven):
 
     @property
     def name(self) -> str:
-        """What its records begin with."""
+        """The prefix of its records."""
         return f"once-{self.peer}"
 
     def words(self, life: int) -> Sequence[str]:
@@ -206,7 +210,7 @@ class Once(Driven):
         return "once", self._topic, self.name, str(life), str(self._partition)
 
     def on_event(self, words: list[Any]) -> None:
-        """Note what was acknowledged."""
+        """Record acknowledgements."""
         match words:
             case ["asked", at, values]:
                 self.on_end()
@@ -216,7 +220,7 @@ class Once(Driven):
                 self._note(at, Outcome.DONE, places if min(offsets) >= 0 else ())
 
     def on_end(self) -> None:
-        """What was under way may be there, once."""
+        """Record that records in flight may be stored, once."""
         if self._open is not None:
             self._note(now(), Outcome.UNKNOWN)
 
@@ -228,7 +232,7 @@ class Once(Driven):
 
 
 class CommittedReader(Driven):
-    """Reads what is committed in a topic."""
+    """Reads committed records of a topic."""
 
     def __init__(self, peer: str, url: Url, history: History, program: str, *, topic: str, partitions: int) -> None:
         super().__init__(peer, url, history, program)
@@ -237,7 +241,7 @@ class CommittedReader(Driven):
 
     @property
     def name(self) -> str:
-        """Who reads what."""
+        """Its name: client and topic."""
         return f"{self.peer} of {self._topic}"
 
     def words(self, life: int) -> Sequence[str]:
@@ -245,7 +249,7 @@ class CommittedReader(Driven):
         return "read", self._topic, str(self._partitions)
 
     def on_event(self, words: list[Any]) -> None:
-        """Note what was shown."""
+        """Record delivered records."""
         match words:
             case ["read", begun, ended, partition, first, offsets, values]:
                 place = Place(self._topic, partition, first)

@@ -1,7 +1,6 @@
-"""What clients asked a broker and what they were told: the values that checkers judge.
+"""Requests and responses of clients, as values for the checkers.
 
-Promises: values only; instants are nanoseconds of the system's monotonic clock, the same in every process of the machine. Must not know: who
-makes a history, and what is wrong with one.
+Times are nanoseconds of the system's monotonic clock, which all processes of the machine share.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ NO_OFFSET: Final = -1
 
 
 class Outcome(Enum):
-    """What the one who asked knows of it: done; not done, and never will be; or nothing, so that it may be done at any time after."""
+    """The outcome of a request as its client knows it: done, never done, or unknown."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -24,7 +23,7 @@ class Outcome(Enum):
 
 
 class Place(NamedTuple):
-    """Where a record is."""
+    """The partition and offset of a record."""
 
     topic: str
     partition: int
@@ -32,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A partition that a group's members share out."""
+    """A partition that the members of a group share."""
 
     group: str
     topic: str
@@ -41,7 +40,7 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a client asked: who, when it began to ask, and when it knew the outcome."""
+    """A request: its client, its start, and when its outcome was known."""
 
     who: str
     begun: int
@@ -50,9 +49,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Produce(Event):
-    """Records for one topic, in order, whose values nobody else writes.
+    """Records for one topic, in order, with unique values.
 
-    places: of each record, when that was told. durable: an acknowledgement says that they survive the death of the process.
+    places: offsets, if reported. durable: acknowledged records survive the death of the process.
     """
 
     topic: str
@@ -64,10 +63,7 @@ class Produce(Event):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Event):
-    """Records that were shown: their values at the offsets from ``place`` on, as the client told them.
-
-    member_of: the group on whose behalf they were read.
-    """
+    """Delivered records: their values from ``place`` on. member_of: the group that they were read for."""
 
     place: Place
     offsets: tuple[int, ...]
@@ -77,7 +73,7 @@ class Fetch(Event):
 
 @dataclass(frozen=True, slots=True)
 class Assignment(Event):
-    """A member was told which partitions are its own in a generation."""
+    """A member's assigned partitions in a generation."""
 
     group: str
     topic: str
@@ -87,7 +83,7 @@ class Assignment(Event):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Event):
-    """A member stored a position. generation: of its assignment."""
+    """A committed offset. generation: of the member's assignment."""
 
     shared: Shared
     offset: int
@@ -97,14 +93,14 @@ class Commit(Event):
 
 @dataclass(frozen=True, slots=True)
 class Position(Event):
-    """Somebody was told a group's position; None: there was none."""
+    """A group's fetched offset; None if there was none."""
 
     shared: Shared
     offset: int | None
 
 
 class Write(NamedTuple):
-    """A record of a transaction, with a value that no other has, and the record that it was made of."""
+    """A record of a transaction with a unique value, and the record that it was copied from."""
 
     topic: str
     value: bytes
@@ -113,8 +109,9 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transaction(Event):
-    """Records that appear together or not at all, and the positions that move with them. One whose commit nobody has asked for is REFUSED:
-    it will never be done. ``who`` is its group as well.
+    """Records that appear together or not at all, and the offsets committed with them.
+
+    One whose commit was not requested is REFUSED: it will never take effect. ``who`` is its group as well.
     """
 
     writes: tuple[Write, ...]
@@ -124,7 +121,7 @@ class Transaction(Event):
 
 @dataclass(frozen=True, slots=True)
 class Fault(Event):
-    """Something that was done to the broker, or to a client; ``who`` says what."""
+    """A fault of the broker or a client; ``who`` names it."""
 
 
 Kind = TypeVar("Kind", bound=Event)
@@ -132,9 +129,9 @@ Kind = TypeVar("Kind", bound=Event)
 
 @dataclass(slots=True)
 class History:
-    """All of it, in the order in which outcomes were known, and what there was in the end.
+    """All events in the order of known outcomes, and the final content.
 
-    stored: every record that could be read in the end, by topic and partition, in order. positions: where groups stood.
+    stored: every readable record by topic and partition, in order. positions: offsets of groups.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -142,11 +139,11 @@ class History:
     positions: dict[Shared, int | None] = field(default_factory=dict)
 
     def of(self, kind: type[Kind]) -> Iterator[Kind]:
-        """The events of a kind."""
+        """Return the events of a kind."""
         return (event for event in self.events if isinstance(event, kind))
 
     def counts(self) -> Counter[str]:
-        """What happened how often."""
+        """Return the number of events by kind."""
         found: Counter[str] = Counter()
         for event in self.events:
             outcome = getattr(event, "outcome", None)

@@ -1,6 +1,6 @@
-"""Clients of the Kafka wire with idempotence and transactions, over this project's codec: they need no client of Kafka to be here.
+"""Idempotent and transactional Kafka clients over this project's codec, which need no other client library.
 
-Promises: as ``clients``; a transaction is in the history however it ended. Must not know: what is done to the broker.
+As in ``clients``; every transaction is in the history, however it ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOST: Final = (OSError, asyncio.IncompleteReadError)
 
 
 class Refusal(Exception):
-    """The broker has answered with an error."""
+    """The broker responded with an error."""
 
 
 class Connection:
@@ -58,7 +58,10 @@ class Connection:
         return cls(*await asyncio.open_connection(host, int(port)))
 
     async def ask(self, api: Api, /, **fields: Any) -> Any:
-        """One request; the body of its answer. Raises OSError, IncompleteReadError when the connection is lost."""
+        """Send one request; return the body of its response.
+
+        Raises OSError or IncompleteReadError on a lost connection.
+        """
         async with asyncio.timeout(ANSWER_S):
             version = VERSIONS[api]
             body = schema.request(api)(**fields)
@@ -68,12 +71,12 @@ class Connection:
             return decode_response(api, version, await self._reader.readexactly(size))[1]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._writer.close()
 
 
 class KafkaClient:
-    """Somebody with one connection, who makes a new one when it is lost or anything was refused. ``answers`` counts."""
+    """A client with one connection, which reconnects after a loss or refusal. ``answers`` counts responses."""
 
     def __init__(self, name: str, url: Url, history: History) -> None:
         self.name: Final = name
@@ -83,7 +86,7 @@ class KafkaClient:
         self._url: Final = url
 
     async def run(self) -> None:
-        """Work until ``running`` is taken away."""
+        """Work until ``running`` is cleared."""
         while self.running:
             try:
                 connection = await Connection.open(self._url("kafka"))
@@ -103,7 +106,7 @@ class KafkaClient:
 
 
 class IdempotentKafkaProducer(KafkaClient):
-    """Sends each batch again, as it was, until it is acknowledged: the identity lives as long as the client."""
+    """Repeats each batch unchanged until it is acknowledged: the producer id lives as long as the client."""
 
     def __init__(self, name: str, url: Url, history: History, *, topic: str, partition: int, size: int) -> None:
         super().__init__(name, url, history)
@@ -146,15 +149,16 @@ class IdempotentKafkaProducer(KafkaClient):
         self._begun, self._next = 0, self._next + self._size
 
     def in_doubt(self) -> None:
-        """Note what was sent and never acknowledged, when everything is over."""
+        """Record the last unacknowledged batch at the end."""
         if self._begun:
             self._note(Outcome.UNKNOWN)
 
 
 class Transformer(KafkaClient):
-    """Copies a topic into another, record by record, in transactions that move its group's positions; aborts some of them.
+    """Copies a topic into another, record by record, in transactions that commit its group's offsets; aborts some.
 
-    It begins where the group stands, whenever its connection was lost: that fences what it was before, and ends what was open.
+    After a lost connection it starts at the group's offsets, which fences its former self and ends the open
+    transaction.
     """
 
     def __init__(self, name: str, url: Url, history: History, *, source: str, target: str, partitions: int) -> None:
@@ -165,7 +169,7 @@ class Transformer(KafkaClient):
         self._numbers: Final = count(1)
 
     async def use(self, connection: Connection) -> None:
-        """Hold the id, and make one transaction after the other."""
+        """Initialize the producer, and run one transaction after the other."""
         reported = await connection.ask(
             Api.INIT_PRODUCER_ID, transactional_id=self.name, transaction_timeout_ms=TIMEOUT_MS
         )
@@ -196,7 +200,7 @@ class Transformer(KafkaClient):
         return found
 
     async def _take(self, connection: Connection, partition: int, offset: int) -> list[int]:
-        """Offsets of the next records."""
+        """Return offsets of the next records."""
         topics = schema.request(Api.FETCH).Topics
         entries = [topics.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 16)]
         asked = [topics(topic=self._source, partitions=entries)]
@@ -223,7 +227,7 @@ class Transformer(KafkaClient):
             for offset in offsets
         )
         moved = tuple((Shared(self.name, self._source, number), offset) for number, offset in after.items())
-        begun, outcome = now(), Outcome.REFUSED  # until somebody asks for a commit
+        begun, outcome = now(), Outcome.REFUSED  # until the commit is requested
         commits = attempt % ABORTED_EACH != 0
         try:
             await self._write(connection, who, sequences, writes)
@@ -237,7 +241,7 @@ class Transformer(KafkaClient):
     async def _write(
         self, connection: Connection, who: dict[str, Any], sequences: Counter[int], writes: Sequence[Write]
     ) -> None:
-        """Each record goes to the partition behind the one that it is from."""
+        """Write each record to the partition after its source's."""
         parts: dict[int, list[Record]] = {}
         for write in writes:
             parts.setdefault((write.source.partition + 1) % self._partitions, []).append(Record(write.value))
@@ -269,7 +273,7 @@ class Transformer(KafkaClient):
 
 
 async def _produce(connection: Connection, topic: str, partition: int, batch: bytes, **fields: Any) -> tuple[int, int]:
-    """Error and offset of one batch."""
+    """Return the error and offset of one batch."""
     topics = schema.request(Api.PRODUCE).Topics
     asked = [topics(name=topic, partitions=[topics.Partitions(index=partition, records=batch)])]
     reported = await connection.ask(Api.PRODUCE, acks=ALL, timeout_ms=TIMEOUT_MS, topics=asked, **fields)

@@ -1,7 +1,7 @@
-"""What is done to a broker while clients use it: it is killed, paused, and starved of disk, files and memory; some clients are killed, too.
+"""Faults during histories: brokers are killed, paused, and starved of disk, files and memory.
 
-Promises: the seed says what is done in which order; a broker that was killed, or gave up, is started again, and what was taken away is given
-back. A broker to which nothing was done does not end. Must not know: clients, what they are told.
+Clients are killed, too. The seed determines the order. A broker that was killed or gave up is restarted, and resources are restored. A
+broker without a fault must not end.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tests.broker_process import BrokerProcess
 from tests.histories.driven import Driven
 from tests.histories.history import Fault, History
 
-DISK_MIB: Final = 448  # a broker keeps 256 MiB free, and makes two slots at its start
+DISK_MIB: Final = 448  # a broker keeps 256 MiB free, and creates two slots at its start
 SLOT_MIB: Final = 17
 LEFT_BYTES: Final = 64 * 1024
 MEMORY_LEFT_BYTES: Final = 1 << 20
 PAUSES_S: Final = (0.1, 1.5)
-PAUSE_S: Final = 1.0  # of what the broker sees through without dying
-STARTS_MAX: Final = 5  # in a row that may fail because of what was done in their midst
+PAUSE_S: Final = 1.0  # that the broker survives
+STARTS_MAX: Final = 5  # consecutive starts that may fail because of faults
 
 
 class SmallDisk:
-    """A data directory that is a file system of its own, in memory, where this process may mount one; ``here`` says whether it may."""
+    """A data directory on a file system in memory; ``here`` says whether this process may mount one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder: Final = folder
@@ -52,19 +52,19 @@ class SmallDisk:
             subprocess.run(["umount", "--lazy", str(self.folder)], capture_output=True, check=False)
 
     def fill(self, left_bytes: int) -> None:
-        """Leave only so much space."""
+        """Leave only that much space."""
         found = os.statvfs(self.folder)
         size = max(0, found.f_bavail * found.f_frsize - left_bytes)
-        with self._ballast.open("wb") as file, suppress(OSError):  # the broker may have taken some meanwhile
+        with self._ballast.open("wb") as file, suppress(OSError):  # the broker may have allocated some meanwhile
             os.posix_fallocate(file.fileno(), 0, max(1, size))
 
     def empty(self) -> None:
-        """Give the space back."""
+        """Free the space again."""
         self._ballast.unlink(missing_ok=True)
 
 
 class Nemesis:
-    """Everything that is done to one broker."""
+    """All faults of one broker."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Nemesis:
         self._clients: Final = clients
         self._history: Final = history
         self._chance: Final = chance
-        self._starved = False  # it may give up, and take its time for that
+        self._starved = False  # it may give up, and take time for it
         deeds: Mapping[str, tuple[int, Callable[[], Awaitable[None]]]] = {
             "kill": (10, self._kill),
             "kill in a start": (3, self._kill_in_a_start),
@@ -94,7 +94,7 @@ class Nemesis:
         self._weights: Final = [weight for weight, _ in deeds.values()]
 
     async def act(self) -> None:
-        """Do one thing, and see to it that a broker runs afterwards."""
+        """Inject one fault, and make sure that a broker runs afterwards."""
         if self._broker.stopped:
             assert self._starved, f"the broker has ended by itself\n{self._broker.log_text()[-4000:]}"
             await self._revive()
@@ -136,7 +136,7 @@ class Nemesis:
         self._note("kill -9")
         os.kill(self._broker.pid, signal.SIGKILL)
         await starting
-        await asyncio.to_thread(self._broker.kill)  # which waits: one that has much memory takes a while to be gone
+        await asyncio.to_thread(self._broker.kill)  # in a thread: a process with much memory takes a while to exit
 
     async def _kill_a_client(self) -> None:
         self._chance.choice(self._clients).kill()
@@ -171,7 +171,7 @@ class Nemesis:
         await self._filled(0)
 
     async def _filled(self, left_bytes: int) -> None:
-        """Less space for a while, in which the broker may be killed; it starts again when it has it back."""
+        """Reduce the space for a while, in which the broker may be killed; it restarts with the space restored."""
         self._starved = True
         await asyncio.to_thread(self._disk.fill, left_bytes)
         try:

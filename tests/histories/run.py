@@ -1,7 +1,6 @@
-"""One history: clients on every wire, a broker that is mistreated meanwhile, and everything read in the end.
+"""One history: clients of every protocol, a broker with faults, and a final read of everything.
 
-Promises: the history is whole when ``run`` returns; the broker has stopped by itself and its data directory is sound. Must not know: what is
-wrong with a history.
+The history is complete when ``run`` returns; the broker has stopped cleanly and its data directory is sound.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ COPY: Final = "copy"
 GROUP: Final = "group"
 PARTITIONS: Final = 3
 WIRES: Final = ("polywire", "kafka", "cursus", "iggy", "flux")
-GROUP_WIRES: Final = ("polywire", "cursus", "flux")  # whose clients tell generations
-LIVES_S: Final = (0.1, 1.2)  # between what is done to the broker
-BACK_S: Final = 120.0  # in which everybody is served when nothing more is done to the broker
+GROUP_WIRES: Final = ("polywire", "cursus", "flux")  # whose clients report generations
+LIVES_S: Final = (0.1, 1.2)  # between faults
+BACK_S: Final = 120.0  # in which every client is served once there are no more faults
 
 
 def everybody(url: Url, history: History) -> list[Client | KafkaClient]:
-    """Producers and a reader on each wire, members of one group, producers whose records are kept once, a copy in transactions."""
+    """Return producers and a reader of each protocol, members of a group, idempotent producers, and a copy."""
     clients: list[Client | KafkaClient] = []
     for wire in WIRES:
         clients.append(Producer(f"p-{wire}", wire, url, history, topic=TOPIC, level=Level.WRITTEN, size=1))
@@ -58,8 +57,7 @@ def everybody(url: Url, history: History) -> list[Client | KafkaClient]:
 
 
 def strangers(url: Url, history: History) -> list[Driven]:
-    """Clients of Kafka that are not part of this project, where they are here: each copies the topic, reads another one's copy, and writes
-    records that are kept once."""
+    """Return other projects' Kafka clients, if available, which copy, read copies, and write idempotently."""
     program = interpreter()
     if program is None:
         return []
@@ -72,7 +70,7 @@ def strangers(url: Url, history: History) -> list[Driven]:
 
 
 def run(disk: SmallDisk, *, seed: int, seconds: float = math.inf, deeds: float = math.inf) -> History:
-    """Make a history in an empty data directory, of so many seconds, or until so many things were done to the broker."""
+    """Make a history in an empty data directory, of that many seconds or faults."""
     with BrokerProcess(disk.folder, "--slot-mib", str(SLOT_MIB), wires=WIRES) as broker:
         history = asyncio.run(_run(broker, disk, random.Random(seed), seconds, deeds))
         assert broker.stop() == 0, broker.log_text()[-4000:]

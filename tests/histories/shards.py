@@ -1,10 +1,10 @@
-"""Some machines on one bucket of several shards: processes, parents and machines are killed, stopped and told to end, shards are moved, and
-the bucket's server is killed.
+"""Machines on one bucket of several shards, with faults: kills, stops, moved shards, and a killed bucket server.
 
-``python -m tests.histories.shards --count 30 --seed 7``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
+``python -m tests.histories.shards --count 30 --seed 7``. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it,
+otherwise a directory.
 
-Promises: the seed says what is done in which order; whoever was killed is started again; after each deed every topic must take records again.
-Must not know: where a topic lies.
+The seed determines the order. Killed processes are restarted, and after each fault every topic must accept records
+again.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tests.s3_server import BUCKET, S3Server, s3_binary
 MACHINES: Final = ("a", "b", "c")
 WIRES: Final = ("polywire", "flux", "cursus")
 TOPICS: Final = 6
-CALM_S: Final = (0.0, 3.0)  # between two deeds
-ANSWERED_S: Final = 90.0  # in which everybody is again
+CALM_S: Final = (0.0, 3.0)  # between two faults
+ANSWERED_S: Final = 90.0  # in which every topic accepts records again
 LED: Final = "leading the shard"
 
 
 class Stuck(Exception):
-    """Nobody answers for a topic any more."""
+    """A topic no longer accepts records."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines, and the bucket's server where there is one."""
+    """Machines, and the bucket's server if there is one."""
 
     url: str
     shards: int
@@ -54,7 +54,7 @@ class Cluster:
     chance: random.Random
 
     def leaders(self) -> list[int]:
-        """Processes that lead, or did when they were last seen."""
+        """Return the processes that lead, or did when last seen."""
         found = []
         for machine in self.machines:
             for shard in range(self.shards):
@@ -64,21 +64,21 @@ class Cluster:
         return found
 
     def takeovers(self) -> int:
-        """How often a shard was taken over."""
+        """Return how often a shard was taken over."""
         return sum(machine.log_text().count(LED) for machine in self.machines)
 
     def _pause(self, longest: float) -> Awaitable[None]:
         return asyncio.sleep(self.chance.uniform(0, longest))
 
-    # Deeds
+    # Faults
 
     async def kill_leader(self) -> None:
-        """One process, which its parent starts again."""
+        """Kill one process, which its parent restarts."""
         for pid in self.leaders()[:1]:
             os.kill(pid, signal.SIGKILL)
 
     async def stop_leader(self) -> None:
-        """One process sleeps, too long or not."""
+        """Suspend one process, for too long or not."""
         leaders = self.leaders()
         if not leaders:
             return
@@ -88,7 +88,7 @@ class Cluster:
         os.kill(asleep, signal.SIGCONT)
 
     async def kill_machine(self) -> None:
-        """All its processes at once; it comes back some time."""
+        """Kill all its processes at once; it returns at some time."""
         machine = self.chance.choice(self.machines)
         for pid in children(machine):
             with suppress(ProcessLookupError):
@@ -98,26 +98,26 @@ class Cluster:
         await asyncio.to_thread(machine.start)
 
     async def kill_parent(self) -> None:
-        """Its processes end in good order."""
+        """Kill the parent: its processes end cleanly."""
         machine = self.chance.choice(self.machines)
         machine.kill()
         await self._pause(2)
         await asyncio.to_thread(machine.start)
 
     async def end_machine(self) -> None:
-        """It hands over what it leads."""
+        """Stop a machine, which hands over what it leads."""
         machine = self.chance.choice(self.machines)
         assert await asyncio.to_thread(machine.stop) == 0, machine.log_text()
         await asyncio.to_thread(machine.start)
 
     async def move_shard(self) -> None:
-        """To whoever stands by, if anybody does."""
+        """Hand a shard to a standby, if there is one."""
         shard = str(self.chance.randrange(self.shards))
         command = [sys.executable, "-m", "polywire", "cluster", "takeover", self.url, "--shard", shard]
         await asyncio.to_thread(subprocess.run, command, env=child_environment(), capture_output=True, check=False)
 
     async def kill_bucket(self) -> None:
-        """Nothing can be stored for a while."""
+        """Make the bucket unavailable for a while."""
         if self.server is not None:
             self.server.kill()
             await self._pause(9)
@@ -136,8 +136,10 @@ DEEDS: Final[Sequence[Callable[[Cluster], Awaitable[None]]]] = (
 
 
 def run(folder: Path, *, seed: int, count: int, shards: int = 2) -> Counter[str]:
-    """Do so much, and look at what was acknowledged by way of every machine; returns how often what was done. Raises Stuck,
-    AssertionError."""
+    """Run that many faults, and check acknowledged records through every machine; return the counts.
+
+    Raises Stuck, AssertionError.
+    """
     with cluster(folder, random.Random(seed), shards) as found:
         for machine in found.machines:
             machine.start()
@@ -150,7 +152,7 @@ def run(folder: Path, *, seed: int, count: int, shards: int = 2) -> Counter[str]
 
 @contextmanager
 def cluster(folder: Path, chance: random.Random, shards: int) -> Iterator[Cluster]:
-    """Machines that have yet to be started; none outlives it."""
+    """Return machines that are not started yet; none outlives the block."""
     binary, server, url = s3_binary(), None, f"file://{folder / 'bucket'}"
     if binary is not None:
         server, url = S3Server(binary, folder / "s3"), f"s3://{BUCKET}/log"
@@ -193,18 +195,18 @@ async def _produced(found: Cluster, count: int) -> Counter[str]:
 
 
 async def _answered(producers: Sequence[Producer], deed: str) -> None:
-    """Wait until every topic has taken something more. Raises Stuck."""
+    """Wait until every topic has accepted another record. Raises Stuck."""
     before, end = [len(producer.acknowledged) for producer in producers], time.monotonic() + ANSWERED_S
     while waiting := [
         one.topic for one, count in zip(producers, before, strict=True) if len(one.acknowledged) == count
     ]:
         if time.monotonic() > end:
-            raise Stuck(f"nobody answers for {waiting} behind {deed}")
+            raise Stuck(f"no leader for {waiting} after {deed}")
         await asyncio.sleep(0.05)
 
 
 def main() -> int:
-    """Run one history; the exit code is 0 when nothing is wrong."""
+    """Run one history; the exit code is 0 if nothing is wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,10 +1,9 @@
-"""Histories of three brokers on one bucket: the one that leads is killed, stopped, raced and told to go, and another takes over.
+"""Histories of three brokers on one bucket: the leader is killed, suspended, raced and drained, and another takes over.
 
-``python -m tests.histories.takeovers --count 30 --seed 7``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it,
-a directory without.
+``python -m tests.histories.takeovers --count 30 --seed 7``. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it,
+otherwise a directory.
 
-Promises: the seed says what is done in which order; every broker that was killed is started again. Must not know: what is wrong with
-a history.
+The seed determines the order; every killed broker is restarted.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from tests.s3_server import BUCKET, S3Server, s3_binary
 
 BROKERS: Final = ("a", "b", "c")
 LED: Final = "leading the shard"
-PART: Final = 25  # takeovers of one history: what it holds is kept in memory
-CALM_S: Final = (0.5, 2.5)  # in which clients get on
-LED_S: Final = 60.0  # in which somebody leads again
+PART: Final = 25  # takeovers of one history, which is kept in memory
+CALM_S: Final = (0.5, 2.5)  # in which clients make progress
+LED_S: Final = 60.0  # in which there is a leader again
 SHOWN_MAX: Final = 20
 KEPT: Final = Path("build/takeovers")
 
 
 class Cluster:
-    """Three brokers, and who of them leads as far as their logs say."""
+    """Three brokers, and their leader according to their logs."""
 
     def __init__(self, folder: Path, bucket: str, chance: random.Random) -> None:
         self.brokers: Final = [
@@ -53,20 +52,20 @@ class Cluster:
         self._chance: Final = chance
 
     def url(self, wire: str) -> str:
-        """Any of them: whoever does not lead carries its clients."""
+        """Return the address of any of them: standbys forward."""
         return self._chance.choice(self.brokers).url(wire)
 
     def takeovers(self) -> int:
-        """How often anybody has begun to lead."""
+        """Return how often a broker has started to lead."""
         return sum(self._led(broker) for broker in self.brokers)
 
     def leader(self) -> BrokerProcess:
-        """Who began last."""
+        """Return the broker that started to lead last."""
         lines = [(line, broker) for broker in self.brokers for line in self._lines(broker)]
         return max(lines, key=lambda item: int(item[0].rpartition("start=")[2].split()[0]))[1]
 
     def others(self) -> list[BrokerProcess]:
-        """Who does not lead."""
+        """Return the standbys."""
         leader = self.leader()
         return [broker for broker in self.brokers if broker is not leader]
 
@@ -80,7 +79,7 @@ class Cluster:
 
 
 class Nemesis:
-    """What is done to the brokers."""
+    """The faults of the brokers."""
 
     def __init__(self, cluster: Cluster, server: S3Server | None, history: History, chance: random.Random) -> None:
         self._cluster: Final = cluster
@@ -100,7 +99,7 @@ class Nemesis:
         self._weights: Final = [weight for weight, _ in deeds.values()]
 
     async def act(self) -> None:
-        """Do one thing, and see to it that all three run afterwards, and one leads."""
+        """Inject one fault, and make sure that all three run afterwards and one leads."""
         (name,) = self._chance.choices(list(self._deeds), self._weights)
         begun = time.monotonic_ns()
         for broker in self._cluster.brokers:
@@ -108,7 +107,7 @@ class Nemesis:
         await self._deeds[name]()
         self._history.events.append(Fault(name, begun, time.monotonic_ns()))
 
-    async def _led_anew(self, before: int) -> None:
+    async def _wait_for_leader(self, before: int) -> None:
         async with asyncio.timeout(LED_S):
             while self._cluster.takeovers() <= before:  # noqa: ASYNC110 - looking is the point
                 await asyncio.sleep(0.05)
@@ -116,27 +115,27 @@ class Nemesis:
     async def _kill(self) -> None:
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         await asyncio.to_thread(leader.kill)
-        await self._led_anew(before)
+        await self._wait_for_leader(before)
         await asyncio.to_thread(leader.start)
 
     async def _go(self) -> None:
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         assert await asyncio.to_thread(leader.stop) == 0, leader.log_text()[-4000:]
-        await self._led_anew(before)
+        await self._wait_for_leader(before)
         await asyncio.to_thread(leader.start)
 
     async def _stop(self) -> None:
-        """It sleeps through another's start, and perhaps longer."""
+        """Suspend the leader during another's start, and perhaps longer."""
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         os.kill(leader.pid, signal.SIGSTOP)
         try:
-            await self._led_anew(before)
+            await self._wait_for_leader(before)
             await asyncio.sleep(self._chance.choice((0.0, 0.0, 0.1, 1.0)))
         finally:
             os.kill(leader.pid, signal.SIGCONT)
 
     async def _race(self) -> None:
-        """Both others find the leader gone at once, and one that slept wakes among them."""
+        """Let both standbys notice the leader's death at once, while a suspended broker wakes."""
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         sleeper, other = self._chance.sample(self._cluster.others(), 2)
         os.kill(sleeper.pid, signal.SIGSTOP)
@@ -155,25 +154,25 @@ class Nemesis:
             await self._kill()
 
     async def _kill_twice(self) -> None:
-        """The second one while it takes over, or just after."""
+        """Kill the second leader while it takes over, or just after."""
         first, before = self._cluster.leader(), self._cluster.takeovers()
         await asyncio.to_thread(first.kill)
         await asyncio.sleep(self._chance.uniform(0.5, 3.0))
         second = self._chance.choice([broker for broker in self._cluster.brokers if broker is not first])
         await asyncio.to_thread(second.kill)
-        await self._led_anew(before)
+        await self._wait_for_leader(before)
         for broker in (first, second):
             await asyncio.to_thread(broker.start)
 
     async def _pause(self) -> None:
-        """Shorter than anybody waits."""
+        """Suspend it for less than any timeout."""
         leader = self._cluster.leader()
         os.kill(leader.pid, signal.SIGSTOP)
         await asyncio.sleep(self._chance.uniform(0.1, 3.0))
         os.kill(leader.pid, signal.SIGCONT)
 
     async def _restart_bucket(self) -> None:
-        assert self._server is not None, "else it has no weight"
+        assert self._server is not None, "otherwise its weight is 0"
         await asyncio.to_thread(self._server.kill)
         await asyncio.sleep(self._chance.uniform(0.0, 3.0))
         await asyncio.to_thread(self._server.start)
@@ -181,7 +180,7 @@ class Nemesis:
 
 @contextmanager
 def bucket_in(folder: Path) -> Iterator[tuple[str, S3Server | None]]:
-    """A bucket: its URL, and its server where it has one."""
+    """Return a bucket: its URL, and its server if it has one."""
     binary = s3_binary()
     if binary is None:
         yield f"file://{folder / 'bucket'}", None
@@ -198,7 +197,7 @@ def bucket_in(folder: Path) -> Iterator[tuple[str, S3Server | None]]:
 
 
 def run(folder: Path, *, seed: int, count: int) -> History:
-    """Make a history in which so many brokers begin to lead."""
+    """Make a history in which a broker starts to lead that many times."""
     chance = random.Random(seed)
     with bucket_in(folder) as (url, server), ExitStack() as running:
         cluster = Cluster(folder, url, chance)

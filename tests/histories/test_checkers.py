@@ -1,4 +1,4 @@
-"""Every checker lets a good history pass, and refuses one in which its promise was broken."""
+"""Every checker passes a good history, and detects a broken promise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 def produce(
     begun: int, values: str, outcome: Outcome = DONE, at: int | None = None, *, durable: bool = True
 ) -> Produce:
-    """One request of a record for each letter, that was told its offsets when ``at`` says the first."""
+    """Return a request of a record per letter, with offsets starting at ``at`` if given."""
     letters = tuple(letter.encode() for letter in values)
     places = () if at is None else tuple(Place("t", 0, at + row) for row in range(len(letters)))
     return Produce("p", begun, begun + 1, "t", letters, outcome, places, durable)
@@ -61,7 +61,7 @@ def history(events: Iterable[Event], stored: str, at: int | None = None) -> Hist
 
 
 def copied(begun: int, first: int, values: str, outcome: Outcome = DONE) -> Transaction:
-    """A transaction that makes a record in another topic of each record from an offset on."""
+    """Return a transaction that copies each record from an offset on."""
     writes = [Write("u", letter.encode(), Place("t", 0, first + row)) for row, letter in enumerate(values)]
     moved = (SHARED, first + len(values))
     return Transaction("g", begun, begun + 1, tuple(writes), (moved,), outcome)
@@ -107,13 +107,13 @@ def test_good_transactions_pass() -> None:
     assert judge(copies(events, "ab", at=2)) == []
 
 
-def test_what_was_in_doubt_may_be_done_later_than_what_follows() -> None:
+def test_a_doubtful_request_may_take_effect_after_later_ones() -> None:
     events = [produce(1, "a", UNKNOWN), produce(3, "b", at=0)]
     assert judge(history(events, "ba")) == []
     assert judge(history(events, "b")) == []
 
 
-def test_what_was_asked_for_at_the_same_time_has_any_order() -> None:
+def test_concurrent_requests_have_any_order() -> None:
     assert judge(history([produce(1, "a", at=1), produce(2, "b", at=0)], "ba")) == []
 
 
@@ -145,7 +145,7 @@ BAD = {
         "partitions_have_one_owner",
         history([assigned(1, "m", 1, 0), assigned(2, "n", 1, 0)], ""),
     ),
-    "a generation is told again": (
+    "a generation is reported again": (
         "generations_go_on",
         history([assigned(1, "m", 2, 0), assigned(5, "m", 1, 0)], ""),
     ),
@@ -182,7 +182,7 @@ BAD = {
         "sources_are_consumed_once",
         copies([copied(1, 0, "a"), copied(3, 0, "b")], "ab", at=1),
     ),
-    "a source is left out": ("sources_are_consumed_once", copies([copied(1, 1, "b")], "b", at=2)),
+    "a source is skipped": ("sources_are_consumed_once", copies([copied(1, 1, "b")], "b", at=2)),
     "records go without their position": ("sources_are_consumed_once", copies([copied(1, 0, "a")], "a", at=0)),
     "a position goes without its records": (
         "sources_are_consumed_once",
@@ -200,7 +200,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_broken_promise_is_seen(what: str) -> None:
+def test_a_broken_promise_is_detected(what: str) -> None:
     promise, bad = BAD[what]
     found = {checker.__name__ for checker in CHECKERS if list(checker(bad))}
     assert promise in found
@@ -210,7 +210,7 @@ def test_every_checker_has_a_history_that_it_refuses() -> None:
     assert {promise for promise, _ in BAD.values()} == {checker.__name__ for checker in CHECKERS}
 
 
-def test_judging_changes_nothing() -> None:
+def test_checking_changes_nothing() -> None:
     before = deepcopy(GOOD)
     judge(GOOD)
     assert before == GOOD

@@ -1,4 +1,4 @@
-"""A short history of real processes: clients on five wires, a broker that is killed, paused and starved meanwhile, and nothing to report.
+"""A short history of real processes: clients of five protocols, and a broker that is killed, paused and starved.
 
 ``make histories SECONDS=600 SEED=7`` makes long ones.
 """

@@ -1,4 +1,4 @@
-"""A short run of three machines on a bucket of two shards, and nothing lost, doubled or out of order.
+"""A short run of three machines on a bucket of two shards: nothing is lost, duplicated or out of order.
 
 ``python -m tests.histories.shards --count 100 --seed 7`` makes long ones.
 """

@@ -1,4 +1,4 @@
-"""A short history of three brokers on one bucket, of which the one that leads is killed, stopped and raced, and nothing to report.
+"""A short history of three brokers on one bucket, whose leader is killed, suspended and raced.
 
 ``make takeovers COUNT=500 SEED=7`` makes long ones.
 """
@@ -20,7 +20,7 @@ SEED = 2
 
 @pytest.mark.slow
 def test_no_promise_is_broken_by_a_takeover(tmp_path: Path) -> None:
-    """Some seconds each: whoever follows waits until the one before is surely gone."""
+    """Each takes seconds: a new leader waits until the previous one is surely gone."""
     history = run(tmp_path, seed=SEED, count=TAKEOVERS)
     assert judge(history) == []
     assert history.counts()["takeover"] >= TAKEOVERS

@@ -1,4 +1,4 @@
-"""Hold any number of hostile conversations with a broker: ``python -m tests.hostile --conversations 100000 --wire flux``."""
+"""Run hostile conversations with a broker: ``python -m tests.hostile --conversations 100000 --wire flux``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.broker_process import BrokerProcess
 from tests.hostile.conversations import converse
 from tests.hostile.exchanges import STREAMS
 
-STEP = 10_000  # conversations between two lines of what was seen
+STEP = 10_000  # conversations between two lines of output
 
 
 def main() -> int:
-    """Run, and print what was seen."""
+    """Run, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile")
     parser.add_argument("--conversations", type=int, default=100_000, help="of each wire")
     parser.add_argument("--wire", choices=tuple(STREAMS), action="append")

@@ -1,7 +1,7 @@
-"""Conversations of hostile peers with a running broker: every way to end one, at every byte of what is said.
+"""Conversations of hostile clients with a running broker: every way to end one, at every byte.
 
-Promises: a conversation depends on its number and the seed only; none takes longer than a named time. After each a polite client is served;
-in the end the broker holds no more descriptors than before. Must not know: how the broker works.
+A conversation depends on its number and the seed only, and is limited in time. After each a polite client is served,
+and in the end the broker has no more descriptors than before.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.fuzz.chance import damaged
 from tests.hostile.exchanges import STREAMS
 from tests.hostile.peers import ANSWER_S_MAX, End, PoliteClient, connect, hang_up, push
 
-ANSWERS_S: Final = 0.02  # how long a peer waits for answers before it goes on
-STALLED_MAX: Final = 32  # connections that stand still at once
-FLOOD: Final = 40  # times that a stream is sent again
+ANSWERS_S: Final = 0.02  # how long a client waits for responses before it continues
+STALLED_MAX: Final = 32  # connections that stall at once
+FLOOD: Final = 40  # repetitions of a stream
 SETTLED_S_MAX: Final = 60.0
 
 Ending = Callable[["Hostile", socket.socket, bytes], None]
@@ -34,7 +34,7 @@ Ending = Callable[["Hostile", socket.socket, bytes], None]
 
 @dataclass
 class Figures:
-    """What a run has seen."""
+    """The figures of a run."""
 
     conversations: int = 0
     seconds: float = 0.0
@@ -57,7 +57,7 @@ class Figures:
 
 @dataclass
 class Hostile:
-    """Peers of one wire. Guards: at most ``STALLED_MAX`` of them stand still."""
+    """Clients of one protocol. Guards: at most ``STALLED_MAX`` of them stall."""
 
     broker: BrokerProcess
     wire: str
@@ -66,57 +66,57 @@ class Hostile:
     stalled: deque[socket.socket] = field(default_factory=deque)
 
     def converse(self, number: int) -> None:
-        """One conversation, from the first byte to its end."""
+        """Run one conversation, from the first byte to its end."""
         chance = self.chance = random.Random(f"{self.seed} {self.wire} {number // len(ENDINGS)}")
         stream = STREAMS[self.wire](chance)
-        with suppress(OSError):  # the broker may have hung up first
+        with suppress(OSError):  # the broker may have closed the connection first
             ENDINGS[number % len(ENDINGS)](self, connect(self.broker, self.wire), stream)
 
     def cut(self, peer: socket.socket, stream: bytes) -> None:
-        """Gone with a FIN in the middle, answers unread."""
+        """Close with a FIN in the middle, with unread responses."""
         push(peer, stream[: self.chance.randrange(len(stream) + 1)])
         hang_up(peer, End.FIN)
 
     def kill(self, peer: socket.socket, stream: bytes) -> None:
-        """Gone with a RST in the middle, perhaps a moment later."""
+        """Close with a RST in the middle, perhaps a moment later."""
         push(peer, stream[: self.chance.randrange(len(stream) + 1)])
         time.sleep(self.chance.choice((0, 0, 0.0005, 0.003)))
         hang_up(peer, End.RST)
 
     def half_close(self, peer: socket.socket, stream: bytes) -> None:
-        """Says no more, but reads on."""
+        """Close the sending side, and continue to read."""
         push(peer, stream[: self.chance.randrange(len(stream) + 1)])
         peer.shutdown(socket.SHUT_WR)
         read(peer)
         hang_up(peer, self.chance.choice(list(End)))
 
     def stall(self, peer: socket.socket, stream: bytes) -> None:
-        """Stands still in the middle, until others do."""
+        """Stall in the middle, until other clients do."""
         push(peer, stream[: self.chance.randrange(len(stream) + 1)])
         self.stalled.append(peer)
         if len(self.stalled) > STALLED_MAX:
             hang_up(self.stalled.popleft(), self.chance.choice(list(End)))
 
     def flood(self, peer: socket.socket, stream: bytes) -> None:
-        """Says the same again and again, and reads nothing."""
+        """Repeat the same bytes and read nothing."""
         for _ in range(FLOOD):
             push(peer, stream)
         hang_up(peer, End.RST)
 
     def lie(self, peer: socket.socket, stream: bytes) -> None:
-        """Sends damaged bytes."""
+        """Send damaged bytes."""
         push(peer, damaged(stream, self.chance, times_max=6))
         read(peer)
         hang_up(peer, self.chance.choice(list(End)))
 
     def echo(self, peer: socket.socket, stream: bytes) -> None:
-        """Sends back what it was answered."""
+        """Send back the responses."""
         push(peer, stream)
         push(peer, read(peer))
         hang_up(peer, End.RST)
 
     def leave(self) -> None:
-        """End what stands still."""
+        """Close stalled connections."""
         while self.stalled:
             hang_up(self.stalled.popleft(), End.RST)
 
@@ -134,7 +134,7 @@ ENDINGS: Final[list[Ending]] = [
 
 
 def read(peer: socket.socket) -> bytes:
-    """What comes within a moment."""
+    """Return what arrives within a moment."""
     peer.settimeout(ANSWERS_S)
     with suppress(OSError):
         return peer.recv(65_536)
@@ -142,14 +142,14 @@ def read(peer: socket.socket) -> bytes:
 
 
 def descriptors(broker: BrokerProcess) -> int:
-    """How many a broker holds (Linux; 0 elsewhere)."""
+    """Return the number of a broker's descriptors (Linux; 0 elsewhere)."""
     with suppress(OSError):
         return len(os.listdir(f"/proc/{broker.pid}/fd"))
     return 0
 
 
 def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int, *, visitors: int = 1) -> Figures:
-    """Hold conversations on one wire, so many at once. Raises AssertionError with the number of the one after which something was wrong."""
+    """Run conversations of one protocol concurrently. Raises AssertionError with the number of the failing one."""
     figures = Figures(len(numbers))
     begun = time.monotonic()
     with ExitStack() as stack, ThreadPoolExecutor(visitors) as threads:
@@ -174,7 +174,7 @@ def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int, *, vis
 
 
 def _visit(hostile: Hostile, numbers: range, polite: PoliteClient) -> None:
-    """One conversation after the other; after each the polite client is served."""
+    """Run one conversation after the other, and serve the polite client after each."""
     for number in numbers:
         hostile.converse(number)
         try:
@@ -185,7 +185,7 @@ def _visit(hostile: Hostile, numbers: range, polite: PoliteClient) -> None:
 
 
 def connections(broker: BrokerProcess) -> int:
-    """How many a broker says that it has, without the one that asks."""
+    """Return the number of connections that a broker reports, without the asking one."""
     metrics = HTTPConnection(*broker.addresses["http"], timeout=ANSWER_S_MAX)
     with closing(metrics):
         metrics.request("GET", "/metrics")
@@ -194,7 +194,7 @@ def connections(broker: BrokerProcess) -> int:
 
 
 def settled(broker: BrokerProcess, expected: int) -> Iterator[int]:
-    """How many descriptors are held, until they are as few as expected or time is up."""
+    """Return the number of descriptors, once it is as low as expected or time is up."""
     deadline = time.monotonic() + SETTLED_S_MAX
     while True:
         held = descriptors(broker)

@@ -26,9 +26,9 @@ from tests.unit.protocols.polywire.peer import batch_of
 
 Dialogue = Generator[tuple[str, bytes], bytes, None]
 
-ODD_SHARE: Final = 0.12  # of numbers: most requests must be right, or nothing follows them
+ODD_SHARE: Final = 0.12  # of numbers: most requests must be valid, or later ones achieve nothing
 TRANSACTIONAL: Final = 16  # of a Kafka batch's attributes
-INITIALIZED_AT: Final = 13  # in the answer to InitProducerId 4: error, producer id, epoch
+INITIALIZED_AT: Final = 13  # in the response to InitProducerId 4: error, producer id, epoch
 TOPIC_RESOURCE: Final = 2
 KAFKA_SETTINGS: Final = (
     "retention.ms",
@@ -55,13 +55,13 @@ TEXT_NUMBERS: Final = (
 
 
 class Odd:
-    """Replaces numbers by odd ones, at times."""
+    """Replaces numbers by extreme ones, at times."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
 
     def number(self, right: int, bits: int = 64) -> int:
-        """Return the number, or another one of a signed field of so many bits."""
+        """Return the number, or another one of a signed field of that many bits."""
         if self._chance.random() >= ODD_SHARE:
             return right
         top = 1 << (bits - 1)
@@ -73,7 +73,7 @@ class Odd:
 
 
 def kafka_transaction(chance: random.Random) -> Dialogue:
-    """Hold a transactional id, produce, commit positions, and end the transaction or leave it open."""
+    """Use a transactional id: produce, commit offsets, and end the transaction or leave it open."""
     odd, name, topic = Odd(chance), chance.choice(("k1", "k2")), chance.choice(("t", "u"))
     timeout = odd.number(60_000, 32)
     answer = yield "kafka", frame_of(Api.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=timeout)
@@ -112,7 +112,7 @@ def kafka_transaction(chance: random.Random) -> Dialogue:
 
 
 def cursus_transaction(chance: random.Random) -> Dialogue:
-    """The same over Cursus, with a member of a group."""
+    """Do the same over Cursus, with a member of a group."""
     odd, name = Odd(chance), chance.choice(("c1", "c2"))
     answer = yield "cursus", frame(f"INIT_PRODUCER_ID transactional_id={name}".encode())
     epoch = _number(answer, rb"epoch=(\d+)")
@@ -137,7 +137,7 @@ def cursus_transaction(chance: random.Random) -> Dialogue:
 
 
 def events(chance: random.Random) -> Dialogue:
-    """Append events and save a snapshot, with versions that follow."""
+    """Append events and save a snapshot, with consecutive versions."""
     odd, key = Odd(chance), chance.choice("ab")
     answer = yield "cursus", frame(f"STREAM_VERSION topic=events key={key}".encode())
     version = _number(answer, rb"(\d+)\D*$")
@@ -149,7 +149,7 @@ def events(chance: random.Random) -> Dialogue:
 
 
 def positions(chance: random.Random) -> Dialogue:
-    """Commit positions of groups and consumers, of topics that exist and of others."""
+    """Commit offsets of groups and consumers, for existing and missing topics."""
     odd = Odd(chance)
     topics = schema.request(Api.OFFSET_COMMIT).Topics
     offset = topics.Partitions(index=odd.number(0, 32), offset=odd.number(5), leader_epoch=odd.number(1, 32))
@@ -198,11 +198,11 @@ DIALOGUES: Final[tuple[Callable[[random.Random], Dialogue], ...]] = (
 
 
 def _asked(verb: Verb, head: Head, payload: bytes = b"") -> bytes:
-    """One request on a connection of its own."""
+    """Return one request for a new connection."""
     return MAGIC + encode_head(verb, 1, head, payload_bytes=len(payload)) + payload
 
 
 def _number(answer: bytes, pattern: bytes) -> int:
-    """Return a number of an answer, 0 if it has none."""
+    """Return a number of a response, 0 if it has none."""
     found = re.search(pattern, answer)
     return int(found[1]) if found else 0

@@ -1,6 +1,6 @@
-"""What peers of each wire say: the requests of the specifications and of the fuzz targets, as streams of bytes.
+"""Byte streams of clients of each protocol: requests of the specifications and of the fuzz targets.
 
-Promises: a stream depends on its chance only. Must not know: sockets.
+A stream depends on its random numbers only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _iggy() -> Stream:
 
 
 def _http() -> Stream:
-    """Requests of all kinds, one behind the other on one connection."""
+    """Return pipelined requests of all kinds."""
     return _any_of([case.request for case in cases() if case.wire == "http" and isinstance(case.request, bytes)])
 
 

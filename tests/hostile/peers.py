@@ -1,7 +1,4 @@
-"""Peers as bare sockets that die in the ways sockets die, and a polite client that must be served beside them.
-
-Promises: nothing here waits for longer than a named limit. Must not know: how the broker works.
-"""
+"""Bare sockets that die in every way, and a polite client that must be served meanwhile. All waits are limited."""
 
 from __future__ import annotations
 
@@ -16,26 +13,26 @@ from typing import Final
 from tests.broker_process import BrokerProcess
 from tests.processor import loop_seconds
 
-ANSWER_S_MAX: Final = 60.0  # far above what anything takes; below, the machine may be the reason
+ANSWER_S_MAX: Final = 60.0  # far above what anything takes; a busy machine may take some of it
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 
 
 class End(Enum):
-    """How a peer's socket ends."""
+    """How a client's socket ends."""
 
     FIN = "fin"
-    """Everything sent is delivered; the kernel answers what the broker still sends with a reset."""
+    """Everything sent is delivered; the kernel answers later bytes of the broker with a reset."""
     RST = "rst"
     """At once, whatever is unread or unsent."""
 
 
 def connect(broker: BrokerProcess, wire: str) -> socket.socket:
-    """A connection that neither sends nor receives for longer than is reasonable."""
+    """Connect; sending and receiving time out."""
     return socket.create_connection(broker.addresses[wire], timeout=ANSWER_S_MAX)
 
 
 def hang_up(peer: socket.socket, end: End) -> None:
-    """End a connection."""
+    """Close a connection."""
     if end is End.RST:
         with suppress(OSError):
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
@@ -43,33 +40,33 @@ def hang_up(peer: socket.socket, end: End) -> None:
 
 
 def push(peer: socket.socket, data: bytes) -> None:
-    """Send as much as the broker takes without being waited for; it may have closed already."""
+    """Send as much as the broker accepts without waiting; it may have closed the connection."""
     peer.setblocking(False)
     with suppress(OSError):
         peer.send(data)
 
 
 class PoliteClient:
-    """One FLUX connection that stays open and is served, whatever others do."""
+    """One FLUX connection that stays open and is served, whatever other clients do."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._socket = connect(broker, "flux")
         self._number = 0
         self._broker = broker
         self.times: list[float] = []
-        """Seconds that each answer took."""
+        """Seconds per response."""
         self.held_s = 0.0
-        """Processor time that the broker's loop took at most from a request to its answer, whatever it did."""
+        """Maximal processor time of the broker's loop from a request to its response."""
 
     def produce(self) -> None:
-        """Produce a record and read its answer."""
+        """Produce a record and read its response."""
         self._number += 1
         begun, used = time.monotonic(), loop_seconds(self._broker)
         self._socket.sendall(b"V1|%d|PRODUCE|polite key:value acks=1\n" % self._number)
         answer = b""
         while not answer.endswith(b"\n"):
             part = self._socket.recv(4096)
-            assert part, "the broker hung up"
+            assert part, "the broker closed the connection"
             answer += part
         self.times.append(time.monotonic() - begun)
         self.held_s = max(self.held_s, loop_seconds(self._broker) - used)

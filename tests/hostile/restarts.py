@@ -47,16 +47,16 @@ from tests.unit.protocols.polywire.peer import batch_of
 
 PROTOCOLS: Final = [
     name for name in STREAMS if name != "http"
-]  # HTTP needs a real loop; test_conversations restarts behind it
+]  # HTTP needs a real loop; test_conversations covers restarts after it
 DISK_BYTES: Final = 64 * 1024 * 1024
 LOG: Final = replace(SETTINGS, slot_bytes=256 * 1024, slot_count_min=2, slot_count_max=4, scrub_hours=0)
 BROKER: Final = BrokerSettings(producer_window=3).within(LOG.batch_bytes_max)
-STEP: Final = 10_000  # restarts between two lines of what was seen
-REQUESTS_MAX: Final = 40  # to one disk, acknowledged or not: what they leave makes the next start slower
+STEP: Final = 10_000  # restarts between two lines of output
+REQUESTS_MAX: Final = 40  # per disk, acknowledged or not: what they leave slows the next start
 DIALOGUE_SHARE: Final = 0.2
 TOPICS: Final = ("t", "u", "orders")
-STEPS_MAX: Final = 200_000  # of one request: a broker that never comes to rest is a fault
-MAINTENANCE_S: Final = 2.0  # simulated, in which compaction and merging run
+STEPS_MAX: Final = 200_000  # of one request: a broker that never comes to rest is an error
+MAINTENANCE_S: Final = 2.0  # simulated seconds, in which compaction and merging run
 BATCH_MAGIC: Final = b"PWB1"
 KAFKA_HEADER_BYTES: Final = 61
 FIELDS: Final = (
@@ -73,14 +73,17 @@ FIELDS: Final = (
     (80, 4),
     (84, 4),
 )
-"""Position and size of every field of a stored batch's header that is no size or checksum."""
+"""Position and size of every header field of a stored batch that is no size or checksum."""
 KAFKA_FIELDS: Final = ((0, 8), (12, 4), (21, 2), (23, 4), (27, 8), (35, 8), (43, 8), (51, 2), (53, 4), (57, 4))
-"""The same of a record batch of Kafka's."""
+"""The same of Kafka's record batches."""
 
 
 @dataclass
 class Figures:
-    """What a run has seen. ``acknowledged`` counts restarts, by the protocol or dialogue after which something was stored."""
+    """The figures of a run.
+
+    ``acknowledged`` counts restarts by the protocol or dialogue after which something was stored.
+    """
 
     requests: int = 0
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -94,14 +97,14 @@ class Figures:
 
 @dataclass
 class Peer:
-    """The sending end of a connection. ``answer``: what came back."""
+    """The sending end of a connection. ``answer``: the response."""
 
     reads = True
     answer: bytes = b""
     is_over: bool = False
 
     def received(self, data: bytes) -> None:
-        """Keep an answer."""
+        """Add to the response."""
         self.answer += data
 
     def hung_up(self, *, is_aborted: bool) -> None:
@@ -110,7 +113,7 @@ class Peer:
 
 
 class Victim:
-    """A broker over a simulated disk, started again and again."""
+    """A broker over a simulated disk that is restarted repeatedly."""
 
     def __init__(self, seed: int) -> None:
         self._chance = Chance(seed)
@@ -141,7 +144,7 @@ class Victim:
         return int(self.log._writer.sequence)
 
     def send(self, protocol: str, stream: bytes) -> bytes:
-        """Send bytes on a connection of their own, wait until the broker has nothing left to do and return what it answered."""
+        """Send bytes on a new connection, wait until the broker has nothing left to do, and return the response."""
         peer = Peer()
         link = self.process.accept(peer, protocol)
         while stream and (size := link.free):
@@ -155,7 +158,7 @@ class Victim:
         return peer.answer
 
     def converse(self, dialogue: Dialogue) -> int:
-        """Send the requests of a dialogue, each when the one before is answered, and return how many there were."""
+        """Send the requests of a dialogue, each after the previous response; return their number."""
         requests, answer = 0, None
         with suppress(StopIteration):
             while True:
@@ -173,7 +176,7 @@ class Victim:
         raise AssertionError(f"the broker did not come to rest steps={STEPS_MAX}")
 
     def maintain(self) -> None:
-        """Let timers run, with compaction, merging and expiry among them."""
+        """Let timers run, including compaction, merging and expiry."""
         end = self._clock.monotonic() + MAINTENANCE_S
         while self._clock.monotonic() < end:
             self.process.loop.pass_time(0.25)
@@ -202,7 +205,7 @@ class Victim:
                     assert isinstance(found, Read), (
                         f"a record cannot be read topic={topic.name} offset={offset}: {found}"
                     )
-                    assert found.next_offset > offset, f"a read stands still topic={topic.name} offset={offset}"
+                    assert found.next_offset > offset, f"a read makes no progress topic={topic.name} offset={offset}"
                     check_batches(b"".join(bytes(chunk) for chunk in found.chunks))
                     found.pin.release()
                     offset = found.next_offset
@@ -218,7 +221,7 @@ class Victim:
 
 
 def check_batches(stored: bytes) -> None:
-    """Check that stored batches are whole and decode."""
+    """Check that stored batches are complete and decodable."""
     at = 0
     while at < len(stored):
         length = int.from_bytes(stored[at + 4 : at + 8], "little")
@@ -232,7 +235,7 @@ def check_batches(stored: bytes) -> None:
 
 
 def with_odd_number(stream: bytearray, at: int, size: int, chance: random.Random) -> None:
-    """Put a number at which arithmetic goes wrong at a position."""
+    """Write an extreme number at a position."""
     top = 1 << (8 * size - 1)
     number = chance.choice((0, 1, 2, 7, top - 1, top, 2 * top - 1, 2 * top - 2, chance.randrange(2 * top)))
     stream[at : at + size] = number.to_bytes(size, chance.choice(("little", "big")))
@@ -260,7 +263,7 @@ def kafka_batches(stream: bytes) -> Iterator[tuple[int, int]]:
 
 
 def resealed(stream: bytearray, *, batches_of: bytes) -> bytes:
-    """Return the stream with the checksums of its batches made right; ``batches_of``: the stream before it was changed, where they lie."""
+    """Return the stream with corrected checksums of its batches; ``batches_of``: the unchanged stream."""
     for at, _ in stored_batches(batches_of):
         stream[at + 96 : at + HEADER_BYTES] = xxh64(bytes(stream[at : at + 96])).to_bytes(8, "little")
     for at, length in kafka_batches(batches_of):
@@ -269,7 +272,7 @@ def resealed(stream: bytearray, *, batches_of: bytes) -> bytes:
 
 
 def with_odd_headers(stream: bytes, chance: random.Random) -> bytes:
-    """Put odd numbers into the headers of batches and make their checksums right, so that nothing but their meaning is wrong."""
+    """Write extreme numbers into the headers of batches, and correct their checksums."""
     found = bytearray(stream)
     fields = [(at, FIELDS) for at, _ in stored_batches(stream)] + [
         (at, KAFKA_FIELDS) for at, _ in kafka_batches(stream)
@@ -282,7 +285,7 @@ def with_odd_headers(stream: bytes, chance: random.Random) -> bytes:
 
 
 def with_odd_numbers(stream: bytes, chance: random.Random) -> bytes:
-    """Put an odd number anywhere."""
+    """Write an extreme number anywhere."""
     found = bytearray(stream)
     size = chance.choice((1, 2, 4, 8))
     if len(found) > size:
@@ -291,12 +294,12 @@ def with_odd_numbers(stream: bytes, chance: random.Random) -> bytes:
 
 
 def unharmed(stream: bytes, chance: random.Random) -> bytes:
-    """Leave a request as it is."""
+    """Leave a request unchanged."""
     return stream
 
 
 def flipped(stream: bytes, chance: random.Random) -> bytes:
-    """Flip, cut out and insert bytes."""
+    """Flip, remove and insert bytes."""
     return damaged(stream, chance, times_max=2)
 
 
@@ -313,7 +316,7 @@ DAMAGES: Final[tuple[Callable[[bytes, random.Random], bytes], ...]] = (
 
 
 def run(seeds: Iterator[int], *, count_min: int) -> Figures:
-    """Restart until so many requests were acknowledged. Raises AssertionError with the seed of the disk on which something failed."""
+    """Restart until that many requests were acknowledged. Raises AssertionError with the seed of the failing disk."""
     figures, begun = Figures(), time.monotonic()
     while figures.acknowledged.total() < count_min:
         seed = next(seeds)
@@ -348,7 +351,7 @@ def _run_disk(seed: int, figures: Figures) -> None:
 
 
 def main() -> int:
-    """Run, and print what was seen."""
+    """Run, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile.restarts", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="acknowledged requests, each followed by a restart")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the first disk")

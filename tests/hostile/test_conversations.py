@@ -19,10 +19,11 @@ from tests.broker_process import BrokerProcess
 from tests.hostile.conversations import converse
 from tests.hostile.exchanges import STREAMS
 
-CONVERSATIONS = 400  # of each wire, and over HTTP
-DESCRIPTORS_GROWN_MAX = 24  # segments, journal files and threads that begin with the first use
+CONVERSATIONS = 400  # of each protocol, and over HTTP
+DESCRIPTORS_GROWN_MAX = 24  # segments, journal files and threads that the first use creates
 MEMORY_MB_GROWN_MAX = 150
-# The loop's own time between a polite client's request and its answer; uncompiled, no latency is promised (decision 0108).
+# The loop's own time between a polite client's request and its response; uncompiled, no latency is promised (decision
+# 0108).
 HELD_MS_MAX = 100 if all(compiled_modules().values()) else 2_000
 SEED = int(os.environ.get("HOSTILE_SEED") or random.randrange(2**32))
 
@@ -35,13 +36,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         assert broker.stop() == 0, broker.log_text()
         assert "level=error" not in broker.log_text(), broker.log_text()
     with opened(data) as offline:
-        assert not unsound(examine(offline)), "doctor finds nothing wrong with what hostile peers left"
+        assert not unsound(examine(offline)), "the doctor finds nothing wrong with what hostile clients left"
     with BrokerProcess(data, wires=tuple(STREAMS)) as broker:
         assert broker.stop() == 0, broker.log_text()
 
 
 @pytest.mark.parametrize("wire", STREAMS)
-def test_whatever_peers_do_others_are_served_on(broker: BrokerProcess, wire: str) -> None:
+def test_hostile_clients_do_not_affect_others(broker: BrokerProcess, wire: str) -> None:
     figures = converse(broker, wire, range(CONVERSATIONS), SEED)
     assert figures.descriptors[1] - figures.descriptors[0] <= DESCRIPTORS_GROWN_MAX, figures
     assert figures.connections[1] <= figures.connections[0], figures

@@ -1,6 +1,6 @@
-"""Data that is meant to do harm, in front of everything that reads: memory is bounded, and the event loop serves others between slices.
+"""Malicious data for everything that reads it: memory is bounded, and the event loop stays responsive.
 
-One record may have hundreds of thousands of headers, a key of megabytes, and groups 255 bytes of any script or of control characters.
+One record may have hundreds of thousands of headers or a key of megabytes, and group names 255 bytes of any script or control characters.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from tests.unit.http.test_guard import CHANGE
 MANY_HEADERS: Final = 300_000  # empty ones: a record of 3 MB
 API: Final = "/api/v1"
 IS_COMPILED: Final = all(compiled_modules().values())
-# Processor time between two turns of the loop. A slice takes 3 ms, and one step of it, such as copying a batch of 8 MB, up to 10 ms here.
-# A machine with busy neighbours needs three times as long. One page without slices took seconds.
+# Processor time between two turns of the loop. A slice takes 3 ms, and one step of it, such as copying a batch of 8 MB,
+# up to 10 ms here. A machine with busy neighbours needs three times as long. One page without slices took seconds.
 HOLD_S_MAX: Final = 0.1 if IS_COMPILED else 1.0
-MEASUREMENTS_MAX: Final = 3  # neighbours can only add to a measurement, so the smallest counts
+MEASUREMENTS_MAX: Final = 3  # busy neighbours can only add to a measurement, so the smallest counts
 BROKER_GROWN_MAX: Final = 250_000_000  # four readers with a batch of 16 MiB each in two forms; one such page took 8 GB
 COMMAND_BYTES_MAX: Final = 350_000_000  # of a command that prints or copies these records
-ARROW_HEADERS: Final = 30_000  # traced memory takes its time
+ARROW_HEADERS: Final = 30_000  # traced memory is slow
 ARROW_BYTES_MAX: Final = 5_000_000  # 75 bytes a header in Python, and as much in Arrow; as dicts they took 16 MB
 COMMAND_S_MAX: Final = 120.0
 
@@ -62,7 +62,7 @@ try:
 finally:
     sys.stderr.write(next(line for line in Path("/proc/self/status").read_text().splitlines(True) if line.startswith("VmHWM:")))
 """
-"""A command that says at its end how much memory it has had; what its parent had is in the numbers that wait4 gives."""
+"""A command that prints its peak memory at the end; the numbers of wait4 would include its parent's."""
 
 SCRIPTS: Final = (
     "A",
@@ -85,7 +85,7 @@ CONTROLS: Final = (
 
 
 def longest(text: str) -> str:
-    """A name of 255 bytes, or nearly."""
+    """Return a name of about 255 bytes."""
     return text * (255 // len(text.encode()))
 
 
@@ -94,13 +94,13 @@ TOPICS: Final = [longest(text) for text in SCRIPTS[:6]]
 
 
 def letters(count: int) -> Iterator[Record]:
-    """Dead letters of many headers."""
+    """Return dead letters with many headers."""
     headers = (Header(b"dead.topic", b"orders"), *[Header(b"h", b"")] * MANY_HEADERS)
     return (Record(b"v", b"k", headers) for _ in range(count))
 
 
 def records() -> dict[str, Sequence[Record]]:
-    """By topic."""
+    """Return records by topic."""
     number = Header(b"\1\0", b"", HeaderKind.INT16)
     return {
         "orders": [Record(b"v")],
@@ -135,7 +135,7 @@ WRITES: Final = [
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """A broker in memory with all of it, and a group that is behind in very many partitions."""
+    """Return a broker in memory with all of it, and a group with lag in very many partitions."""
     site = Site()
     for topic, stored in records().items():
         site.broker.create_topic(TopicName.parse(topic), 1)
@@ -154,7 +154,7 @@ def site() -> Iterator[Site]:
 
 
 def assert_slices_are_short(site: Site, sent: bytes) -> None:
-    """Fail if a request keeps the loop from all others for longer than the limit in every measurement."""
+    """Fail if a request blocks the loop for longer than the limit in every measurement."""
     holds: list[float] = []
     while len(holds) < MEASUREMENTS_MAX:
         holds.append(longest_hold(site, sent))
@@ -164,7 +164,7 @@ def assert_slices_are_short(site: Site, sent: bytes) -> None:
 
 
 def longest_hold(site: Site, sent: bytes) -> float:
-    """Return the processor seconds for which a request keeps the loop from all others at most."""
+    """Return the longest processor time for which a request blocks the loop."""
     peer, longest_s = Peer(), 0.0
 
     async def answered() -> None:
@@ -190,13 +190,13 @@ def longest_hold(site: Site, sent: bytes) -> float:
 
 
 @pytest.mark.parametrize("path", [*READS, f"{API}/topics/wide", f"{API}/topics/wide/groups/g"])
-def test_no_read_holds_the_loop(site: Site, path: str) -> None:
-    longest_hold(site, request("GET", "/metrics"))  # what is loaded and made once does not count
+def test_no_read_blocks_the_loop(site: Site, path: str) -> None:
+    longest_hold(site, request("GET", "/metrics"))  # one-time loading does not count
     assert_slices_are_short(site, request("GET", path))
 
 
 @pytest.mark.parametrize(("path", "body"), WRITES)
-def test_no_write_holds_the_loop(site: Site, path: str, body: bytes) -> None:
+def test_no_write_blocks_the_loop(site: Site, path: str, body: bytes) -> None:
     assert longest_hold(site, request("POST", path, CHANGE, body)) < HOLD_S_MAX  # a write cannot be measured twice
 
 
@@ -232,7 +232,7 @@ class Hostile:
             assert self.ask("POST", path, b'{"to": "earliest"}')[0] == 200, name
 
     def run(self, *words: str) -> bytes:
-        """What a command prints. Its memory is limited."""
+        """Return the output of a command with limited memory."""
         done = subprocess.run(
             [sys.executable, "-c", MEASURED, *words],
             capture_output=True,
@@ -256,12 +256,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
 
 
 def is_safe(text: str) -> bool:
-    """Whether nothing in a text does anything to a terminal, or looks like a line of its own."""
+    """Return whether a text controls no terminal and does not look like a separate line."""
     return all(letter.isprintable() or letter in "\n " for letter in text)
 
 
-def test_no_request_takes_the_memory_of_the_machine(hostile: Hostile) -> None:
-    """All at once, several times, while others are answered: what the loop does between question and answer of another is short."""
+def test_no_request_uses_up_the_machines_memory(hostile: Hostile) -> None:
+    """All at once, several times, while others are served: the loop stays responsive."""
     before = hostile.broker.memory_bytes
     held: list[float] = []
     with ThreadPoolExecutor(8) as pool:
@@ -273,7 +273,7 @@ def test_no_request_takes_the_memory_of_the_machine(hostile: Hostile) -> None:
             held.append(loop_seconds(hostile.broker) - used)
             assert hostile.broker.memory_bytes - before < BROKER_GROWN_MAX
     answers = [future.result() for future in asked]
-    assert {status for status, _ in answers} <= {200, 409}, "two redrives at once are a conflict"
+    assert {status for status, _ in answers} <= {200, 409}, "two concurrent redrives are a conflict"
     assert max(len(body) for _, body in answers) < 24_000_000, "one record of the largest size in base64"
     assert len(held) > 10
 
@@ -321,7 +321,7 @@ def test_spark_reads_many_headers_within_limits(key_kind: HeaderKind) -> None:
     fields = {"headers": TYPED_HEADER_LIST, "key": pa.binary(), "value": pa.binary()}
     schema = pa.schema([pa.field(name, fields[name]) for name in COLUMNS if name in fields])
     chunk = StoredChunk("t", 0, memoryview(batch), 0, 1, 1)
-    chunk_to_arrow(chunk, schema.names, schema)  # Arrow loads modules and takes blocks for good
+    chunk_to_arrow(chunk, schema.names, schema)  # Arrow loads modules and allocates blocks permanently
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""A process may open only so many files: peers that only hold connections never take those of the log."""
+"""A process may open only so many files: idle connections never use up the log's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCHES = 80  # of a MB: four slots
 
 
 def hold_connections(broker: BrokerProcess, held: ExitStack, count: int) -> None:
-    """Connections that say nothing; some may be refused."""
+    """Open silent connections; some may be refused."""
     for _ in range(count):
         with suppress(OSError):
             held.enter_context(connect(broker, "flux"))

@@ -1,6 +1,7 @@
-"""Connections that end while their answers are being written: everybody else is served on.
+"""Connections that end while their responses are being written: other clients are served.
 
-Each of these once ended the process: an answer was written, and its connection paused or closed, while the loop asked for a buffer.
+Each of these once ended the process: a response was written, and its connection paused or closed, while the loop asked
+for a buffer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Visit = Callable[[BrokerProcess], None]
 
 
 def long_line(broker: BrokerProcess) -> None:
-    """Records, then 400 KB that never become a line."""
+    """Send records, then 400 KB that never become a line."""
     with connect(broker, "flux") as peer:
         push(peer, b"V1|1|PRODUCE|w key:value acks=1\n" + b"a" * 400_000)
         peer.settimeout(0.05)
@@ -41,8 +42,8 @@ def long_line(broker: BrokerProcess) -> None:
                 pass
 
 
-def hang_up_after_publish(broker: BrokerProcess) -> None:
-    """A topic, a record, and gone: 79 bytes."""
+def disconnect_after_publish(broker: BrokerProcess) -> None:
+    """Create a topic, publish a record, and disconnect: 79 bytes."""
     topic = next(_topics)
     peer = connect(broker, "cursus")
     peer.sendall(frame(b"CREATE topic=w%d partitions=2" % topic) + frame(b"PUBLISH topic=w%d acks=1 message=m" % topic))
@@ -50,7 +51,7 @@ def hang_up_after_publish(broker: BrokerProcess) -> None:
 
 
 def web_page(broker: BrokerProcess) -> None:
-    """What any web page may have a browser send to a port of this machine."""
+    """Send what any web page may make a browser send to a port of this machine."""
     peer = connect(broker, "flux")
     body = b"V1|1|PRODUCE|w key:value acks=1\n" + b"a" * 400_000
     push(peer, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 400000\r\n\r\n" + body)
@@ -59,21 +60,21 @@ def web_page(broker: BrokerProcess) -> None:
 
 
 def killed_producers(broker: BrokerProcess) -> None:
-    """Two producers that go on producing without reading an answer, and are killed."""
+    """Two producers that keep producing without reading a response, and are killed."""
     lines = b"".join(b"V1|%d|PRODUCE|w key:%s acks=1\n" % (number, b"v" * 500) for number in range(300))
     kill_under_answers([connect(broker, "flux") for _ in range(2)], lines)
 
 
 def kill_under_answers(peers: list[socket.socket], requests: bytes) -> None:
-    """Send, all in turn, without reading; then end all at once."""
+    """Send from all connections in turn without reading; then end all at once."""
     for peer in peers * 50:
         push(peer, requests)
     for peer in peers:
         hang_up(peer, End.RST)
 
 
-@pytest.mark.parametrize("visit", [long_line, hang_up_after_publish, web_page, killed_producers])
-def test_a_connection_that_ends_under_its_answers_ends_alone(tmp_path: Path, visit: Visit) -> None:
+@pytest.mark.parametrize("visit", [long_line, disconnect_after_publish, web_page, killed_producers])
+def test_a_connection_that_ends_during_its_responses_affects_no_other(tmp_path: Path, visit: Visit) -> None:
     with BrokerProcess(tmp_path / "data") as broker, PoliteClient(broker) as polite:
         for _ in range(VISITS):
             visit(broker)
@@ -88,10 +89,10 @@ def logged_in(broker: BrokerProcess) -> socket.socket:
     return peer.socket
 
 
-def test_producers_with_a_login_that_are_killed_end_alone(tmp_path: Path) -> None:
+def test_killed_producers_with_a_login_affect_no_other(tmp_path: Path) -> None:
     users = tmp_path / "users"
     add_user(users, "ann", PASSWORD, "admin")
-    add_user(users, "anonymous", PASSWORD, "admin")  # the polite client has no words for a login
+    add_user(users, "anonymous", PASSWORD, "admin")  # the polite client cannot log in
     batch = record_batch(100)
     produce = encode_head(Verb.PRODUCE, 1, messages.Produce("w", 0, create=True), payload_bytes=len(batch)) + batch
     running = BrokerProcess(tmp_path / "data", "--users", str(users), wires=WIRES)

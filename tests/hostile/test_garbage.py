@@ -1,4 +1,4 @@
-"""A closed connection is freed at once: nothing of it waits for a collection of garbage, which would hold the loop."""
+"""A closed connection is freed at once: nothing of it waits for garbage collection, which would block the loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Served:
-    """A broker in this process, with a listener for every wire."""
+    """A broker in this process, with a listener for every protocol."""
 
     def __init__(self, hub: Hub, ports: dict[str, int], trusted: ssl.SSLContext | None) -> None:
         self.hub = hub
@@ -45,7 +45,7 @@ class Served:
         self._trusted = trusted
 
     async def converse(self, wire: str, seed: int) -> None:
-        """Say something, perhaps the beginning only, and go: with a FIN, with a RST, or without reading the answers."""
+        """Send something and disconnect: with a FIN, with a RST, or without reading the responses."""
         chance = random.Random(f"{wire} {seed}")
         data = STREAMS[wire](chance)
         if chance.random() < 0.3:
@@ -65,12 +65,12 @@ class Served:
             if ending == "reset":
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             while ending == "read" and peer.recv(1 << 16):
-                """Until the broker hangs up, or has said all it has to say."""
+                """Read until the broker closes the connection, or pauses."""
 
 
 @asynccontextmanager
 async def served(directory: Path, certificates: Certificates | None = None) -> AsyncIterator[Served]:
-    """With certificates everything is under TLS."""
+    """Start a broker; with certificates it uses TLS."""
     config, suffix, trusted = ServeConfig(data_dir=directory / "data"), "", None
     if certificates is not None:
         key = Path(certificates.path("server", "key"))
@@ -91,7 +91,7 @@ async def served(directory: Path, certificates: Certificates | None = None) -> A
 
 @contextmanager
 def left_to_the_collector() -> Iterator[Counter[str]]:
-    """What of ours only a collection of garbage would free, in the end."""
+    """Return our objects that only a garbage collection would free."""
     found: Counter[str] = Counter()
     gc.collect()
     gc.disable()
@@ -107,7 +107,7 @@ def left_to_the_collector() -> Iterator[Counter[str]]:
 
 
 def spelled(thing: object) -> str:
-    """The name of something of ours, empty for anything else."""
+    """Return the name of one of our objects, empty for anything else."""
     if isinstance(thing, FrameType):
         return thing.f_code.co_qualname if "/polywire/" in thing.f_code.co_filename else ""
     kind = type(thing)
@@ -115,8 +115,8 @@ def spelled(thing: object) -> str:
 
 
 async def left_of(broker: Served, wire: str) -> Counter[str]:
-    """What is garbage after some conversations."""
-    await broker.converse(wire, -1)  # what is made once is made
+    """Return what is garbage after some conversations."""
+    await broker.converse(wire, -1)  # one-time objects do not count
     with left_to_the_collector() as found:
         for seed in range(CONVERSATIONS):
             await broker.converse(wire, seed)
@@ -134,7 +134,7 @@ def test_nothing_of_a_closed_connection_is_garbage(tmp_path: Path, wire: str) ->
 
 
 @pytest.mark.skipif(which("openssl") is None, reason="TLS was NOT tried: no openssl to make a certificate with")
-def test_nor_under_tls(tmp_path: Path) -> None:
+def test_nothing_of_a_closed_tls_connection_is_garbage(tmp_path: Path) -> None:
     async def life() -> Counter[str]:
         async with served(tmp_path, Certificates(tmp_path)) as broker:
             return await left_of(broker, "flux")

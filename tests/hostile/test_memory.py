@@ -1,4 +1,4 @@
-"""Requests that begin and never end, and connections that never begin: others are served on."""
+"""Requests that are never completed, and connections that stay silent: other clients are served."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.crash.test_hostile_together import unfinished
 from tests.hostile.peers import PoliteClient, connect, push
 
 HALF_SENT = 1_100
-MEMORY_GROWN_MAX = 200_000_000  # 64 MiB of unfinished requests, one beyond, what sockets and the allocator add
+MEMORY_GROWN_MAX = 200_000_000  # 64 MiB of incomplete requests, one beyond, and what sockets and the allocator add
 
 
 @pytest.fixture
 def many_files() -> None:
-    """As many descriptors as this process may have."""
+    """Allow as many descriptors as this process may have."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < 3 * HALF_SENT:
@@ -32,7 +32,7 @@ def many_files() -> None:
 
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize(("wire", "size"), [("flux", 20), ("kafka07", 20), ("cursus", 60_000)])
-def test_half_sent_requests_lock_nobody_out(tmp_path: Path, wire: str, size: int) -> None:
+def test_incomplete_requests_lock_no_client_out(tmp_path: Path, wire: str, size: int) -> None:
     large = record_batch(200_000)
     with BrokerProcess(tmp_path / "data") as broker, PoliteClient(broker) as polite, ExitStack() as held:
         before = broker.memory_bytes
@@ -48,7 +48,7 @@ def test_half_sent_requests_lock_nobody_out(tmp_path: Path, wire: str, size: int
         assert "level=error" not in broker.log_text(), broker.log_text()
 
 
-def test_silent_connections_lock_nobody_out(tmp_path: Path) -> None:
+def test_silent_connections_lock_no_client_out(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", descriptors=256) as broker, ExitStack() as held:
         for _ in range(1_000):
             with suppress(OSError):
@@ -58,7 +58,7 @@ def test_silent_connections_lock_nobody_out(tmp_path: Path) -> None:
         assert broker.stop() == 0, broker.log_text()
 
 
-def test_connections_at_rest_cost_next_to_nothing(tmp_path: Path) -> None:
+def test_idle_connections_cost_next_to_nothing(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=("flux",)) as broker, ExitStack() as held:
         clients = [held.enter_context(PoliteClient(broker)) for _ in range(100)]
         before = broker.memory_bytes

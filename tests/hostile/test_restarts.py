@@ -1,4 +1,4 @@
-"""Whatever is acknowledged, the next start succeeds: 2,000 damaged requests, and odd numbers at every byte of a batch's header.
+"""After any acknowledged request the next start succeeds: 2,000 damaged requests, and extreme numbers in batch headers.
 
 The long form is ``python -m tests.hostile.restarts --count 100000``; HOSTILE_SEED repeats a run.
 """
@@ -36,25 +36,25 @@ PLAIN = bytes(from_records([Record(b"v", key=b"k"), Record(b"w")]))
 
 
 def frame(verb: Verb, head: Head, payload: bytes) -> bytes:
-    """One request on a connection of its own."""
+    """Return one request for a new connection."""
     return MAGIC + encode_head(verb, 1, head, payload_bytes=len(payload)) + payload
 
 
-def test_a_start_succeeds_behind_whatever_was_acknowledged() -> None:
+def test_a_start_succeeds_after_any_acknowledged_request() -> None:
     figures = run(count(SEED), count_min=RESTARTS)
     expected = {*restarts.PROTOCOLS, *(dialogue.__name__ for dialogue in DIALOGUES)}
-    assert set(figures.acknowledged) == expected, f"something was never acknowledged: {figures}"
+    assert set(figures.acknowledged) == expected, f"a protocol acknowledged nothing: {figures}"
 
 
 def produced(base_sequence: int) -> bytes:
-    """A PRODUCE of two records of a producer, the first with this sequence."""
+    """Return a PRODUCE of two records of a producer, the first with this sequence."""
     records = [Record(b"v"), Record(b"w")]
     batch = from_records(records, producer_id=b"p", producer_epoch=1, base_sequence=base_sequence)
     return frame(Verb.PRODUCE, messages.Produce("t", 0), bytes(batch))
 
 
 @pytest.mark.parametrize(("base", "is_stored"), [(2**63 - 2, True), (2**63 - 1, False), (2**64 - 1, False)])
-def test_a_sequence_that_no_snapshot_holds_is_refused(base: int, is_stored: bool) -> None:
+def test_a_sequence_that_snapshots_cannot_store_is_refused(base: int, is_stored: bool) -> None:
     victim = Victim(1)
     before = victim.stored
     victim.send("polywire", produced(base))
@@ -62,7 +62,7 @@ def test_a_sequence_that_no_snapshot_holds_is_refused(base: int, is_stored: bool
     victim.restart(is_killed=True)
 
 
-def test_a_start_gets_past_sequences_that_no_snapshot_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_recovers_sequences_that_snapshots_cannot_store(monkeypatch: pytest.MonkeyPatch) -> None:
     victim = Victim(1)
     with monkeypatch.context() as patch:  # as earlier versions stored them
         patch.setattr(record_verbs, "SEQUENCE_MAX", 2**70)
@@ -94,4 +94,4 @@ def test_every_byte_of_a_batch_header(protocol: str, request_frame: bytes) -> No
         stored += victim.stored > before
         if number % REQUESTS == 0 or number == len(odd):
             victim.restart(is_killed=True)
-    assert stored, "requests that are right are stored"
+    assert stored, "valid requests are stored"

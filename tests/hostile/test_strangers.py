@@ -19,12 +19,12 @@ from tests.broker_process import LOGIN_WIRES, WIRES, BrokerProcess
 from tests.crash.test_hostile_peers import RawPeer
 from tests.hostile.peers import PoliteClient, connect, push
 
-DESCRIPTORS: Final = 64  # leaves 16 slots, 10 of them for strangers and anonymous
+DESCRIPTORS: Final = 64  # leaves 16 slots, 10 of them for unauthenticated connections and anonymous
 STRANGERS: Final = 40
 PASSWORD: Final = "pass-word"
-API_VERSIONS: Final = b"\0\0\0\x0c\0\x12\0\0\0\0\0\1\0\2me"  # a request of Kafka that takes no login
+API_VERSIONS: Final = b"\0\0\0\x0c\0\x12\0\0\0\0\0\1\0\2me"  # a Kafka request that needs no login
 REQUESTS_MAX: Final = 2_000_000  # far more than the buffers of both sides hold
-BEGINNINGS: Final = {  # of a request on each protocol, as sent by a peer that never sends the rest
+BEGINNINGS: Final = {  # of a request on each protocol, as sent by a client that never sends the rest
     "cursus": b"\0\0\0\x40\0\0AUTH princi",
     "iggy": b"\x40\0\0\0\x26\0\0\0\x04",
     "kafka": b"\0\0\0\x40\0\x12",
@@ -36,7 +36,7 @@ BEGINNINGS: Final = {  # of a request on each protocol, as sent by a peer that n
 
 @contextmanager
 def guarded(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker with users and few slots."""
+    """Return a broker with users and few slots."""
     users = tmp_path / "users"
     add_user(users, "root", PASSWORD, "")
     add_user(users, "anonymous", PASSWORD, "produce,consume,manage_topics")
@@ -45,13 +45,13 @@ def guarded(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def can_log_in(broker: BrokerProcess) -> bool:
-    """Whether root finds a slot and is served."""
+    """Return whether root gets a slot and is served."""
     with RawPeer(broker) as peer:
         return not peer.ask(Verb.LOGIN, messages.LogIn("root", PASSWORD)).flags & ERROR
 
 
 def asks_for_offsets(broker: BrokerProcess, held: ExitStack) -> Callable[[], None]:
-    """A Kafka 0.7 client that asks on one connection."""
+    """Return a Kafka 0.7 client that sends requests on one connection."""
     peer = held.enter_context(connect(broker, "kafka07"))
     request = encode_offsets(b"polite", 0, -1, 1)
 
@@ -63,12 +63,12 @@ def asks_for_offsets(broker: BrokerProcess, held: ExitStack) -> Callable[[], Non
 
 
 def produces(broker: BrokerProcess, held: ExitStack) -> Callable[[], None]:
-    """A FLUX client that produces on one connection."""
+    """Return a FLUX client that produces on one connection."""
     return held.enter_context(PoliteClient(broker)).produce
 
 
 def visit(broker: BrokerProcess, wire: str, data: bytes, held: ExitStack) -> socket.socket | None:
-    """A connection that stays open if the broker allows it."""
+    """Open a connection that stays open if the broker allows it."""
     with suppress(OSError):
         peer = held.enter_context(connect(broker, wire))
         push(peer, data)
@@ -115,7 +115,7 @@ def test_a_flood_of_anonymous_leaves_slots_for_logins(tmp_path: Path) -> None:
 
 
 def clog(peer: socket.socket) -> None:
-    """Ask until the broker reads no further, and read none of its answers."""
+    """Send requests until the broker stops reading, and read no responses."""
     requests = API_VERSIONS * 2_000
     peer.setblocking(False)
     with suppress(OSError):  # its buffers are full, or the broker has closed the connection
@@ -123,7 +123,7 @@ def clog(peer: socket.socket) -> None:
             peer.sendall(requests)
 
 
-def test_strangers_that_read_no_answers_leave_slots_for_logins(tmp_path: Path) -> None:
+def test_unread_responses_of_strangers_leave_slots_for_logins(tmp_path: Path) -> None:
     with guarded(tmp_path) as broker, ExitStack() as held:
         for _ in range(STRANGERS):
             peer = visit(broker, "kafka", b"", held)

@@ -13,7 +13,7 @@ from polywire.cli.main import run
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in ("decisions", "specs"))
-GENERATED: Final = "cli.md"  # made from the help itself
+GENERATED: Final = "cli.md"  # generated from the help itself
 STATEMENT: Final = re.compile(r"(?:exits? with|exit codes?:?) (?:code )?(\d+[^.\n|]*)", re.IGNORECASE)
 NUMBER: Final = re.compile(r"(?:^|[,;] (?:and )?|with )(\d+)\b(?! seconds)")
 HELP: Final = re.compile(r"^  (\d+) ", re.MULTILINE)
@@ -26,7 +26,7 @@ COMMANDS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     "operate/troubleshoot.md": (("serve",),),
     "spark/pipelines.md": (("pipeline", "run"),),
 }
-"""Which commands each page speaks of where it names exit codes."""
+"""The commands that each page describes where it names exit codes."""
 
 
 def statements(page: Path) -> Iterator[list[int]]:
@@ -55,5 +55,5 @@ def test_exit_codes_of_a_page_are_those_of_its_commands(name: str, capsys: pytes
         run([*words, "--help"])
         known.append({int(code) for code in HELP.findall(capsys.readouterr().out)})
     for codes in pages()[name]:
-        assert codes, "a sentence that names exit codes has at least one"
+        assert codes, "a sentence about exit codes has at least one"
         assert any(set(codes) <= of_command for of_command in known), (codes, known)

@@ -1,4 +1,4 @@
-"""Where the fields of a stored batch's header lie is known to ``records`` only: everybody else asks ``records.fields``."""
+"""Only ``records`` knows the layout of a stored batch's header: other packages use ``records.fields``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE: Final = Path(__file__).parents[2] / "src" / "polywire"
 SOURCES: Final = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "records")
 FIELDS: Final = {(at, calcsize(f"<{code}")) for at, code in PLACES.values()}
 
-# What looks alike and is something else: rows and frames of other layouts.
+# Look-alikes: rows and frames of other layouts.
 OTHER_LAYOUTS: Final = {
     "log/journal/group.py": "the header and the directory of a group",
     "log/journal/snapshot.py": "the header of a snapshot",
@@ -42,7 +42,7 @@ LOADS: Final = {
 
 
 def places_of(form: str) -> list[tuple[int, int]]:
-    """Position and size of each field of a struct's format."""
+    """Return the position and size of each field of a struct's format."""
     at, found = 0, []
     for count, code in FORMAT.findall(form):
         size = calcsize(f"<{code}") if code != "s" else int(count or 1)
@@ -54,7 +54,7 @@ def places_of(form: str) -> list[tuple[int, int]]:
 
 
 def is_header_format(form: str) -> bool:
-    """Whether a format skips to what lies in a header, or spells most of it."""
+    """Return whether a format skips to a header's field, or spells most of the header."""
     places = places_of(form)
     known = [place for place in places if place[0] < HEADER_BYTES]
     skips = "x" in form
@@ -68,14 +68,14 @@ def is_header_format(form: str) -> bool:
 
 
 def constant(node: ast.expr | None) -> int | None:
-    """The number that is added, or the number itself."""
+    """Return the added number, or the number itself."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         node = node.right
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else None
 
 
 def readings(tree: ast.AST) -> Iterator[int]:
-    """Lines that read or write at a header's offsets by hand."""
+    """Return lines that read or write at a header's offsets by hand."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -98,7 +98,7 @@ def readings(tree: ast.AST) -> Iterator[int]:
 
 
 def reads_headers(name: str) -> bool:
-    """Whether what a module reads may be a stored batch; decoders and the codec of Kafka read a wire."""
+    """Return whether a module may read stored batches; decoders and Kafka's codec read received bytes."""
     return name not in OTHER_LAYOUTS and "decoder" not in name and not name.startswith("protocols/kafka/")
 
 
@@ -125,7 +125,7 @@ def test_headers_are_read_through_records() -> None:
         "load_i64(source.p, batch + 32)",
     ],
 )
-def test_what_is_forbidden_is_found(line: str) -> None:
+def test_forbidden_accesses_are_found(line: str) -> None:
     assert list(readings(ast.parse(line))) == [1]
 
 
@@ -139,11 +139,11 @@ def test_what_is_forbidden_is_found(line: str) -> None:
         "load_u32(p, places[0] + 4 * row)",
     ],
 )
-def test_what_is_something_else_is_left_alone(line: str) -> None:
+def test_look_alikes_are_ignored(line: str) -> None:
     assert not list(readings(ast.parse(line)))
 
 
-def test_places_are_those_of_the_header() -> None:
+def test_positions_match_the_header() -> None:
     assert list(PLACES) == ["magic", *BatchHeader.__dataclass_fields__]
     batch = b"--" + from_records([Record(b"value", key=b"key"), Record(b"more")])
     header = read_header(batch, 2)

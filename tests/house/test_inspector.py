@@ -1,4 +1,4 @@
-"""The lists of the house inspector are empty, and it finds what it is for."""
+"""The lists of the house inspector are empty, and it detects what it should."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def {name}({value}: int) -> int:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Modules to inspect instead of the checkout's, by their path in the package."""
+    """Return modules to inspect instead of the checkout's, by their path in the package."""
     texts: dict[str, str] = {}
 
     def modules(*_: str) -> list[inspector.Module]:
@@ -37,7 +37,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def lists() -> dict[str, list[inspector.Finding]]:
-    """What each check finds in this checkout, with what is allowed: some seconds, so once."""
+    """Return what each check finds in this checkout with its exceptions; it takes seconds, so it runs once."""
     return {name: list(check()) for name, check in inspector.CHECKS.items()}
 
 
@@ -57,7 +57,7 @@ def test_circles_are_found() -> None:
     assert inspector.circles(graph) == [["a", "b", "c"], ["e"]]
 
 
-def test_circles_of_imports_are_found_where_they_are_for_types_too(sources: dict[str, str]) -> None:
+def test_import_circles_for_types_are_found(sources: dict[str, str]) -> None:
     sources["one.py"] = (
         "import os\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from polywire.two import Two"
     )
@@ -71,13 +71,13 @@ def test_circles_of_imports_are_found_where_they_are_for_types_too(sources: dict
     ]
 
 
-def test_code_that_nobody_uses_is_found(sources: dict[str, str]) -> None:
+def test_unused_code_is_found(sources: dict[str, str]) -> None:
     sources["one.py"] = "LEFT = 1\nUSED = 2\nclass A:\n    def left(self): pass\n    def used(self): pass\nA().used()"
     sources["two.py"] = "from polywire.one import USED\n@register\ndef taken(): pass\ndef __getattr__(name): pass"
     assert [found.name for found in inspector.unused()] == ["LEFT", "A.left"]
 
 
-def test_fields_that_nobody_reads_are_found(sources: dict[str, str]) -> None:
+def test_unread_fields_are_found(sources: dict[str, str]) -> None:
     sources["one.py"] = (
         "@dataclass\nclass A:\n    left: int\n    used: int\n    matched: int\n"
         "    def f(self):\n        self.set = 1\n        self.set_and_read = 2\n"
@@ -89,7 +89,7 @@ def test_fields_that_nobody_reads_are_found(sources: dict[str, str]) -> None:
     assert [(found.name, found.line) for found in inspector.unread()] == [("A.left", 3), ("A.set", 7)]
 
 
-def test_functions_that_are_there_twice_are_found(sources: dict[str, str]) -> None:
+def test_duplicate_functions_are_found(sources: dict[str, str]) -> None:
     sources["one.py"] = REPEATED.format(name="count", value="limit", text="Counts.", number=3)
     sources["two.py"] = REPEATED.format(name="total_of", value="size", text="Says it otherwise.", number=3)
     sources["three.py"] = REPEATED.format(name="other", value="size", text="Another number.", number=4)

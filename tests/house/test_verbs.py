@@ -1,7 +1,7 @@
-"""Every verb of the command line is run by a test: found in what tests call, not in what they mention.
+"""A test runs every verb of the command line: it must be called, not only mentioned.
 
-Promises: a verb counts as run where its words are what a runner of commands is given, or stand in a page that a test follows; asking for help
-does not count, nor do lists that a test goes through for another reason. Must not know: what verbs do.
+A verb counts as run if its words are arguments of a runner of commands, or in a page that a test follows. Help requests
+do not count, nor do lists for another purpose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.e2e.test_pages import PAGES, SPARK_PAGES
 from tests.unit.cli.test_lists import SAMPLES, verbs
 
 ROOT: Final = Path(__file__).parents[2]
-# What runs a command, by its name, and the words that it puts in front itself.
+# Names of functions that run a command, and the words that they prepend.
 RUNNERS: Final[dict[str, tuple[str, ...]]] = {
     "run": (),
     "command": (),
@@ -33,14 +33,14 @@ RUNNERS: Final[dict[str, tuple[str, ...]]] = {
 }
 VERBS: Final = sorted(words for words, _ in verbs(app))
 COMMAND_LINE: Final = re.compile(r'polywire\.cli|"polywire"')  # in every module that runs a command
-WAYS_MAX: Final = 1000  # that one call may be meant: what is looked through is limited
-UNKNOWN: Final = "\0"  # a word that only a run knows
+WAYS_MAX: Final = 1000  # limit of combinations for one call
+UNKNOWN: Final = "\0"  # a word that is only known at run time
 
 Words = tuple[str, ...]
 
 
 def words_of(node: ast.expr, known: Mapping[str, Sequence[ast.expr]]) -> list[Words]:
-    """What an argument may become, each as its words."""
+    """Return what an argument may become, each as its words."""
     match node:
         case ast.Constant(value=str(word)):
             return [(word,)]
@@ -55,7 +55,7 @@ def words_of(node: ast.expr, known: Mapping[str, Sequence[ast.expr]]) -> list[Wo
 
 
 def names_of(tree: ast.Module) -> Mapping[str, Sequence[ast.expr]]:
-    """What a name may stand for: what it is assigned, and what a loop goes through."""
+    """Return the possible values of names: assigned ones, and those of loops."""
     found: defaultdict[str, list[ast.expr]] = defaultdict(list)
     for node in ast.walk(tree):
         match node:
@@ -70,7 +70,7 @@ def names_of(tree: ast.Module) -> Mapping[str, Sequence[ast.expr]]:
 
 
 def commands_of(source: str) -> Iterator[Words]:
-    """What the tests of a module have run, each as its words."""
+    """Return the commands that the tests of a module run, each as its words."""
     tree = ast.parse(source)
     known = names_of(tree)
     for call in ast.walk(tree):
@@ -82,14 +82,14 @@ def commands_of(source: str) -> Iterator[Words]:
 
 
 def commands_of_page(text: str) -> Iterator[Words]:
-    """What a page has its reader run."""
+    """Return the commands that a page runs."""
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for command in re.findall(r"(?<![\w./-])polywire ([^|&;\n]+)", block):
             yield tuple(command.split())
 
 
 def runs(command: Words, verb: Words) -> bool:
-    """Whether this runs the verb: its words come first, or behind the program, which may be one that only a run knows."""
+    """Return whether this runs the verb: its words come first, or after the program."""
     if "--help" in command or "-h" in command:
         return False
     size = len(verb)
@@ -100,7 +100,7 @@ def runs(command: Words, verb: Words) -> bool:
 
 
 def all_commands() -> Sequence[Words]:
-    """Of every test, and every page that is followed."""
+    """Return the commands of every test, and of every page that is followed."""
     found = [words + arguments for words, arguments in SAMPLES.items()]
     for path in (ROOT / "tests").rglob("test_*.py"):
         text = path.read_text("utf-8")
@@ -133,11 +133,11 @@ def test_every_verb_is_run_by_a_test() -> None:
         ('for words in (["topic", "list"],):\n    print(words)', False),
     ],
 )
-def test_what_counts(source: str, is_run: bool) -> None:
+def test_counted_commands(source: str, is_run: bool) -> None:
     assert any(runs(command, ("topic", "list")) for command in commands_of(source)) is is_run
 
 
-def test_what_a_page_has_its_reader_run() -> None:
+def test_commands_of_a_page() -> None:
     page = (
         "`polywire serve`\n```sh\nseq 3 | polywire record produce t 2> x & sleep 1\n```\n```text\npolywire dev\n```\n"
     )

@@ -1,4 +1,4 @@
-"""What each wire sees of the broker: the bases of its facade and the parts that the wire names, and no more."""
+"""The part of the broker that each protocol uses: the bases of its facade and the listed parts, and no more."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ SEES: Final[Mapping[type, str]] = {
     PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work transactions",
 }
 INSIDE: Final = {"change_all", "close", "open", "over"}
-"""Verbs by which the broker's own parts, or the process, use it."""
+"""Methods that only the broker's own parts or the process use."""
 
 
 def wire_of(port: type) -> str:
-    """The wire whose context declares a port."""
+    """Return the protocol whose context declares a port."""
     return port.__module__.split(".")[2]
 
 
 def called_in(tree: ast.AST) -> Iterator[str]:
-    """Names that a module asks of something called ``broker``."""
+    """Return names that a module uses of something called ``broker``."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
@@ -50,13 +50,13 @@ def called_in(tree: ast.AST) -> Iterator[str]:
 
 
 def called_by(wire: str) -> set[str]:
-    """Everything a wire asks of the broker."""
+    """Return everything that a protocol uses of the broker."""
     texts = [path.read_text(encoding="utf-8") for path in (WIRES / wire).glob("*.py")]
     return {name for text in texts for name in called_in(ast.parse(text))}
 
 
 def parts_of(port: type) -> dict[str, set[str]]:
-    """Bases of the facade that a port is made of, with their verbs, and parts of the broker that it names."""
+    """Return the facade bases of a port with their methods, and the broker parts that it names."""
     parts: dict[str, set[str]] = {}
     for kind in inspect.getmro(port):
         if kind in (WireBroker, *inspect.getmro(WireBroker)):
@@ -74,29 +74,29 @@ def parts_of(port: type) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("port", list(SEES), ids=wire_of)
-def test_each_wire_sees_what_is_listed(port: type) -> None:
+def test_each_protocol_sees_what_is_listed(port: type) -> None:
     assert sorted(parts_of(port)) == sorted(SEES[port].split())
 
 
 @pytest.mark.parametrize("port", list(SEES), ids=wire_of)
-def test_no_wire_sees_what_it_never_calls(port: type) -> None:
+def test_no_protocol_sees_what_it_never_calls(port: type) -> None:
     called = called_by(wire_of(port))
     assert not [part for part, verbs in parts_of(port).items() if not called & verbs]
 
 
 @pytest.mark.parametrize("port", list(SEES), ids=wire_of)
-def test_no_wire_calls_what_is_inside_the_broker(port: type) -> None:
+def test_no_protocol_calls_internals_of_the_broker(port: type) -> None:
     called = called_by(wire_of(port))
     assert not [name for name in called if name in INSIDE or name.startswith("_")]
 
 
-def test_every_wire_is_listed_and_none_is_given_the_whole_broker() -> None:
+def test_every_protocol_is_listed_and_none_gets_the_whole_broker() -> None:
     wires = {path.name for path in WIRES.iterdir() if (path / "factory.py").exists()}
     assert wires == {wire_of(port) for port in SEES}
     whole = "polywire.broker.broker import"
     assert not [path for path in WIRES.rglob("*.py") if whole in path.read_text(encoding="utf-8")]
 
 
-def test_what_is_forbidden_is_found() -> None:
+def test_forbidden_calls_are_found() -> None:
     text = "self.broker._log; shared.broker.change_all(); self._broker.find_topic(name); other.publish()"
     assert sorted(called_in(ast.parse(text))) == ["_log", "change_all", "find_topic"]

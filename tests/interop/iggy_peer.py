@@ -1,4 +1,4 @@
-"""Drives one unmodified Iggy SDK for Python; runs in a process of its own that sees that SDK and nothing of this project.
+"""Drives one unmodified Iggy SDK for Python, in a process that has that SDK and nothing of this project.
 
 usage: iggy_peer.py HOST PORT ACTION [STREAM ...]. Prints one line of JSON per stream and "done" at the end.
 """
@@ -15,27 +15,27 @@ from typing import Any
 try:
     import apache_iggy as iggy
 except ImportError:
-    import iggy_py as iggy  # its name before the project went to Apache
+    import iggy_py as iggy  # its name before the project joined Apache
 
 COUNT = 10_000
 BATCH = 1_000
 ENDURED = 2_000
 ENDURED_AT_ONCE = 4
-ERRORS_MAX = 200  # in a row of pauses of 0.2 s
+ERRORS_MAX = 200  # in a row, with pauses of 0.2 s
 SPREAD = 240
 SPREAD_PARTITIONS = 12
 TOPIC = "paid"
-NEWEST = hasattr(iggy, "Partitioning")  # what the SDK's arguments look like since 0.9
+NEWEST = hasattr(iggy, "Partitioning")  # the form of the SDK's arguments since 0.9
 PATCHES = hasattr(iggy, "TopicOptions")  # and since protocol 0.12
 
 
 def payload(stream: str, number: int) -> bytes:
-    """What the message of this number holds: text of many lengths, some of it not ASCII."""
+    """Return the message of this number: text of many lengths, some of it not ASCII."""
     return f"{stream} {number} {'é' * (number % 50)}".encode()
 
 
 def first_partition() -> int:
-    """Partitions count from 1 up to 0.5 of apache-iggy."""
+    """Return the first partition: 1 up to apache-iggy 0.5, then 0."""
     return 1 if os.environ["IGGY_BASE"] == "1" else 0
 
 
@@ -48,7 +48,7 @@ async def connected(host: str, port: str) -> Any:
 
 
 async def create_topic(client: Any, stream: str, topic: str, raw: dict[str, str] | None = None) -> None:
-    """A topic of three partitions."""
+    """Create a topic of three partitions."""
     if PATCHES:
         await client.create_topic(stream, topic, iggy.TopicOptions(partitions_count=3, raw=raw))
     elif raw is None:
@@ -70,7 +70,7 @@ async def write(client: Any, stream: str) -> dict[str, object]:
 
 
 async def endure(client: Any, stream: str) -> dict[str, object]:
-    """Write a little at a time, for as long as the broker is killed meanwhile: behind each error look what is there, and go on."""
+    """Write a little at a time through kills of the broker: after each error check what is stored, and continue."""
     await client.create_stream(stream)
     await create_topic(client, stream, TOPIC)
     where = iggy.Partitioning.partition_id(0) if NEWEST else first_partition()
@@ -100,7 +100,7 @@ async def endure(client: Any, stream: str) -> dict[str, object]:
 
 
 async def end(client: Any, stream: str) -> int:
-    """How many messages there are."""
+    """Return the number of messages."""
     last = await poll(client, stream, iggy.PollingStrategy.Last(), 1, False)
     return last[0].offset() + 1 if last else 0
 
@@ -122,7 +122,7 @@ async def poll(client: Any, stream: str, strategy: Any, count: int, commit: bool
 
 
 async def read(client: Any, stream: str) -> dict[str, object]:
-    """Everything from the front, by offset, then the ends, and what a consumer without an offset of its own gets next."""
+    """Read everything from the start by offset, then the ends, and the next messages of a new consumer."""
     number = 0
     while number < COUNT:
         messages = await poll(client, stream, iggy.PollingStrategy.Offset(number), BATCH, False)
@@ -140,7 +140,7 @@ async def read(client: Any, stream: str) -> dict[str, object]:
 
 
 async def commit(client: Any, stream: str) -> dict[str, object]:
-    """Next, with auto commit: one poll goes on where the other has ended."""
+    """Poll with auto commit: each poll continues after the previous one."""
     nexts = []
     for _ in range(3):
         messages = await poll(client, stream, iggy.PollingStrategy.Next(), 7, True)
@@ -149,7 +149,7 @@ async def commit(client: Any, stream: str) -> dict[str, object]:
 
 
 async def group(client: Any, stream: str) -> dict[str, object]:
-    """The SDK's own consumer of a group: makes it, joins, reads all partitions, stores offsets."""
+    """Use the SDK's group consumer: it creates the group, joins, reads all partitions, stores offsets."""
     consumer = consumer_of(client, f"group-of-{os.environ['IGGY_NAME']}", stream)
     if asyncio.iscoroutine(consumer) or asyncio.isfuture(consumer):
         consumer = await consumer
@@ -172,7 +172,7 @@ async def group(client: Any, stream: str) -> dict[str, object]:
 
 
 def consumer_of(client: Any, name: str, stream: str) -> Any:
-    """The SDK's own consumer of a group, which makes the group and joins it."""
+    """Return the SDK's group consumer, which creates the group and joins it."""
     pause: dict[str, Any] = {} if PATCHES else {"poll_interval": datetime.timedelta(milliseconds=20)}
     return client.consumer_group(
         name,
@@ -206,7 +206,7 @@ async def share(client: Any, stream: str) -> dict[str, object]:
 
 
 async def spread(client: Any, stream: str) -> dict[str, object]:
-    """Write to a topic of many partitions once so many members share it."""
+    """Write to a topic of many partitions once that many members share it."""
     members = int(os.environ["IGGY_MEMBERS"])
     joined = 0
     while joined < members:
@@ -219,7 +219,7 @@ async def spread(client: Any, stream: str) -> dict[str, object]:
 
 
 async def prepare(client: Any, stream: str) -> dict[str, object]:
-    """A topic that a group can share."""
+    """Create a topic that a group can share."""
     await client.create_stream(stream)
     await client.create_topic(stream, TOPIC, iggy.TopicOptions(partitions_count=SPREAD_PARTITIONS))
     await client.create_consumer_group(stream, TOPIC, "shared")
@@ -235,7 +235,7 @@ async def refused(call: Any) -> bool:
 
 
 async def admin(client: Any, stream: str) -> dict[str, object]:
-    """What the newest SDK can administer: streams, topics, partitions and groups."""
+    """Administer what the newest SDK can: streams, topics, partitions and groups."""
     await client.create_stream(stream)
     await create_topic(client, stream, "t", {"max_topic_size": "10 GB"})
     await client.update_stream(stream, stream + "-2")
@@ -261,7 +261,7 @@ async def admin(client: Any, stream: str) -> dict[str, object]:
     await client.leave_consumer_group(stream, "t2", "g")
     await client.delete_consumer_group(stream, "t2", "g")
     found["groups"] = len(await client.get_consumer_groups(stream, "t2"))
-    if not PATCHES:  # 0.12 purges nothing
+    if not PATCHES:  # 0.12 has no purge
         await client.purge_topic(stream, "t2")
         found["purged"] = (await client.get_topic(stream, "t2")).messages_count
     await client.delete_topic(stream, "t2")
@@ -273,7 +273,7 @@ async def admin(client: Any, stream: str) -> dict[str, object]:
 
 
 async def users(client: Any, stream: str) -> dict[str, object]:
-    """A user who may read streams, under another name and password, and then nothing any more."""
+    """Create a user who may read streams, rename it, change its password, and revoke everything."""
     del stream
     rights = iggy.Permissions(iggy.GlobalPermissions(read_streams=True))
     await client.create_user("alice", "secret", permissions=rights)
@@ -304,4 +304,4 @@ async def main(host: str, port: str, action: str, streams: list[str]) -> None:
 
 asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
 print("done", flush=True)
-os._exit(0)  # some of these SDKs abort the interpreter on its way out, after everything went well
+os._exit(0)  # some of these SDKs abort the interpreter on exit, after everything succeeded

@@ -1,6 +1,6 @@
-"""Unmodified clients of today's Kafka as processes: where each is, how its driver is built and started, and what it says.
+"""Unmodified Kafka clients as processes: their locations, their drivers, and their output.
 
-Promises: a client that is not there is skipped, and said which; a driver never outlives its test.
+A missing client is skipped with a reason; a driver never outlives its test.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, Final
 import pytest
 
 DRIVERS: Final = Path(__file__).parent / "kafka"
-SECONDS_MAX: Final = 90.0  # many do their work on few processors
+SECONDS_MAX: Final = 90.0  # many run on few processors
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A client: the environment variable that names where it is, the codecs it has, and what it can do."""
+    """A client: the environment variable with its location, its codecs and its abilities."""
 
     name: str
     variable: str
@@ -35,14 +35,14 @@ class Peer:
     transactions: bool = True
     moves_positions: bool = True  # in a transaction, without reading as a member
     says_assignments: bool = True
-    says_empty: bool = True  # tells null and empty apart
+    says_empty: bool = True  # distinguishes null and empty
     idempotent: bool = True
-    keeps_generation: bool = False  # a member does not join again by itself when its connection breaks
-    outlives_kills: bool = True  # what was under way is sent again by the client, not by its application
+    keeps_generation: bool = False  # a member does not rejoin by itself when its connection breaks
+    outlives_kills: bool = True  # the client repeats requests in flight, not its application
 
     @property
     def here(self) -> bool:
-        """Whether the environment says where it is."""
+        """Return whether the environment gives its location."""
         return bool(os.environ.get(self.variable))
 
 
@@ -52,7 +52,7 @@ PEERS: Final = (
     Peer("aiokafka", "POLYWIRE_KAFKA_CLIENTS", keeps_generation=True),
     Peer(
         "java", "POLYWIRE_KAFKA_JAVA"
-    ),  # forgets its topics while no broker answers, and joins again once it has found them
+    ),  # forgets its topics while no broker responds, and rejoins once it has found them
     Peer("java-old", "POLYWIRE_KAFKA_JAVA_OLD", keeps_generation=True),
     Peer("kafkajs", "POLYWIRE_KAFKA_NODE", codecs=("none", "gzip", "snappy"), static=False),
     Peer("franz-go", "POLYWIRE_KAFKA_GO", moves_positions=False),
@@ -69,18 +69,18 @@ PEERS: Final = (
     ),
 )
 NEXT: Final = (Peer("confluent-kafka+consumer", "POLYWIRE_KAFKA_CLIENTS"), Peer("java+consumer", "POLYWIRE_KAFKA_JAVA"))
-"""Those that have the newer protocol of groups, told to use it."""
+"""Clients with the newer group protocol, configured to use it."""
 
 
 class Toolbox:
-    """Drivers that are built once: the words that start each client's."""
+    """Drivers that are built once: the command line of each client."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._commands: dict[str, list[str]] = {}
 
     def command(self, peer: Peer) -> list[str]:
-        """What starts the driver of this client; skips where the client is not."""
+        """Return the command line of this client's driver; skip if the client is missing."""
         found = os.environ.get(peer.variable, "")
         if not found:
             pytest.skip(f"{peer.variable} is not set: the Kafka wire was NOT tried with {peer.name}")
@@ -122,7 +122,7 @@ def _run(command: list[str], cwd: str | None = None) -> str:
 
 
 def drive(toolbox: Toolbox, peer: Peer, *words: str) -> list[list[Any]]:
-    """What the driver says until it ends."""
+    """Return the driver's output until it ends."""
     return [json.loads(line) for line in _run([*toolbox.command(peer), peer.name, *words]).splitlines()]
 
 
@@ -150,30 +150,30 @@ class Member:
 
     @property
     def assigned(self) -> list[int] | None:
-        """The partitions that it was given last; None before the first."""
+        """Return the partitions of its last assignment; None before the first."""
         return self.assignments[-1] if self.assignments else None
 
     @property
     def assignments(self) -> list[list[int]]:
-        """What it had, each time that it said so."""
+        """Return its assignments, in order."""
         return [words[1] for words in self._said if words[0] == "assigned"]
 
     @property
     def records(self) -> list[tuple[int, int]]:
-        """Partition and offset of each record that it was given, in order."""
+        """Return partition and offset of each delivered record, in order."""
         return [(words[2], words[3]) for words in self._said if words[0] == "record"]
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """The same with their topics."""
+        """Return the same with topics."""
         return [(words[1], words[2], words[3]) for words in self._said if words[0] == "record"]
 
     def kill(self) -> None:
-        """End it: its group finds out when its session is over."""
+        """Kill it: its group notices when its session expires."""
         self._process.kill()
 
     def stop(self) -> None:
-        """Let it end by itself: one that is not static leaves its group."""
+        """Stop it cleanly: a dynamic member leaves its group."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         assert self._process.wait(SECONDS_MAX) == 0
@@ -183,7 +183,7 @@ class Member:
 
 
 def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
-    """Wait for something that a client does when it likes."""
+    """Wait for something that a client does at its own pace."""
     end = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < end, f"did not happen in {SECONDS_MAX} s: {what()}"

@@ -1,6 +1,7 @@
 """The unmodified Python SDK of Cursus (PyPI cursus-client 0.1.1) against a real broker: producers of every kind.
 
-It is no part of this project; ``make dev`` puts it beside the tests, ``POLYWIRE_INTEROP`` names another folder of such packages.
+It is no part of this project; ``make dev`` installs it beside the tests, ``POLYWIRE_INTEROP`` names another folder of
+such packages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.three_brokers import Brokers, one_or_three, through
 
 PACKAGE = "cursus-client-0.1.1"
 WAIT_S = 20.0
-PARTS = 4  # between two of them a process is killed
+PARTS = 4  # a process is killed between two of them
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def stored(broker: Brokers, topic: str, partitions: int) -> list[Record]:
-    """Every record of a topic, read over another wire."""
+    """Return every record of a topic, read over another protocol."""
 
     async def read() -> list[Record]:
         client = await connect(broker.url("polywire"))
@@ -105,7 +106,7 @@ def test_producers(sdk: Any, broker: Brokers, name: str, options: dict[str, Any]
 
 
 class Consuming:
-    """A consumer of the SDK on a thread of its own, and what it has got."""
+    """A consumer of the SDK in its own thread, and its records."""
 
     def __init__(self, sdk: Any, broker: Brokers, topic: str, mode: str, **options: Any) -> None:
         self.got: list[Any] = []
@@ -131,7 +132,7 @@ def test_consumers_get_everything_once_and_in_order(sdk: Any, broker: Brokers, m
         until(lambda: len(consuming.got) >= 500, f"500 records got={len(consuming.got)}")
         produce(sdk, broker, topic, 100)
         until(lambda: len(consuming.got) >= 600, f"600 records got={len(consuming.got)}")
-        time.sleep(0.7)  # one more poll: nothing comes twice
+        time.sleep(0.7)  # one more poll: there are no duplicates
     places = [(message.partition, message.offset) for message in consuming.got]
     assert len(set(places)) == len(places) == 600
     for partition in range(2):
@@ -140,8 +141,8 @@ def test_consumers_get_everything_once_and_in_order(sdk: Any, broker: Brokers, m
     assert {message.key for message in consuming.got} == {f"k{n}" for n in range(5)}
 
 
-def test_a_producer_goes_on_while_processes_are_killed(sdk: Any, tmp_path: Path) -> None:
-    """Whichever process it meets, and whichever has the topic."""
+def test_a_producer_continues_while_processes_are_killed(sdk: Any, tmp_path: Path) -> None:
+    """Whichever process it connects to, and whichever owns the topic."""
     data_dir, count = tmp_path / "data", 4_000
     with BrokerProcess(data_dir, "--processes", "2", wires=("cursus", "polywire")) as broker:
         config = sdk.ProducerConfig(
@@ -158,14 +159,14 @@ def test_a_producer_goes_on_while_processes_are_killed(sdk: Any, tmp_path: Path)
 
 
 def send(producer: Any, numbers: range) -> None:
-    """One value after the other, as fast as an application has them."""
+    """Send one value after the other, as an application would."""
     for number in numbers:
         producer.send(f"value-{number}", key=f"k{number % 5}")
         time.sleep(0.001)
 
 
 def kill_between(data_dir: Path, part: int) -> None:
-    """Kill one process before every part but the first, in turns; its parent starts another one."""
+    """Kill one process before every part but the first, in turns; its parent restarts it."""
     if part == 0:
         return
     lock = (data_dir / "shards" / "0001" if part % 2 else data_dir) / "LOCK"

@@ -1,4 +1,4 @@
-"""The unmodified Python SDK of Cursus against a real broker: members of one group, event store, and (newer than any release) transactions."""
+"""The unmodified Python SDK of Cursus against a real broker: group members, event store, and transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["broker", "sdk"]
 
 @pytest.fixture
 def newest(sdk: Any) -> Iterator[Any]:
-    """The SDK as its repository has it: 0.1.1 knows no transactions. It takes the release's place for one test."""
+    """Replace the release, which has no transactions, by the SDK's repository version for one test."""
     place = os.environ.get("POLYWIRE_CURSUS_PYTHON_MAIN")
     if place is None or not (Path(place) / "cursus" / "transaction.py").exists():
         pytest.skip(
@@ -109,7 +109,7 @@ def test_transactions(newest: Any, sdk: Any, broker: BrokerProcess) -> None:
         producer.init_producer_id()
         for number in range(2):  # the reference refuses the second one of an epoch
             producer.begin_transaction()
-            for partition in range(2):  # and one that touches two partitions
+            for partition in range(2):  # and one that uses two partitions
                 producer.publish("tx-out", f"out-{number}", partition=partition)
             producer.send_offsets_to_transaction("tx-in", "g-tx", member, generation, {0: 1 + number, 1: 2 + number})
             assert len(stored(broker, "tx-out", 2)) == before + 2 * number

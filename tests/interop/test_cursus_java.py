@@ -1,6 +1,6 @@
-"""The unmodified Java client of Cursus 0.1.1 against a real broker: producers, consumers of both modes, two in one group, event store.
+"""The unmodified Java client of Cursus 0.1.1 against a real broker.
 
-It is no part of this project and no registry has it: ``POLYWIRE_CURSUS_JAVA`` is a class path with it and what it needs.
+It is no part of this project and in no registry: ``POLYWIRE_CURSUS_JAVA`` is a class path with it and its dependencies.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 class Taking:
-    """A ``java.util.function.Consumer`` that keeps what it is given."""
+    """A ``java.util.function.Consumer`` that collects its arguments."""
 
     def __init__(self) -> None:
         self.got: list[tuple[int, str]] = []
@@ -155,7 +155,7 @@ def test_two_consumers_settle_and_share_a_group(java: Any, broker: Brokers) -> N
         Consuming(java, broker, topic, "POLLING", group) as one,
         Consuming(java, broker, topic, "POLLING", group) as two,
     ):
-        time.sleep(3)  # both have joined, and heard of each other
+        time.sleep(3)  # both have joined, and know of each other
         produce(java, broker, topic, range(1_000, 1_200))
 
         def fresh(side: Consuming) -> set[str]:
@@ -163,10 +163,10 @@ def test_two_consumers_settle_and_share_a_group(java: Any, broker: Brokers) -> N
 
         until(lambda: len(fresh(one) | fresh(two)) >= 200, f"200 records got={len(fresh(one))},{len(fresh(two))}")
         assert not fresh(one) & fresh(two)
-        assert min(len(fresh(one)), len(fresh(two))) == 80  # two of five keys hash to the one, three to the other
+        assert min(len(fresh(one)), len(fresh(two))) == 80  # two of five keys hash to the first, three to the other
         shown = status(broker, group)
         assert (shown["generation"], shown["member_count"]) == (2, 2)
-    # A client whose last heartbeat has just told it to join again does so behind its LEAVE_GROUP, and has to be missed.
+    # A client whose last heartbeat requested a rejoin does so after its LEAVE_GROUP, and must expire.
     until(lambda: status(broker, group)["member_count"] == 0, "both have left")
 
 

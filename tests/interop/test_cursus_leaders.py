@@ -1,5 +1,7 @@
-"""The unmodified Python SDK of Cursus where topics have several processes: its producers ask once where partitions are led, and go there for
-ever; its consumers go there, and look again."""
+"""The unmodified Python SDK of Cursus with topics in several processes.
+
+Its producers look up leaders once; its consumers look them up again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def producer_of(sdk: Any, broker: BrokerProcess, topic: str) -> Any:
 
 
 def send(producers: list[Any], first: int) -> None:
-    """More to every topic; all of it is acknowledged."""
+    """Send more records to every topic; all are acknowledged."""
     for producer in producers:
         for number in range(first, first + COUNT):
             producer.send(f"m{number}", key=f"k{number}")
@@ -39,12 +41,12 @@ def send(producers: list[Any], first: int) -> None:
 
 
 def ports_of(producers: list[Any]) -> set[int]:
-    """Where they go."""
+    """Return the ports they connect to."""
     return {int(at.rpartition(":")[2]) for producer in producers for at in producer._partition_leaders.values()}
 
 
 def first_port() -> int:
-    """Of as many in a row as the processes may have, all free."""
+    """Return the first of as many free consecutive ports as the processes may use."""
     ports = [lasting_port()]
     while len(ports) < SHARDS * PORTS_EACH:
         port = lasting_port()
@@ -52,8 +54,8 @@ def first_port() -> int:
     return ports[0]
 
 
-def test_producers_outlive_who_led_when_they_asked(sdk: Any, tmp_path: Path) -> None:
-    """What a machine's processes share is there for as long as the machine; where one of them is alone, only while it leads."""
+def test_producers_survive_a_change_of_the_leader_they_looked_up(sdk: Any, tmp_path: Path) -> None:
+    """The shared address of a machine exists as long as the machine; a process's own only while it leads."""
     url, options = url_of(tmp_path), ("--processes", str(SHARDS), "--balance-s", "0")
     with machine(tmp_path, "one", *options) as one, machine(tmp_path, "two", *options) as two:
         assert leaders(url) == ["one-0000", "one-0001"]
@@ -69,14 +71,14 @@ def test_producers_outlive_who_led_when_they_asked(sdk: Any, tmp_path: Path) -> 
         assert two.stop() == 0, two.log_text()
 
 
-def test_clients_go_to_the_process_that_has_a_topic_where_ports_are_chosen(sdk: Any, tmp_path: Path) -> None:
-    """And go on when it is killed, and when all are started anew."""
+def test_clients_connect_to_the_process_that_owns_a_topic_if_it_has_a_stable_port(sdk: Any, tmp_path: Path) -> None:
+    """And continue when it is killed, and when all are restarted."""
     first = first_port()
     options = "--processes", str(SHARDS), "--shard-port", str(first)
     own = {first + PORTS_EACH * shard + 2 for shard in range(SHARDS)}
     with BrokerProcess(tmp_path / "data", *options, "--any", "127.0.0.1:0", wires=("cursus", "kafka")) as broker:
         producers = [producer_of(sdk, broker, name) for name in NAMES]
-        assert ports_of(producers) == own, "topics lie in both"
+        assert ports_of(producers) == own, "topics are in both"
         send(producers, 0)
         consuming = [Consuming(sdk, broker, name, "polling", consumer_id=name, group_id=name) for name in NAMES]
         for one in consuming:

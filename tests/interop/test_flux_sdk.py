@@ -1,6 +1,7 @@
 """The unmodified Python SDK of FLUX against a real broker: raw client, producer, consumers that come and go, a restart.
 
-The SDK is not part of this project. ``POLYWIRE_FLUX_SDK`` names the directory of the package ``flux_sdk``, or the one it lies in.
+The SDK is not part of this project. ``POLYWIRE_FLUX_SDK`` names the directory of the package ``flux_sdk``, or its
+parent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 from tests.three_brokers import Brokers, one_or_three
 
 WAIT_S = 20.0
-SOAK_S = 60.0  # the runtime's loop, as long as the wire's checklist asks for
+SOAK_S = 60.0  # the runtime's loop, for as long as the protocol's checklist asks
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_groups_of_the_raw_client(sdk: Any, broker: Brokers) -> None:
 
 
 class Member:
-    """A consumer of the SDK's runtime in a thread of its own."""
+    """A consumer of the SDK's runtime in its own thread."""
 
     def __init__(self, sdk: Any, broker: Brokers, name: str) -> None:
         host, port = broker.addresses["flux"]
@@ -175,12 +176,12 @@ def test_members_join_and_leave_and_the_broker_restarts(sdk: Any, broker: Broker
 
 @pytest.mark.slow
 def test_a_minute_of_members_that_come_and_go(sdk: Any, broker: Brokers) -> None:
-    """One member stays and another comes and goes under a steady producer: every record is read, positions only move on."""
+    """One member stays and another comes and goes under a steady producer: offsets only advance."""
     send(sdk, broker, 0, 3)
     members, sent, visits = [Member(sdk, broker, "w1")], 3, 0
 
     def tended() -> bool:
-        """Start the member that stays again if it has ended: the SDK gives up when a generation passes between its JOIN and its SYNC."""
+        """Restart the permanent member: the SDK fails if a generation passes between its JOIN and SYNC."""
         if members[0].crashes:
             assert [getattr(error, "code", repr(error)) for error in members[0].crashes] == ["GENERATION_MISMATCH"]
             members[0].leave()
@@ -206,7 +207,7 @@ def test_a_minute_of_members_that_come_and_go(sdk: Any, broker: Brokers) -> None
     print(f"{sent} records, {visits} guests, {len(read) - sent} read twice, {len(members) - visits - 1} restarts")
 
 
-def test_a_producer_goes_on_with_the_next_broker(sdk: Any, broker: Brokers) -> None:
+def test_a_producer_continues_with_the_next_broker(sdk: Any, broker: Brokers) -> None:
     address = broker.addresses["flux"]
     runtime = sdk.FLUXRuntime(brokers=[("127.0.0.1", 1), address])
     runtime.producer(max_retries=0).send(sdk.ProducerSendParams("orders", [sdk.ProducerMessage("k", "v")]))

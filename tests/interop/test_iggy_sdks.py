@@ -1,9 +1,9 @@
-"""The unmodified Iggy SDKs of PyPI, seven releases and five dialects of them, against one broker: each reads what every other wrote.
+"""The unmodified Iggy SDKs of PyPI in seven releases and five dialects, against one broker.
 
-They are installed beside the tests by ``make dev``; ``POLYWIRE_INTEROP`` names another folder to look in. Others do the same with programs
-of their own, which print the same lines: ``POLYWIRE_IGGY_CRATE`` names one over the Rust crate 0.0.60, ``POLYWIRE_IGGY_RUST`` what cargo
-builds of ``iggy_rust``, ``POLYWIRE_IGGY_JAVA`` is a class path with ``org.apache.iggy:iggy`` 0.8.0 and what it needs. No registry that was
-reached has the SDKs for Node, Go and C# of these protocols.
+Each reads what all others wrote. ``make dev`` installs them beside the tests; ``POLYWIRE_INTEROP`` names another folder. Other SDKs run as
+programs that print the same lines: ``POLYWIRE_IGGY_CRATE`` names one over the Rust crate 0.0.60, ``POLYWIRE_IGGY_RUST`` what cargo builds
+of ``iggy_rust``, ``POLYWIRE_IGGY_JAVA`` is a class path with ``org.apache.iggy:iggy`` 0.8.0 and its dependencies. No available registry has
+the SDKs for Node, Go and C# of these protocols.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polywire.errors import Unavailable
 from polywire.spark.java import find_java
 from tests.three_brokers import Brokers, one_or_three, through
 
-# The packages, and from which number on each counts partitions.
+# The packages, and the first partition number of each.
 CRATE: Final = "crate-iggy-0.0.60"  # the documented dialect itself, of August 2023
 CRATE_VARIABLE: Final = "POLYWIRE_IGGY_CRATE"
 RUST: Final = "crate-iggy-0.11.1-edge.9"  # protocol 0.12.2
@@ -70,7 +70,7 @@ OPTIONS: Final = {"one process": (), "two processes": ("--processes", "2"), "any
 
 @pytest.fixture(scope="module", params=["one process"] if through() else OPTIONS)
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    """Of two processes clients meet any, and topics are in both. A port for any protocol recognises that of its clients."""
+    """Serve one process, or two with topics in both. A port for any protocol detects that of its clients."""
     folder = tmp_path_factory.mktemp("iggy")
     wires = ("iggy",) if request.param == "two processes" else None
     with one_or_three(folder, *OPTIONS[request.param], wires=wires) as process:
@@ -78,18 +78,18 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def address(broker: Brokers) -> tuple[str, int]:
-    """Return where clients connect: the port for any protocol, if there is one."""
+    """Return the port for any protocol, if there is one."""
     return broker.addresses["any"] if "any" in broker.addresses else broker.addresses["iggy"]
 
 
 def run(broker: Brokers, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
-    """What one SDK found out, stream by stream."""
+    """Return the results of one SDK, stream by stream."""
     command, environment = started(sdk, address(broker))
     return _lines(broker, [*command, action, *streams], environment)
 
 
 def started(sdk: str, at: tuple[str, int]) -> tuple[list[str], dict[str, str]]:
-    """The words that start an SDK's driver, and its environment; skips where the SDK is not."""
+    """Return the command line of an SDK's driver, and its environment; skip if the SDK is missing."""
     host, port = at[0], str(at[1])
     environment = dict(os.environ)
     if sdk in (CRATE, RUST):
@@ -109,7 +109,7 @@ def started(sdk: str, at: tuple[str, int]) -> tuple[list[str], dict[str, str]]:
 
 
 def _named(variable: str, sdk: str) -> str:
-    """Return what a variable says; skips where it says nothing."""
+    """Return the value of a variable; skip if it is empty."""
     value = os.environ.get(variable)
     if not value:
         pytest.skip(f"{variable} is not set: the Iggy protocol was NOT tried with {sdk}")
@@ -130,7 +130,7 @@ def stream_of(sdk: str) -> str:
 
 @pytest.fixture(scope="module")
 def written(broker: Brokers) -> dict[str, dict[str, object]]:
-    """Every SDK that is there has written its stream."""
+    """Let every available SDK write its stream."""
     results = {}
     for sdk in SDKS:
         try:
@@ -148,7 +148,9 @@ def test_writes(broker: Brokers, written: dict[str, dict[str, object]], sdk: str
 
 
 @pytest.mark.parametrize("sdk", SDKS)
-def test_each_reads_what_every_other_wrote(broker: Brokers, written: dict[str, dict[str, object]], sdk: str) -> None:
+def test_each_sdk_reads_what_every_other_wrote(
+    broker: Brokers, written: dict[str, dict[str, object]], sdk: str
+) -> None:
     results = run(broker, sdk, "read", *map(stream_of, written))
     assert [result["read"] for result in results] == [COUNT] * len(written)
 
@@ -170,7 +172,7 @@ def test_the_rust_crate_holds_polls_and_repeats_safely(broker: Brokers) -> None:
 
 
 def test_all_sdks_share_one_group(broker: Brokers) -> None:
-    """Every SDK that has groups is a member at once, and each message comes to one of them."""
+    """Every SDK with groups is a member at once, and each message is delivered to one of them."""
     foreign = {RUST: RUST_VARIABLE, JAVA: JAVA_VARIABLE}
     members = [sdk for sdk in WITH_GROUPS if sdk != CRATE and (sdk not in foreign or os.environ.get(foreign[sdk]))]
     assert run(broker, NEWEST, "prepare", "shared")[0]["prepared"]
@@ -214,7 +216,7 @@ def test_administration(broker: Brokers) -> None:
 
 
 def test_administration_since_protocol_0_12(broker: Brokers) -> None:
-    """Two more options, one less, and nothing that purges."""
+    """Two more options, one less, and no purge."""
     assert run(broker, "apache-iggy-0.9.1.dev5", "admin", "office")[0] == {**ADMINISTERED, "options": 11}
 
 
@@ -232,8 +234,8 @@ def test_users(request: pytest.FixtureRequest, broker: Brokers, sdk: str) -> Non
 
 
 @pytest.mark.parametrize("sdk", ["apache-iggy-0.5.0", "apache-iggy-0.9.0", "apache-iggy-0.9.1.dev5"])
-def test_it_goes_on_while_another_broker_takes_over(tmp_path: Path, sdk: str) -> None:
-    """Through a broker that stands by, or leads by then."""
+def test_it_continues_while_another_broker_takes_over(tmp_path: Path, sdk: str) -> None:
+    """Through a broker that is a standby, or leads by then."""
     with one_or_three(tmp_path, wires=["iggy", "polywire"], place=through() or "standby-1") as brokers:
         command, environment = started(sdk, brokers.addresses["iggy"])
         words = [*command, "endure", stream_of(sdk)]

@@ -1,8 +1,9 @@
-"""Unmodified clients of today's Kafka against a real broker that is killed in between: records in every codec, groups, administration.
+"""Unmodified Kafka clients against a real broker that is killed: records in every codec, groups, administration.
 
-The clients are not part of this project. Environment variables name where they are (spec: kafka#clients-to-test-with):
-``POLYWIRE_KAFKA_CLIENTS`` an interpreter with the Python ones, ``POLYWIRE_KAFKA_JAVA`` and ``POLYWIRE_KAFKA_JAVA_OLD`` class paths,
-``POLYWIRE_KAFKA_NODE`` a folder of modules, ``POLYWIRE_KAFKA_GO`` a Go module that requires them. What is not there is skipped, and said.
+The clients are not part of this project. Environment variables name their locations (spec: kafka#clients-to-test-with):
+``POLYWIRE_KAFKA_CLIENTS`` an interpreter with the Python ones, ``POLYWIRE_KAFKA_JAVA`` and ``POLYWIRE_KAFKA_JAVA_OLD``
+class paths, ``POLYWIRE_KAFKA_NODE`` a folder of modules, ``POLYWIRE_KAFKA_GO`` a Go module that requires them. Missing
+ones are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.three_brokers import Brokers, one_or_three, through
 RECORDS = 100
 PARTITIONS = 6
 LIVES, TRANSACTIONS, COPIES = 2, 8, 3  # copies: a transaction writes to each of the partitions of a topic
-COUNTS, MANY = (5_000, 20_000, 80_000), 60  # records and transactions, of which some are left when the broker is killed
+COUNTS, MANY = (5_000, 20_000, 80_000), 60  # records and transactions, some of which remain when the broker is killed
 
 each_member = pytest.mark.parametrize("peer", [*PEERS, *NEXT], ids=lambda peer: peer.name)
 each = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
@@ -46,7 +47,7 @@ def address(broker: Brokers) -> str:
 
 @pytest.fixture(scope="module")
 def written(toolbox: Toolbox, broker: Brokers) -> list[str]:
-    """Topics that every client which is here has written with each of its codecs, before the broker was killed."""
+    """Return topics that every available client has written with each codec, before a kill of the broker."""
     topics = []
     for peer in PEERS:
         if peer.here:
@@ -58,7 +59,7 @@ def written(toolbox: Toolbox, broker: Brokers) -> list[str]:
 
 
 def expected(peer: Peer) -> list[list[object]]:
-    """What each driver has written, as this one tells it."""
+    """Return what each driver has written, as this client reports it."""
     every, empty, found = bytes(range(256)), "" if peer.says_empty else None, []
     for number in range(RECORDS):
         value = b"x" * 100_000 if number % 50 == 49 else [None, b"", b"v%d" % number * 20, every][number % 4]
@@ -69,7 +70,7 @@ def expected(peer: Peer) -> list[list[object]]:
 
 
 @each
-def test_it_reads_what_all_have_written_before_a_kill(
+def test_it_reads_what_all_clients_wrote_before_a_kill(
     toolbox: Toolbox, broker: Brokers, written: list[str], peer: Peer
 ) -> None:
     toolbox.command(peer)
@@ -84,7 +85,7 @@ def test_it_reads_what_all_have_written_before_a_kill(
 
 @pytest.fixture(scope="module")
 def committed(toolbox: Toolbox, broker: Brokers) -> list[str]:
-    """Topics that every client with transactions has written in two lives of the broker."""
+    """Return topics that every transactional client has written in two lives of the broker."""
     topics = []
     for life in range(LIVES):
         for peer in PEERS:
@@ -98,7 +99,7 @@ def committed(toolbox: Toolbox, broker: Brokers) -> list[str]:
 
 
 @each
-def test_it_reads_what_all_have_committed_and_nothing_else(
+def test_it_reads_what_all_clients_committed_and_nothing_else(
     toolbox: Toolbox, broker: Brokers, committed: list[str], peer: Peer
 ) -> None:
     toolbox.command(peer)
@@ -110,7 +111,7 @@ def test_it_reads_what_all_have_committed_and_nothing_else(
 
 
 @each
-def test_positions_move_with_their_transactions(broker: Brokers, committed: list[str], peer: Peer) -> None:
+def test_offsets_are_committed_with_their_transactions(broker: Brokers, committed: list[str], peer: Peer) -> None:
     topic = f"committed.{peer.name}"
     if topic not in committed or not peer.moves_positions:
         pytest.skip(f"{peer.name} has moved no positions in transactions")
@@ -119,7 +120,7 @@ def test_positions_move_with_their_transactions(broker: Brokers, committed: list
 
 
 def cut(toolbox: Toolbox, broker: Brokers, peer: Peer, verb: str, topic: str, count: int) -> bool:
-    """Kill the broker once something is written of what a driver does, and start it again; whether that was in the midst of it."""
+    """Kill and restart the broker during a driver's writes; return whether it was still writing."""
     toolbox.command(peer)
     codec = () if verb == "transact" else (topic.rpartition(".")[2],)
     name = topic if verb == "transact" else topic.rpartition(".")[0]
@@ -134,7 +135,7 @@ def cut(toolbox: Toolbox, broker: Brokers, peer: Peer, verb: str, topic: str, co
 
 
 def stored(broker: Brokers, topic: str) -> list[int]:
-    """How much each partition has."""
+    """Return the number of records of each partition."""
     with connect(broker.url("polywire")) as client:
         return [one.next_offset for one in client.bounds(topic)]
 
@@ -148,7 +149,7 @@ def keys_and_values(broker: Brokers, topic: str, partition: int) -> list[tuple[b
 
 
 @each
-def test_it_goes_on_writing_over_a_kill(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
+def test_it_continues_writing_after_a_kill(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
     if not peer.outlives_kills:
         pytest.skip(f"{peer.name} tells its application what was lost")
     for count in COUNTS:
@@ -165,7 +166,7 @@ def test_it_goes_on_writing_over_a_kill(toolbox: Toolbox, broker: Brokers, peer:
 
 
 @each
-def test_it_goes_on_with_transactions_over_a_kill(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
+def test_it_continues_transactions_after_a_kill(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
     if not (peer.transactions and peer.outlives_kills):
         pytest.skip(f"{peer.name} has no transactions that go on by themselves")
     topic = f"cut-transactions-{peer.name}"
@@ -181,7 +182,7 @@ def test_it_goes_on_with_transactions_over_a_kill(toolbox: Toolbox, broker: Brok
 
 
 def produce(broker: Brokers, topic: str, number: int) -> None:
-    """As many records to each partition."""
+    """Produce that many records to each partition."""
     with connect(broker.url("polywire")) as client:
         for partition in range(PARTITIONS):
             client.produce(topic, [Record(b"%d" % at) for at in range(number)], partition=partition)
@@ -221,11 +222,11 @@ def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: Br
         broker.kill()
         broker.start()
         pass_on()
-        if peer.keeps_generation and through() is None:  # while another takes over sessions may run out
-            assert [len(one.assignments) for one in both] == before, "nobody was told to join again"
+        if peer.keeps_generation and through() is None:  # during a takeover sessions may expire
+            assert [len(one.assignments) for one in both] == before, "no member had to rejoin"
         elif peer.says_assignments:
             until(
-                lambda: sum(len(one.assigned or ()) for one in both) == PARTITIONS,  # whether it joins again or not
+                lambda: sum(len(one.assigned or ()) for one in both) == PARTITIONS,  # whether it rejoins or not
                 lambda: [one.assigned for one in both],
             )
         first.stop()
@@ -237,8 +238,8 @@ def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: Br
         assert sorted(third.records) == [(partition, produced) for partition in range(PARTITIONS)]
 
 
-def test_a_member_names_topics_by_a_pattern(toolbox: Toolbox, broker: Brokers) -> None:
-    """The broker looks for them; those that are made later are read, too."""
+def test_a_member_subscribes_by_a_pattern(toolbox: Toolbox, broker: Brokers) -> None:
+    """The broker matches it; topics that are created later are read, too."""
     (peer, *_) = NEXT
     toolbox.command(peer)
 
@@ -257,7 +258,7 @@ def test_a_member_names_topics_by_a_pattern(toolbox: Toolbox, broker: Brokers) -
 
 
 @each
-def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
+def test_a_static_member_returns_to_its_partitions(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
     toolbox.command(peer)
     if not peer.static:
         pytest.skip(f"{peer.name} has no static members")
@@ -278,7 +279,7 @@ def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: 
             until(lambda: len({*other.records, *back.records}) == PARTITIONS, lambda: (other.records, back.records))
             assert all(
                 had == other.assigned for had in other.assignments[before:]
-            )  # cooperative ones say again what they keep
+            )  # cooperative members report again what they retain
             reported = [len(one.assignments) for one in (other, back)]
             broker.kill()
             broker.start()
@@ -292,7 +293,7 @@ def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: 
 
 
 @each
-def test_it_makes_changes_and_deletes_topics(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
+def test_it_creates_changes_and_deletes_topics(toolbox: Toolbox, broker: Brokers, peer: Peer) -> None:
     """The broker is killed in between."""
     command = [*toolbox.command(peer), peer.name, "admin", address(broker), f"made-{peer.name}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,8 +1,8 @@
-"""Unmodified clients of Kafka 0.7 against a real broker: each writes and reads 10,000 records, and reads what the others wrote.
+"""Unmodified Kafka 0.7 clients against a real broker: each writes and reads 10,000 records, and reads the others'.
 
-The clients are not part of this project. ``POLYWIRE_KAFKA07_CLIENTS`` names a folder that holds them: ``python2`` (an interpreter),
-``py2/samsa``, ``py2/brod``, ``py2/pykafka`` (where each was installed), ``npm/node_modules``, ``ruby3`` (an interpreter, or a script that
-starts it) and ``kafka-rb`` (its repository). What is not there is skipped, and said.
+The clients are not part of this project. ``POLYWIRE_KAFKA07_CLIENTS`` names a folder that holds them: ``python2`` (an
+interpreter), ``py2/samsa``, ``py2/brod``, ``py2/pykafka`` (where each was installed), ``npm/node_modules``, ``ruby3``
+(an interpreter, or a script that starts it) and ``kafka-rb`` (its repository). Missing ones are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ DRIVERS = Path(__file__).parent / "kafka07"
 
 @dataclass(frozen=True)
 class Peer:
-    """A client: how its driver is started, which magic it writes and which it can read (spec: kafka-0.7#magic-per-record)."""
+    """A client: its driver's command line, and its magic values (spec: kafka-0.7#magic-per-record)."""
 
     name: str
     writes: int
     reads: frozenset[int]
 
     def command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """Interpreter with driver, and what to add to the environment."""
+        """Return interpreter with driver, and additions to the environment."""
         if self.name in ("samsa", "brod", "pykafka"):
             driver = [str(folder / "python2"), str(DRIVERS / f"{self.name}.py2")]
             return driver, {"PYTHONPATH": str(folder / "py2" / self.name)}
@@ -45,7 +45,7 @@ class Peer:
         return [node, "--no-deprecation", str(DRIVERS / f"{self.name}.js")], modules
 
     def missing(self, folder: Path) -> str | None:
-        """What of it is not there."""
+        """Return what is missing of it."""
         needed = {
             "kafka-rb": [folder / "ruby3", folder / "kafka-rb" / "lib"],
             "npm-kafka": [folder / "npm" / "node_modules" / "kafka"],
@@ -82,7 +82,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 def run(peer: Peer, folder: Path, broker: Brokers, verb: str, topic: str) -> list[str]:
-    """Drive a client; the lines it printed."""
+    """Run a client; return its output lines."""
     absent = peer.missing(folder)
     if absent is not None:
         pytest.skip(f"the Kafka 0.7 wire was NOT tried with {peer.name}: missing {absent}")

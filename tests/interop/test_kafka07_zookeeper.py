@@ -1,6 +1,6 @@
-"""The Kafka 0.7 wire registered in a real ZooKeeper, and an unmodified client that finds it there.
+"""The Kafka 0.7 protocol registered in a real ZooKeeper, and an unmodified client that finds it there.
 
-``POLYWIRE_ZOOKEEPER`` is HOST:PORT of a running ZooKeeper; everything happens below a name of its own. For the client see
+``POLYWIRE_ZOOKEEPER`` is HOST:PORT of a running ZooKeeper; everything happens below a unique name. For the client see
 ``test_kafka07_clients``.
 """
 
@@ -58,7 +58,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def content(keeper: Any, path: str) -> bytes | None:
-    """What a node holds, None without it."""
+    """Return the content of a node, or None."""
     from kazoo.exceptions import NoNodeError
 
     try:
@@ -96,8 +96,8 @@ def test_broker_and_topics_are_registered(place: str, keeper: Any, tmp_path: Pat
         assert keeper.exists("/brokers/topics/wide/0") is None
 
 
-def test_each_process_is_a_broker_of_its_topics(place: str, keeper: Any, tmp_path: Path) -> None:
-    """Its id is the number of its shard, and stays that; all have one address."""
+def test_each_process_is_registered_as_a_broker_of_its_topics(place: str, keeper: Any, tmp_path: Path) -> None:
+    """Its id is the number of its shard and does not change; all have one address."""
     with BrokerProcess(tmp_path / "data", "--processes", "2", "--kafka07-zookeeper", place) as broker:
         until(lambda: keeper.exists("/brokers/ids/1") is not None, "both are registered")
         until(lambda: keeper.exists("/brokers/ids/0") is not None, "both are registered")
@@ -108,18 +108,18 @@ def test_each_process_is_a_broker_of_its_topics(place: str, keeper: Any, tmp_pat
                 client.create_topic(name, 3)
         until(lambda: all(ids_of(keeper, name) for name in ("one", "two")), "topics are registered")
         assert ids_of(keeper, "one") != ids_of(keeper, "two")
-        assert all(len(ids_of(keeper, name)) == 1 for name in ("one", "two")), "by the one that has them"
+        assert all(len(ids_of(keeper, name)) == 1 for name in ("one", "two")), "by the broker that owns them"
         assert broker.stop() == 0
         assert keeper.exists("/brokers/ids/1") is None
 
 
 def ids_of(keeper: Any, topic: str) -> list[int]:
-    """Brokers that have a topic."""
+    """Return the brokers of a topic."""
     return [number for number in range(2) if keeper.exists(f"/brokers/topics/{topic}/{number}") is not None]
 
 
-def test_serving_goes_on_without_zookeeper(place: str, tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data", "--kafka07-zookeeper", "127.0.0.1:1/nobody") as broker:
+def test_the_broker_serves_without_zookeeper(place: str, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", "--kafka07-zookeeper", "127.0.0.1:1/missing") as broker:
         with connect(broker.url("kafka07")) as client:
             client.produce("t", [Record(b"v")], partition=0)
             assert [record.value for record in client.fetch("t", 0, 0)] == [b"v"]

@@ -1,7 +1,7 @@
-"""A console of Kafka, unmodified: kaskade in a terminal shows topics, records, groups and their lag.
+"""An unmodified Kafka console: kaskade in a terminal shows topics, records, groups and their lag.
 
-It is not part of this project. ``POLYWIRE_KAFKA_CONSOLE`` names the program (kaskade of the Python package index); without it the test is
-skipped, and said.
+It is not part of this project. ``POLYWIRE_KAFKA_CONSOLE`` names the program (kaskade of the Python package index);
+without it the test is skipped with a reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def broker(tmp_path: Path) -> Iterator[Brokers]:
 
 
 def shown(home: Path, words: list[str], *expected: str, key: bytes = b"") -> None:
-    """Run a program in a terminal until it has written all of this; key: what is typed once the first of it is there."""
+    """Run a program in a terminal until it has printed all of this; key: typed after the first of it."""
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (ROWS, COLUMNS))
     environment = os.environ | {"TERM": "xterm-256color", "HOME": str(home)}
@@ -59,7 +59,7 @@ def shown(home: Path, words: list[str], *expected: str, key: bytes = b"") -> Non
 
 
 def read_until(terminal: int, expected: Sequence[str]) -> None:
-    """Read what is written until all of this was."""
+    """Read output until all of this was printed."""
     seen, end = b"", time.monotonic() + SECONDS_MAX
     while not all(word in text_of(seen) for word in expected):
         assert time.monotonic() < end, text_of(seen)[-3000:]
@@ -68,7 +68,7 @@ def read_until(terminal: int, expected: Sequence[str]) -> None:
 
 
 def text_of(written: bytes) -> str:
-    """What a terminal shows of this, as far as words go."""
+    """Return the words that a terminal shows."""
     return CONTROL.sub(b"", written).decode("utf-8", "replace")
 
 
@@ -81,4 +81,4 @@ def test_a_console_shows_topics_records_and_lag(console: str, broker: Brokers, t
     servers = ["-b", "{}:{}".format(*broker.addresses["kafka"])]
     shown(tmp_path, [console, "admin", *servers], "≈7", "Configurations", "[28]", key=b"\r")
     records = ["-t", "orders", "-k", "string", "-v", "string", "--earliest"]
-    shown(tmp_path, [console, "consumer", *servers, *records], "val", "0.009 KB")  # values are cut
+    shown(tmp_path, [console, "consumer", *servers, *records], "val", "0.009 KB")  # values are truncated

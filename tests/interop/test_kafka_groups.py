@@ -1,8 +1,7 @@
-"""Unmodified clients of Kafka share a group with members on other wires while members come and go and the broker is killed: everything is
-read, and nothing by two members whose positions were stored.
+"""Unmodified Kafka clients share a group with members of other protocols, through rebalances and a kill of the broker.
 
-``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka (spec: kafka#clients-to-test-with); without it the tests are skipped,
-and said.
+Everything is read, and nothing twice by members whose offsets were stored. ``POLYWIRE_KAFKA_CLIENTS`` names an
+interpreter that has confluent-kafka (spec: kafka#clients-to-test-with); without it the tests are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def interpreter() -> str:
 
 
 class Tally:
-    """What members have read: with a position that was stored, or perhaps was."""
+    """The records that members have read: with an offset that was stored, or perhaps was."""
 
     def __init__(self) -> None:
         self.stored: Counter[Place] = Counter()
@@ -79,7 +78,7 @@ async def begin(interpreter: str, broker: Brokers, protocol: str) -> Process:
 
 
 async def follow(process: Process, who: str, tally: Tally) -> None:
-    """Count what a client of Kafka reads, until it ends."""
+    """Count what a Kafka client reads, until it ends."""
     assert process.stdout is not None
     async for line in process.stdout:
         is_stored, partition, offset = json.loads(line)
@@ -87,7 +86,7 @@ async def follow(process: Process, who: str, tally: Tally) -> None:
 
 
 async def read(broker: Brokers, wire: str, tally: Tally, ended: asyncio.Event) -> None:
-    """Be a member on another wire: read on from the group's positions, one record at a time, and connect again when the broker is back."""
+    """Be a member over another protocol: read from the group's offsets, one record at a time, and reconnect."""
     client: WireClient | None = None
     while not ended.is_set():
         try:
@@ -130,7 +129,7 @@ async def read_once(client: WireClient, wire: str, tally: Tally) -> None:
 
 
 async def produce(broker: Brokers) -> None:
-    """Write records one by one, some of them over a kill."""
+    """Write records one by one, some of them through a kill."""
     for number in range(RECORDS):
         while True:
             try:
@@ -169,7 +168,7 @@ async def share(interpreter: str, broker: Brokers, protocols: tuple[str, ...], t
 
 
 async def places(broker: Brokers) -> set[Place]:
-    """Everything there is; a record that was written over the kill may be there twice."""
+    """Return all records; one written during the kill may be duplicated."""
     client = await connect(broker.url("kafka"))
     found = {(one, record.offset) for one in range(PARTITIONS) for record in await client.fetch(TOPIC, one, 0)}
     await client.close()
@@ -185,7 +184,9 @@ def test_everything_is_read_once_over_rebalances_and_a_kill(
     with one_or_three(tmp_path, wires=["kafka", "flux", "iggy"]) as broker:
         asyncio.run(share(interpreter, broker, protocols, tally))
     again = {place for place, count in tally.stored.items() if count > 1} - tally.perhaps
-    assert {place for place in again if place[1]} == set(), "Iggy has one word for nothing read and one record read"
+    assert {place for place in again if place[1]} == set(), (
+        "Iggy has one value for nothing read and for one record read"
+    )
     assert sum(count for who, count in tally.by.items() if who.startswith("kafka")) > 0, tally.by
     assert tally.by["flux"] + tally.by["iggy"] > 0, tally.by
     print(dict(tally.by), len(tally.perhaps), file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Unmodified clients of today's Kafka log in: PLAIN and both SCRAMs, with and without TLS, and with what is wrong.
+"""Unmodified Kafka clients log in: PLAIN and both SCRAM mechanisms, with and without TLS, and with wrong credentials.
 
-The clients are not part of this project. ``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has them (spec: kafka#clients-to-test-with);
-without it the tests are skipped, and said.
+The clients are not part of this project. ``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has them (spec:
+kafka#clients-to-test-with); without it the tests are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Login:
     def __call__(
         self, client: str, mechanism: str, name: str, password: str, topic: str, *, tls: bool = False
     ) -> tuple[str, str]:
-        """How it went: in, and what was read, or refused, and all that the client says of it."""
+        """Return the outcome with what was read, or refused, and the client's output."""
         host, port = self._broker.addresses["kafka-tls" if tls else "kafka"]
         words = [client, f"{host}:{port}", mechanism, name, password, self._authority if tls else "-", topic]
         command = [self._interpreter, str(DRIVER), *words]
@@ -90,12 +90,12 @@ def test_a_client_logs_in_writes_and_reads(login: Login, client: str, mechanism:
 @pytest.mark.parametrize(
     ("mechanism", "name", "password"),
     [
-        ("PLAIN", "nobody", PASSWORD),
+        ("PLAIN", "unknown", PASSWORD),
         ("SCRAM-SHA-256", "alice", "wrong"),
     ],
 )
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_is_told_that_its_login_is_wrong(
+def test_a_client_reports_wrong_credentials(
     login: Login, client: str, mechanism: str, name: str, password: str
 ) -> None:
     outcome, said = login(client, mechanism, name, password, "wrong")
@@ -104,7 +104,7 @@ def test_a_client_is_told_that_its_login_is_wrong(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_who_may_only_read_is_refused_a_write(login: Login, client: str) -> None:
+def test_a_client_without_permission_to_write_is_refused(login: Login, client: str) -> None:
     outcome, said = login(client, "PLAIN", "bob", PASSWORD, "alices.own")
     assert outcome == "refused"
     assert "uthoriz" in said

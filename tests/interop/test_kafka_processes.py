@@ -1,7 +1,6 @@
-"""Unmodified clients of Kafka as members of groups of the newer protocol where a broker is several processes of a directory, or several
-shards of a bucket, of which each is killed in between: every record is read, and what was committed is kept.
+"""Unmodified Kafka clients as newer-protocol group members over several processes or shards, each of which is killed.
 
-The clients are not part of this project; see ``test_kafka``.
+Every record is read, and committed offsets survive. The clients are not part of this project; see ``test_kafka``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.interop.test_cursus_leaders import first_port
 
 PARTITIONS = 2
 EACH = 5  # records of a round, to each partition
-OF_PROCESSES = [f"made-{number}" for number in range(4)]  # they begin in the processes by turns
+OF_PROCESSES = [f"made-{number}" for number in range(4)]  # they are created in the processes in turn
 MEMBERS = [*NEXT, *(peer for peer in PEERS if peer.name in ("confluent-kafka", "java"))]
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
@@ -57,11 +56,11 @@ class Together:
         return f"{host}:{port}"
 
     def kill(self, shard: int) -> None:
-        """End the process that has a shard, and wait until there is another."""
+        """End the process of a shard, and wait until it is replaced."""
         if self._is_bucket:
             pid = leader_pid(self._folder, "one", shard)
             os.kill(pid, signal.SIGKILL)
-            until(lambda: self._leads(shard, pid), lambda: "nobody leads")
+            until(lambda: self._leads(shard, pid), lambda: "no leader")
             return
         pid = pid_of(self.broker.data_dir, shard)
         os.kill(pid, signal.SIGKILL)
@@ -74,7 +73,7 @@ class Together:
             return False
 
     def produce(self) -> set[Place]:
-        """Write to every partition; all that was written by now."""
+        """Write to every partition; return everything written by now."""
         end = time.monotonic() + SECONDS_MAX
         for topic in self.topics:
             for partition in range(PARTITIONS):
@@ -86,7 +85,7 @@ class Together:
         }
 
     def _write(self, topic: str, partition: int, end: float) -> None:
-        """Write, until it was taken: a process may be on its way."""
+        """Write until it succeeds: a process may be restarting."""
         while True:
             try:
                 with connect(self.broker.url("polywire")) as client:
@@ -99,7 +98,7 @@ class Together:
         self._produced[topic, partition] = stored[-1].offset + 1
 
     def committed(self, group: str) -> dict[tuple[str, int], int | None]:
-        """Positions of a group."""
+        """Return the offsets of a group."""
         with connect(self.broker.url("polywire")) as client:
             return {place: client.position(group, *place) for place in self._produced}
 
@@ -126,7 +125,7 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         "one",
         "--shard-port",
         str(first_port()),
-    )  # librdkafka looks for brokers where they were
+    )  # librdkafka looks for brokers at their former addresses
     with BrokerProcess(folder / "one", *options, wires=wires) as broker:
         until(lambda: None not in leaders(url), lambda: leaders(url))
         yield Together(broker, [name for names in TOPICS.values() for name in names], folder, is_bucket=True)
@@ -162,7 +161,7 @@ def test_members_read_topics_of_all_while_each_process_is_killed(
             all_read(together.produce())
         first.stop()
         all_read(together.produce())
-        second.kill()  # its partitions are another's when its session is over
+        second.kill()  # its partitions move when its session expires
         third = join()
         all_read(together.produce())
         third.stop()
@@ -172,11 +171,11 @@ def test_members_read_topics_of_all_while_each_process_is_killed(
         wanted = together.produce()
         until(lambda: len(set(last.places)) >= len(together.topics) * PARTITIONS * EACH, lambda: (count, last.places))
         assert set(last.places) <= wanted
-        assert len(last.places) == len(together.topics) * PARTITIONS * EACH, "nothing that was committed is read again"
+        assert len(last.places) == len(together.topics) * PARTITIONS * EACH, "nothing committed is read again"
 
 
 def _both_read(together: Together, members: list[Member], before: list[int]) -> bool:
-    """Whether work is shared; what is written meanwhile shows it."""
+    """Return whether both members read new records."""
     if all(len(member.places) > was for member, was in zip(members, before, strict=True)):
         return True
     together.produce()
@@ -184,8 +183,8 @@ def _both_read(together: Together, members: list[Member], before: list[int]) -> 
     return False
 
 
-def test_a_pattern_finds_topics_of_all(toolbox: Toolbox, together: Together) -> None:
-    """Those that begin later, too: in whatever process."""
+def test_a_pattern_matches_topics_of_all_processes(toolbox: Toolbox, together: Together) -> None:
+    """Including topics created later in any process."""
     (peer, *_) = NEXT
     toolbox.command(peer)
     wanted: set[Place] = set()

@@ -1,7 +1,7 @@
-"""Programs built on Kafka's clients, unmodified: kcat, Kafka's own tools, Kafka Connect, and an application of Kafka Streams.
+"""Unmodified programs built on Kafka's clients: kcat, Kafka's tools, Kafka Connect and Kafka Streams.
 
 None of them is part of this project. ``POLYWIRE_KAFKA_KCAT`` names kcat, ``POLYWIRE_KAFKA_TOOLS`` a class path with Kafka's tools, Connect's
-runtime and its connectors of files, and Streams (spec: kafka#clients-to-test-with). What is not there is skipped, and said.
+runtime and its file connectors, and Streams (spec: kafka#clients-to-test-with). Missing ones are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
 from tests.three_brokers import Brokers, one_or_three
 
-SECONDS_MAX = 120.0  # many do their work on few processors
+SECONDS_MAX = 120.0  # many run on few processors
 DRIVER = Path(__file__).parent / "kafka" / "WordCount.java"
 KCAT, TOOLS = "POLYWIRE_KAFKA_KCAT", "POLYWIRE_KAFKA_TOOLS"
 QUIET = ("-Xmx384m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error")
-FILES = "org.apache.kafka.connect.file."  # where the connectors of files are
+FILES = "org.apache.kafka.connect.file."  # package of the file connectors
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def address(broker: Brokers) -> str:
 
 
 def run(*command: str, given: str = "", code: int = 0) -> str:
-    """What a program says until it ends."""
+    """Return a program's output until it ends."""
     done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == code, (
         f"{command} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -64,7 +64,7 @@ def run(*command: str, given: str = "", code: int = 0) -> str:
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that is killed at the end."""
+    """Run a program that is killed at the end."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -75,7 +75,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
-    """Wait for something that a program does when it likes."""
+    """Wait for something that a program does at its own pace."""
     end = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < end, f"did not happen in {SECONDS_MAX} s: {what()}"
@@ -83,7 +83,7 @@ def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
 
 
 def properties(path: Path, values: Mapping[str, object]) -> str:
-    """A file of settings."""
+    """Write a file of settings."""
     path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
     return str(path)
 
@@ -120,7 +120,7 @@ def test_kcat_reads_as_a_group(kcat: str, broker: Brokers) -> None:
 
 
 def test_kcat_reads_as_a_group_over_a_kill(kcat: str, broker: Brokers, tmp_path: Path) -> None:
-    """It is not told to join again, so nothing is read twice."""
+    """It does not have to rejoin, so nothing is read twice."""
 
     def produce(first: int) -> None:
         with connect(broker.url()) as client:
@@ -181,7 +181,7 @@ def test_tools(tools: str, broker: Brokers, tmp_path: Path) -> None:
     described = tool(groups, "--describe", "--group", "g")
     lags = [line.split() for line in described.splitlines() if line.startswith("g ")]
     assert sum(int(line[3]) for line in lags) == 300
-    assert {line[5] for line in lags} == {"0"}, "who has read everything has no lag"
+    assert {line[5] for line in lags} == {"0"}, "a group that has read everything has no lag"
     newer = ("--command-property", "group.protocol=consumer", "--timeout-ms", "60000")
     reported = tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
@@ -201,8 +201,8 @@ def test_tools(tools: str, broker: Brokers, tmp_path: Path) -> None:
     assert "successful" in tool(groups, "--delete", "--group", "g")
 
 
-def test_tools_give_a_user_a_password(tools: str, tmp_path: Path) -> None:
-    """Who was made by a tool logs in, may do nothing yet, and is gone with the last password."""
+def test_tools_set_the_password_of_a_user(tools: str, tmp_path: Path) -> None:
+    """A user created by a tool can log in, has no permissions yet, and is deleted with the last password."""
     users = tmp_path / "users"
     add_user(users, "admin", "admin-secret", "")
     module = "org.apache.kafka.common.security.{}LoginModule required username={} password={};"
@@ -236,7 +236,7 @@ def test_tools_give_a_user_a_password(tools: str, tmp_path: Path) -> None:
 
 
 def test_connect_standalone(tools: str, broker: Brokers, tmp_path: Path) -> None:
-    """A file into a topic and into a file, over a kill of the broker; then the worker goes on where it was."""
+    """A file is copied to a topic and to a file, through a kill of the broker; then the worker resumes where it was."""
     source, sink = tmp_path / "source.txt", tmp_path / "sink.txt"
     text = "org.apache.kafka.connect.storage.StringConverter"
     worker = {
@@ -285,7 +285,7 @@ def test_connect_standalone(tools: str, broker: Brokers, tmp_path: Path) -> None
 
 
 def test_streams_count_words_exactly_once(tools: str, broker: Brokers, tmp_path: Path) -> None:
-    """The broker is killed, then the application, whose state is gone with it: it is made again from its changelog."""
+    """The broker is killed, then the application with its state, which is restored from its changelog."""
     if which("javac") is None:
         pytest.skip("javac is missing: the Kafka wire was NOT tried with Kafka Streams")
     run("javac", "-d", str(tmp_path), "-cp", tools, str(DRIVER))
@@ -299,7 +299,7 @@ def test_streams_count_words_exactly_once(tools: str, broker: Brokers, tmp_path:
                 client.produce("text", [Record(value=f"every word{number % 5}".encode())], partition=number % 2)
 
     def counted() -> dict[str, list[int]]:
-        """What was told of each word, in order; transactions that were not committed are not in it."""
+        """Return the committed counts of each word, in order."""
         found: dict[str, list[int]] = {}
         with connect(broker.url()) as client:
             for record in client.fetch("counts", 0, 0):
@@ -325,4 +325,4 @@ def test_streams_count_words_exactly_once(tools: str, broker: Brokers, tmp_path:
         until(lambda: reached(150), counted)
     found = counted()
     assert {word: counts[-1] for word, counts in found.items()} == {"every": 150} | {f"word{n}": 30 for n in range(5)}
-    assert all(counts == sorted(set(counts)) for counts in found.values()), "no count is told twice, none goes back"
+    assert all(counts == sorted(set(counts)) for counts in found.values()), "no count is repeated or goes back"

@@ -1,7 +1,7 @@
-"""A registry of schemas, unmodified, keeps what it knows in a topic here: Apicurio Registry, over a kill of the broker and one of its own.
+"""An unmodified schema registry with its storage in a topic: Apicurio Registry, through kills.
 
 It is not part of this project. ``POLYWIRE_KAFKA_REGISTRY`` names the runner of its application from Maven
-(``io.apicurio:apicurio-registry-app``, ``all.tar.gz``, 3.0.9); without it the test is skipped, and said.
+(``io.apicurio:apicurio-registry-app``, ``all.tar.gz``, 3.0.9); without it the test is skipped with a reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.three_brokers import Brokers, one_or_three
 
 VARIABLE: Final = "POLYWIRE_KAFKA_REGISTRY"
 TOPIC: Final = "_schemas"
-SECONDS_MAX: Final = 180.0  # it starts in ten of a processor's own
+SECONDS_MAX: Final = 180.0  # it starts in ten seconds on a free processor
 VERSIONS: Final = "/apis/ccompat/v7/subjects/orders-value/versions"
 
 
@@ -40,13 +40,13 @@ def runner() -> str:
 
 
 class Registry:
-    """A running one."""
+    """A running registry."""
 
     def __init__(self, port: int) -> None:
         self._base = f"http://127.0.0.1:{port}"
 
     def ask(self, path: str, body: object = None) -> Any:
-        """The answer to a GET, or to a POST of this; asked again as long as nobody is there to answer."""
+        """Return the response to a GET, or to a POST of this; retry while it is unreachable."""
         data = None if body is None else json.dumps(body).encode()
         request = Request(self._base + path, data, {"Content-Type": "application/json"})
         end = time.monotonic() + SECONDS_MAX
@@ -60,18 +60,18 @@ class Registry:
                 time.sleep(0.5)
 
     def register(self, schema: str) -> int:
-        """The id of a schema."""
+        """Register a schema; return its id."""
         return int(self.ask(VERSIONS, {"schema": schema})["id"])
 
     def latest(self) -> tuple[int, str]:
-        """Id and schema."""
+        """Return id and schema."""
         reported = self.ask(f"{VERSIONS}/latest")
         return reported["id"], reported["schema"]
 
 
 @contextmanager
 def registry(runner: str, broker: Brokers, place: Path) -> Iterator[Registry]:
-    """One that knows nothing but where the broker is, killed at the end."""
+    """Start a registry that knows only the broker's address; kill it at the end."""
     port = lasting_port()
     given = {
         "APICURIO_STORAGE_KIND": "kafkasql",
@@ -98,7 +98,7 @@ def schema(*fields: str) -> str:
     return json.dumps({"type": "record", "name": "order", "fields": named}, separators=(",", ":"))
 
 
-def test_a_registry_keeps_its_schemas_here(runner: str, tmp_path: Path) -> None:
+def test_a_registry_stores_its_schemas(runner: str, tmp_path: Path) -> None:
     with one_or_three(tmp_path, wires=["kafka", "polywire"]) as broker:
         with registry(runner, broker, tmp_path) as first:
             one = first.register(schema("a"))

@@ -1,5 +1,4 @@
-"""Spark's own Kafka connector and ours over the same topic, in one job: the same rows, with the times of Kafka's clients, and what one writes
-the other reads.
+"""Spark's own Kafka connector and ours over the same topic: each reads what the other wrote.
 
 The connector is not part of this project. ``POLYWIRE_KAFKA_SPARK`` names a folder with its jars (spec: kafka#clients-to-test-with).
 """
@@ -67,7 +66,7 @@ def test_both_formats_give_the_same_rows(tmp_path: Path) -> None:
 
 
 def run(command: list[str], environment: dict[str, str], broker: Brokers, errors: Path) -> dict[str, list[Any]]:
-    """What the driver says; the broker is killed when it is in the midst of a stream."""
+    """Return the driver's output; the broker is killed in the middle of a stream."""
     said: dict[str, list[Any]] = {}
     pipe = subprocess.PIPE
     with (

@@ -1,4 +1,4 @@
-"""The exchanges of the specification, replayed: one by one, pipelined, cut at every byte."""
+"""The exchanges of the specification, replayed: one by one, pipelined, split at every byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN: Final = {b"r": b"\r", b"n": b"\n", b"t": b"\t"}
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a vector file: what is done, by whom, with which body."""
+    """One line of a vector file: the action, the connection, and the body."""
 
     line: int
     kind: str
@@ -57,12 +57,12 @@ def read_steps(name: str) -> list[Step]:
 
 @pytest.fixture(autouse=True)
 def members_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members are called ``A-6410``, ``A-6411``: in life their digits are drawn."""
+    """Make member ids predictable: ``A-6410``, ``A-6411``; normally the digits are random."""
     monkeypatch.setattr("polywire.protocols.cursus.groups.secrets.randbelow", lambda _: 6410)
 
 
 class Stage:
-    """The peers of one file and what they were answered."""
+    """The connections of one file and their responses."""
 
     def __init__(self, feed: Callable[[Dialogue, bytes], None]) -> None:
         self.world = World()
@@ -71,7 +71,7 @@ class Stage:
         self.heard: defaultdict[str, list[bytes]] = defaultdict(list)
 
     def send(self, peer: str, bodies: Iterable[bytes]) -> None:
-        """All at once, as far as the way of feeding lets it."""
+        """Send everything at once, as far as the way of feeding permits."""
         dialogue = self.peers.setdefault(peer, self.world.connect())
         self.feed(dialogue, b"".join(map(frame, bodies)))
         self.world.memory.run()
@@ -85,7 +85,7 @@ class Stage:
         if step.kind == "!":
             assert self.peers[step.peer].closed, f"{name}:{step.line}"
             return
-        assert self.heard[step.peer], f"{name}:{step.line} was not answered"
+        assert self.heard[step.peer], f"{name}:{step.line} got no response"
         assert self.heard[step.peer].pop(0) == step.body, f"{name}:{step.line}"
 
     def end(self) -> None:
@@ -112,7 +112,7 @@ def test_one_by_one(name: str, feed: Callable[[Dialogue, bytes], None]) -> None:
                 stage.world.memory.advance(step.seconds)
             case ">":
                 stage.listen()
-                assert not stage.heard[step.peer], f"{name}:{step.line} before it there are answers left"
+                assert not stage.heard[step.peer], f"{name}:{step.line} earlier responses are left"
                 stage.send(step.peer, [step.body])
             case _:
                 stage.check(name, step)
@@ -121,7 +121,7 @@ def test_one_by_one(name: str, feed: Callable[[Dialogue, bytes], None]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_pipelined(name: str) -> None:
-    """Requests of one peer that nothing else comes between are sent together; their answers are the same, in the same order."""
+    """Consecutive requests of one connection are sent together; their responses and their order do not change."""
     stage = Stage(at_once)
     for (peer, rest), group in groupby(read_steps(name), key=lambda step: (step.peer, step.kind in "~!")):
         steps = list(group)

@@ -1,6 +1,6 @@
-"""What a data directory holds, as a value that JSON can keep: every record, and the broker's whole state by the names of its fields.
+"""The content of a data directory as JSON: every record, and the broker's whole state by field names.
 
-Promises: the same contents give the same value, whichever release reads them. Must not know: files.
+The same content gives the same value, whichever release reads it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from polywire.records.compression import expand_body
 from polywire.records.header import walk
 from polywire.records.rows import to_records
 
-VALUE_BYTES_MAX: Final = 64  # longer values are kept as their digest
+VALUE_BYTES_MAX: Final = 64  # longer values are replaced by their digest
 READ_BYTES: Final = 1 << 20
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as Latin-1 text, or their digest, values of classes by the names of their fields."""
+    """Return a value as JSON has it: bytes as Latin-1 text or their digest, instances by the names of their fields."""
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         return data.decode("latin-1") if len(data) <= VALUE_BYTES_MAX else f"sha256:{sha256(data).hexdigest()}"
@@ -43,13 +43,13 @@ def plain(value: Any) -> Any:
 
 
 def _short(record: Record) -> dict[str, Any]:
-    """A record without the fields that it does not have."""
+    """Return a record without its absent fields."""
     fields: dict[str, Any] = plain(record)
     return {name: value for name, value in fields.items() if value not in (None, []) and (name, value) != ("flags", 0)}
 
 
 async def records_of(broker: Broker, partition: Partition) -> list[Record]:
-    """Every record of a partition that can be read."""
+    """Return every readable record of a partition."""
     records: list[Record] = []
     offset = partition.log.first_offset
     while offset < partition.log.next_offset:
@@ -70,7 +70,7 @@ def _batches(chunk: bytes) -> Iterable[bytes]:
 
 
 async def contents(broker: Broker, staged: Iterable[Any]) -> dict[str, Any]:
-    """Everything that a broker has; ``staged``: the log's tokens that wait to be published."""
+    """Return everything that a broker has; ``staged``: the log's staged tokens."""
     state = plain(decode_snapshot(broker._state.snapshot()))
     topics = {}
     for topic in broker.topics(internal=True):

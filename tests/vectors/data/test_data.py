@@ -1,15 +1,15 @@
-"""Data directories that earlier releases wrote are opened by this one, with everything in them.
+"""Data directories of earlier releases are opened by this one, with everything in them.
 
-Each directory here holds ``data.tar.xz``, a data directory as a killed broker leaves it (segments, a snapshot, a journal with what nobody
-sealed), and ``contents.json``, what the code that wrote it read from it: every record and the whole state, see ``contents``.
+Each directory here holds ``data.tar.xz``, the data directory of a killed broker (segments, a snapshot, a journal with unsealed records), and
+``contents.json``, what the release that wrote it read from it: every record and the whole state, see ``contents``.
 
-* ``state-1``: five wires, their groups, users, writers, staged batches, a transaction that is open and others that ended.
-* ``state-2``: Kafka beside them: idempotent producers, positions with a text and a leader epoch, topics with settings of that wire.
-* ``state-3``: groups of Kafka's newer protocol and classic ones, one shared with another wire; transactions of several partitions and groups
-  that were committed, aborted, and are open in a sealed segment and in the journal; a user with verifiers of SCRAM. See ``test_newer``.
-* ``state-4``: the same, and classic groups whose members have settled, in the snapshot and in the journal. See ``test_settled``.
-* ``state-5``: the same, and transactions that several shards have parts of: open ones of ours, branches of others', and decisions that not
-  all have followed, in the snapshot and in the journal. See ``test_shared``.
+* ``state-1``: five protocols with their groups, users, writers, staged batches, an open transaction and ended ones.
+* ``state-2``: also Kafka: idempotent producers, offsets with metadata and a leader epoch, topics with Kafka's settings.
+* ``state-3``: newer Kafka groups and classic ones, one shared with another protocol. Transactions of several partitions and groups that were
+  committed, aborted, and are open in a sealed segment and in the journal. A user with SCRAM verifiers. See ``test_newer``.
+* ``state-4``: the same, and settled classic groups in the snapshot and in the journal. See ``test_settled``.
+* ``state-5``: the same, and transactions over several shards: open ones, participants of other shards' transactions, and decisions that some
+  shards have not followed, in the snapshot and in the journal. See ``test_shared``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LOG: Final = LogSettings(slot_bytes=128 * 1024, sync_interval_ms=2, disk_reserve
 
 
 class Kept:
-    """A data directory, unpacked, and what it held when it was written."""
+    """A data directory, unpacked, and its content when it was written."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Kept:
             archive.extractall(path, filter="data")
 
     def open(self) -> Broker:
-        """This release's broker over it, when it was written: what is kept for some days only is still there."""
+        """Open this release's broker over it, at the time when it was written, so that nothing has expired."""
         clock = SimulatedClock(self.written_at_us)
         loop = asyncio.get_running_loop()
         return Broker.open(self.path, BrokerSettings(), loop, clock, log_settings=LOG)
@@ -71,10 +71,10 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
 
 
 class Answer(asyncio.Future[Any]):
-    """The result of a verb, to be awaited."""
+    """The result of a method, to be awaited."""
 
     def notify(self, result: object) -> None:
-        """What the verb calls back."""
+        """Set the result."""
         if isinstance(result, BrokerError):
             self.set_exception(result)
         else:
@@ -82,7 +82,7 @@ class Answer(asyncio.Future[Any]):
 
 
 def _differences(found: Any, expected: Any, where: str = "") -> list[str]:
-    """Where something is not what it was. Fields that were not known then may be there as well."""
+    """Return the differences. New fields are allowed."""
     if isinstance(found, dict) and isinstance(expected, dict):
         gone = [f"{where}.{name} is gone" for name in expected.keys() - found.keys()]
         both = expected.keys() & found.keys()
@@ -95,7 +95,7 @@ def _differences(found: Any, expected: Any, where: str = "") -> list[str]:
     return [] if found == expected else [f"{where}: {found!r} was {expected!r}"]
 
 
-def test_a_difference_is_seen() -> None:
+def test_a_difference_is_detected() -> None:
     was = {"records": [{"value": "a"}, {"value": "b"}]}
     assert _differences({"records": [{"value": "a", "later": 1}, {"value": "b"}], "more": []}, was) == []
     assert _differences({"records": [{"value": "a"}, {"value": "c"}]}, was) == [".records[1].value: 'c' was 'b'"]
@@ -141,7 +141,7 @@ async def _a_log_of_each_kind_is_there(kept: Kept) -> None:
     assert flags == {"compacted": BatchFlags.COMPACTED, "polywire-topic": BatchFlags.ZSTD, "lz4-topic": BatchFlags.LZ4}
 
 
-def test_what_was_begun_goes_on(kept: Kept) -> None:
+def test_open_work_of_earlier_releases_continues(kept: Kept) -> None:
     asyncio.run(_what_was_begun_goes_on(kept))
 
 
@@ -170,7 +170,7 @@ async def _what_was_begun_goes_on(kept: Kept) -> None:
     broker.close()
 
 
-def test_what_kafka_clients_had_goes_on(tmp_path: Path) -> None:
+def test_state_of_kafka_clients_continues(tmp_path: Path) -> None:
     asyncio.run(_what_kafka_clients_had_goes_on(Kept("state-2", tmp_path / "data")))
 
 
@@ -191,7 +191,7 @@ async def _what_kafka_clients_had_goes_on(kept: Kept) -> None:
     broker.close()
 
 
-def test_the_process_serves_it_takes_more_and_starts_again(kept: Kept) -> None:
+def test_the_process_serves_it_accepts_more_and_starts_again(kept: Kept) -> None:
     asyncio.run(_the_process_serves_it_takes_more_and_starts_again(kept))
 
 
@@ -211,7 +211,7 @@ async def _the_process_serves_it_takes_more_and_starts_again(kept: Kept) -> None
 
 
 async def _check(client: PolywireClient, topic: str, partitions: list[dict[str, Any]]) -> None:
-    """What a topic held is there at its offsets, and behind it at most what this test added."""
+    """Assert that a topic's records are at their offsets, followed by at most what this test added."""
     for number, was in enumerate(partitions):
         records = await client.fetch(topic, number, was["first_offset"])
         count = len(was["records"])

@@ -1,4 +1,4 @@
-"""What today's clients of Kafka left in a data directory goes on: open transactions end either way, members come back, SCRAM logs in."""
+"""State of Kafka clients in a stored data directory: transactions, members and SCRAM logins continue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world(tmp_path: Path) -> Iterator[StoredWorld]:
 
 
 def login(world: StoredWorld, name: str = "scott") -> Any:
-    """A connection of this user."""
+    """Return a connection of this user."""
     peer = world.connect()
     answer, signature = scram(peer, Mechanism.SHA_512, name, PASSWORD)
     assert (answer.error, bytes(answer.auth_bytes)) == (WireError.NONE, signature)
@@ -39,7 +39,7 @@ def login(world: StoredWorld, name: str = "scott") -> Any:
 
 
 def values(peer: Any, partition: int) -> list[bytes | None]:
-    """What can be read of a partition, however many answers it takes."""
+    """Return what can be read of a partition, in as many responses as necessary."""
     asked = schema.request(Api.FETCH).Topics
     found: list[bytes | None] = []
     while True:
@@ -58,14 +58,14 @@ def position(peer: Any, group: str, partition: int, topic: str = TOPIC) -> tuple
 
 
 @pytest.mark.parametrize("mechanism", Mechanism)
-def test_scram_logs_in_with_what_was_kept(world: StoredWorld, mechanism: Mechanism) -> None:
+def test_scram_logs_in_with_stored_verifiers(world: StoredWorld, mechanism: Mechanism) -> None:
     answer, signature = scram(world.connect(), mechanism, "scott", PASSWORD)
     assert (answer.error, bytes(answer.auth_bytes)) == (WireError.NONE, signature)
     refused, _ = scram(world.connect(), mechanism, "scott", "tiger")
     assert refused.error == WireError.SASL_AUTHENTICATION_FAILED
 
 
-def test_only_what_was_committed_is_there(world: StoredWorld) -> None:
+def test_only_committed_records_and_offsets_are_there(world: StoredWorld) -> None:
     peer = login(world)
     assert [values(peer, number) for number in range(3)] == [[b"committed a", b"committed b"], [b"committed c"], []]
     assert position(peer, "done-group", 0) == (5, "m")
@@ -91,13 +91,13 @@ def test_an_open_transaction_ends(world: StoredWorld, name: str, commits: bool) 
         assert position(peer, "open-group", 0)[0] == (7 if commits else -1)
 
 
-def test_who_was_fenced_stays_fenced(world: StoredWorld) -> None:
+def test_a_fenced_producer_stays_fenced(world: StoredWorld) -> None:
     peer = login(world)
     assert Producer(peer, "fenced", 12884901893, 0).add(0, topic=TOPIC) == [WireError.PRODUCER_FENCED]
     assert Producer(peer, "fenced", 12884901893, 1).add(0, topic=TOPIC) == [0]
 
 
-def test_members_of_a_newer_group_come_back(world: StoredWorld) -> None:
+def test_members_of_a_newer_group_return(world: StoredWorld) -> None:
     peer = login(world)
     assert position(peer, "next-group", 0) == (4, "of a newer member")
     assert position(peer, "next-group", 2)[0] == 2

@@ -1,4 +1,4 @@
-"""Members of classic groups that had settled when the broker was killed go on as if nothing had happened (decision 0118)."""
+"""Members of settled classic groups continue after a kill of the broker as if nothing had happened (decision 0118)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def commit(peer: Any, group: str, member: str, generation: int) -> WireError:
 
 
 @pytest.mark.parametrize("group", SETTLED)
-def test_members_go_on_in_their_generation(world: StoredWorld, group: str) -> None:
+def test_members_continue_in_their_generation(world: StoredWorld, group: str) -> None:
     peer, member = login(world), member_of(world, group)
     asked = {"group_id": group, "generation_id": GENERATION, "member_id": member, "instance_id": SETTLED[group]}
     assert peer.ask(Api.HEARTBEAT, 4, **asked).error == WireError.NONE
@@ -60,7 +60,7 @@ def test_members_go_on_in_their_generation(world: StoredWorld, group: str) -> No
 
 
 @pytest.mark.parametrize("group", [group for group, instance in SETTLED.items() if instance])
-def test_a_static_member_is_back_under_another_id(world: StoredWorld, group: str) -> None:
+def test_a_static_member_returns_under_another_id(world: StoredWorld, group: str) -> None:
     peer, member = login(world), member_of(world, group)
     protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=subscription(TOPIC))
     asked = {"group_id": group, "session_timeout_ms": 30_000, "rebalance_timeout_ms": 60_000, "member_id": ""}
@@ -73,5 +73,5 @@ def test_a_static_member_is_back_under_another_id(world: StoredWorld, group: str
     assert commit(peer, group, joined.member_id, GENERATION) == WireError.NONE
 
 
-def test_a_group_that_was_about_to_rebalance_begins_anew(world: StoredWorld) -> None:
+def test_a_group_about_to_rebalance_is_not_restored(world: StoredWorld) -> None:
     assert world.broker.classic.view("unsettled") is None

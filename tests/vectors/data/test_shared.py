@@ -1,4 +1,4 @@
-"""What lies in several shards goes on in a data directory that was written before: branches follow, and others are told (decision 0129)."""
+"""Transactions over several shards in a stored data directory (decision 0129)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARDS: Final = (1, 3)
 
 
 class Others:
-    """The other shards: they follow, and know nothing of what is asked."""
+    """The other shards: they follow, and know nothing of the transactions they are asked about."""
 
     def __init__(self) -> None:
         self.reported: set[tuple[int, str, bool]] = set()
@@ -44,7 +44,7 @@ def world(tmp_path: Path) -> Iterator[StoredWorld]:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("commits", [True, False], ids=["committed", "aborted"])
-def test_a_branch_follows(world: StoredWorld, part: str, commits: bool) -> None:
+def test_a_participant_follows(world: StoredWorld, part: str, commits: bool) -> None:
     peer, branches = login(world), world.broker.branches
     branch = branches.find(f"branch-{part}")
     assert branch is not None
@@ -55,7 +55,7 @@ def test_a_branch_follows(world: StoredWorld, part: str, commits: bool) -> None:
     assert position(peer, f"branch-group-{part}", 1) == ((9, "m") if commits else (-1, ""))
 
 
-def test_others_are_told_what_was_decided_and_asked_for_what_is_open(world: StoredWorld) -> None:
+def test_other_shards_get_decisions_and_are_asked_about_open_transactions(world: StoredWorld) -> None:
     others, branches = Others(), world.broker.branches
     branches.begin(others, lambda _: True)
     world.run()
@@ -71,7 +71,7 @@ def test_others_are_told_what_was_decided_and_asked_for_what_is_open(world: Stor
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_is_open_commits_for_all(world: StoredWorld, part: str) -> None:
+def test_an_open_transaction_commits_in_every_shard(world: StoredWorld, part: str) -> None:
     others, broker, before = Others(), world.broker, values(login(world), 0)
     held = broker.transactions.find(f"shared-{part}")
     assert held is not None

@@ -1,6 +1,6 @@
-"""The Kafka wire over a broker on a data directory, in one thread and on the clock of the directory: what dialogues talk to.
+"""The Kafka protocol over a broker on a data directory, in one thread and on the directory's clock.
 
-Promises: ``run`` returns when nothing is under way any more. Must not know: what is said.
+``run`` returns when nothing is in flight any more.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _Result = TypeVar("_Result")
 
 
 class StoredWorld:
-    """Stands in for ``World``: ``memory`` is this object as well."""
+    """Replaces ``World``: ``memory`` is this object as well."""
 
     def __init__(self, directory: Path, now_us: int, log: LogSettings) -> None:
         self.loop: Final = RigLoop()
         self.clock: Final = SimulatedClock(now_us)
         self.under_way = 0
-        """Jobs given to threads of the log and not answered yet."""
+        """Unfinished jobs of the log's threads."""
         self.broker: Final = Broker.open(
             directory, BrokerSettings(), self.loop, self.clock, log_settings=log, make_worker=partial(_Counted, self)
         )
@@ -40,11 +40,11 @@ class StoredWorld:
 
     @property
     def memory(self) -> StoredWorld:
-        """What holds broker and loop."""
+        """The holder of broker and loop."""
         return self
 
     def run(self) -> None:
-        """Let everything happen that is due, until all of it is synced."""
+        """Run everything that is due, until all of it is synced."""
         self.broker.commit()
         reported: list[object] = []
         self.broker._log.barrier(Level.SYNCED, reported.append)
@@ -56,12 +56,12 @@ class StoredWorld:
         return not self.under_way and self.loop.is_quiet
 
     def connect(self) -> Dialogue:
-        """A connection over the Kafka wire."""
+        """Open a connection over the Kafka protocol."""
         return Dialogue(cast(World, cast(Any, self)))
 
 
 class _Counted(ThreadWorker):
-    """A thread of the log whose jobs are counted while they are under way."""
+    """A thread of the log that counts its unfinished jobs."""
 
     def __init__(self, world: StoredWorld, name: str, loop: RigLoop) -> None:
         super().__init__(name, loop)

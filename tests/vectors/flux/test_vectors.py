@@ -1,4 +1,4 @@
-"""The recorded exchanges, replayed: one by one, pipelined, cut at every byte."""
+"""The recorded exchanges, replayed: one by one, pipelined, split at every byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN: Final = {"r": b"\r", "n": b"\n", "t": b"\t"}
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a vector file: what is done, by whom, with which bytes."""
+    """One line of a vector file: the action, the connection, and the bytes."""
 
     line: int
     kind: str
@@ -47,7 +47,7 @@ def read_steps(name: str) -> list[Step]:
 
 
 class Stage:
-    """Two connections and what they were answered."""
+    """Two connections and their responses."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -58,7 +58,7 @@ class Stage:
         return self.peers.setdefault(name, self.world.connect())
 
     def expect(self, got: bytes, step: Step) -> None:
-        """Compare, a growing number standing for ``<index>``."""
+        """Compare, with a growing number for ``<index>``."""
         head, placeholder, tail = step.data.partition(b"<index>")
         if not placeholder:
             assert got == step.data, f"line {step.line}"
@@ -86,11 +86,11 @@ def test_one_by_one(name: str) -> None:
             end = got.index(b"\n") + 1
             del peer.sent[:end]
             stage.expect(got[:end], step)
-    assert all(not peer.sent for peer in stage.peers.values()), "an answer nobody expects"
+    assert all(not peer.sent for peer in stage.peers.values()), "an unexpected response"
 
 
 def conversation(name: str) -> tuple[bytes, list[Step]]:
-    """The first connection's steps until time passes or the other connection answers: they can be pipelined."""
+    """Return the first connection's steps until time passes or the other one gets a response: they can be pipelined."""
     sent, answers = b"", []
     for step in read_steps(name):
         if step.kind == "~" or step.peer != "a":
@@ -114,7 +114,7 @@ def test_pipelined(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["worked.txt", "rules.txt"])
-def test_cut_at_every_byte(name: str) -> None:
+def test_split_at_every_byte(name: str) -> None:
     sent, answers = conversation(name)
     expected = [step.data for step in answers]
     for cut in range(1, len(sent)):
@@ -124,7 +124,7 @@ def test_cut_at_every_byte(name: str) -> None:
             peer.pass_by()
         peer.feed(sent[cut:])
         peer.pass_by()
-        assert peer.take().splitlines(keepends=True) == expected, f"cut at {cut}"
+        assert peer.take().splitlines(keepends=True) == expected, f"split at {cut}"
 
 
 @pytest.mark.parametrize("name", ["worked.txt", "rules.txt"])

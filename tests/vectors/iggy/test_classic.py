@@ -1,4 +1,4 @@
-"""The examples of the classic dialects after the documented one, asked of a broker, answers byte for byte.
+"""The examples of the classic dialects after the documented one, with the responses byte for byte.
 
 spec: iggy#d1-examples, iggy#d2-examples
 """
@@ -64,7 +64,7 @@ STREAM = bytes.fromhex("0c000000c800000002066f7264657273")
 
 
 def modern(dialect: str) -> Dialogue:
-    """A peer that has logged in as the clients of D2 do, with a topic of three partitions."""
+    """Return a client that has logged in as the clients of D2 do, with a topic of three partitions."""
     peer = World(iggy=IggySettings(dialect)).connect()
     assert peer.ask(LOGIN_NEW)[:8] == bytes.fromhex("0000000004000000")
     assert peer.ask(CREATE_STREAM_D2)[:4] == bytes(4)
@@ -88,8 +88,8 @@ def test_login_and_creations_of_d1d() -> None:
     assert peer.ask(POLL_D1) == bytes.fromhex("0000000010000000") + bytes.fromhex("01000000000000000000000000000000")
 
 
-def test_shapes_overrule_the_text_of_a_login() -> None:
-    """A client in use logs in as 0.6 and goes on as 0.8."""
+def test_the_form_of_requests_overrides_the_version_of_a_login() -> None:
+    """A client in use logs in as 0.6 and continues as 0.8."""
     peer = World().connect()
     peer.ask(LOGIN_NEW)
     assert peer.ask(CREATE_STREAM_D2)[:4] == bytes(4)
@@ -108,7 +108,7 @@ def test_shapes_overrule_the_text_of_a_login() -> None:
         ("0.10", SEND_64_HEADER, POLL_D2, None),
     ],
 )
-def test_a_message_goes_in_and_comes_out(dialect: str, send: bytes, poll: bytes, polled: bytes | None) -> None:
+def test_a_message_round_trips(dialect: str, send: bytes, poll: bytes, polled: bytes | None) -> None:
     peer = World(iggy=IggySettings(dialect)).connect()
     peer.ask(LOGIN_NEW)
     peer.ask(CREATE_STREAM_D2)
@@ -119,11 +119,11 @@ def test_a_message_goes_in_and_comes_out(dialect: str, send: bytes, poll: bytes,
     if polled is not None:
         assert answer == polled
     else:
-        assert answer.endswith(SEND_64_HEADER[-24:]), "payload and typed header as they came"
+        assert answer.endswith(SEND_64_HEADER[-24:]), "payload and typed header are unchanged"
     assert peer.ask(poll) == bytes.fromhex("0000000010000000") + bytes(16), "auto commit"
 
 
-def test_a_message_comes_out_as_d2a_has_it() -> None:
+def test_a_message_is_encoded_as_in_d2a() -> None:
     world = World(iggy=IggySettings("0.7"))
     peer = world.connect()
     peer.ask(LOGIN_NEW)
@@ -153,7 +153,7 @@ def test_groups_and_offsets_of_d2() -> None:
     assert peer.classic(122, consumer) == (3021, b"")
 
 
-def test_the_cluster_is_the_node_one_talks_to() -> None:
+def test_the_cluster_is_the_connected_node() -> None:
     peer = modern("0.10")
     _, body = peer.classic(12)
     name = b"polywire"
@@ -174,7 +174,7 @@ def test_details_of_a_stream() -> None:
 
 
 @pytest.mark.parametrize("frame", [LOGIN_NEW, CREATE_STREAM_D2, SEND_64, POLL_D2])
-def test_frames_may_come_in_pieces(frame: bytes) -> None:
+def test_frames_can_arrive_in_pieces(frame: bytes) -> None:
     whole, parts = modern("0.10"), modern("0.10")
     expected = whole.ask(frame)
     for at in range(len(frame) - 1):

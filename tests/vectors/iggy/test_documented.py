@@ -1,4 +1,7 @@
-"""The examples of the documented dialect: every request built and carried out, every reply byte for byte (spec: iggy#d0-examples)."""
+"""The examples of the documented dialect: every request built and executed, every reply byte for byte.
+
+spec: iggy#d0-examples
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.unit.protocols.iggy.dialogue import T_US, Dialogue, World
 
 
 def examples(kind: str) -> dict[str, bytes]:
-    """Frames by their title."""
+    """Return frames by their title."""
     lines = (Path(__file__).parent / f"documented_{kind}.txt").read_text().splitlines()
     return {
         title.removeprefix("# "): bytes.fromhex(frame) for title, frame in zip(lines[::2], lines[1::2], strict=True)
@@ -123,7 +126,7 @@ VOID = ("CREATE", "DELETE", "SEND", "JOIN", "LEAVE", "PING")
 
 
 def prepared() -> Dialogue:
-    """A peer with stream 1 ``orders`` and topic 2 ``paid`` of three partitions, made at T."""
+    """Return a client with stream 1 ``orders`` and topic 2 ``paid`` of three partitions, created at T."""
     peer = World().connect()
     assert peer.ask(REQUESTS['CREATE_STREAM id 1 "orders"']) == EMPTY
     assert peer.ask(REQUESTS['CREATE_TOPIC stream 1, id 2, 3 partitions, no expiry, "paid"']) == EMPTY
@@ -131,12 +134,12 @@ def prepared() -> Dialogue:
 
 
 def send(peer: Dialogue, record: Record, partition: int = 1) -> None:
-    """One message to a partition."""
+    """Send one message to a partition."""
     assert peer.ask(request(Code.SEND, TOPIC + to_partition(partition) + client_codec.messages([record]))) == EMPTY
 
 
 @pytest.mark.parametrize("title", BUILT)
-def test_a_request_is_built_as_the_example(title: str) -> None:
+def test_a_request_is_built_like_the_example(title: str) -> None:
     assert BUILT[title] == REQUESTS[title]
 
 
@@ -144,14 +147,14 @@ def test_every_example_has_its_builder() -> None:
     assert list(REQUESTS) == list(BUILT)
 
 
-def test_every_request_is_carried_out() -> None:
+def test_every_request_is_executed() -> None:
     peer = World().connect()
     for title in ORDER:
         reply = peer.ask(REQUESTS[title])
         assert reply[:4] == bytes(4), title
         assert (reply == EMPTY) == title.startswith(VOID), title
     others = {"GET_CLIENT id=7", "STORE_CONSUMER_OFFSET consumer 1, 1/2, partition 1, offset 41"}
-    assert set(REQUESTS) - set(ORDER) == others, "which have tests of their own"
+    assert set(REQUESTS) - set(ORDER) == others, "which have their own tests"
 
 
 def test_a_poll_of_two_messages() -> None:
@@ -193,7 +196,7 @@ def test_a_stored_offset() -> None:
 
 
 def _with_size(example: bytes, own: bytes, *places: int) -> bytes:
-    """The example with our own sizes in bytes, which are those of stored batches."""
+    """Return the example with our own sizes in bytes, which are those of stored batches."""
     changed = bytearray(example)
     for at in places:
         changed[at : at + 8] = own[at : at + 8]
@@ -263,7 +266,7 @@ def test_clients() -> None:
     peer.ask(REQUESTS["JOIN_CONSUMER_GROUP 1/2/5"])
     me = peer.ask(REQUESTS["GET_ME"])
     example = REPLIES["GET_ME client 7 over TCP, member of group 5 of stream 1, topic 2 (our order)"]
-    assert me[:8] + me[12:] == example[:8] + example[12:], "but for its number"
+    assert me[:8] + me[12:] == example[:8] + example[12:], "except for its number"
     number = client_codec.read_client_id(me[8:])
     assert other.ask(request(Code.GET_CLIENT, U32.pack(number))) == me
     listed = other.ask(REQUESTS["GET_CLIENTS"])
@@ -271,7 +274,7 @@ def test_clients() -> None:
     assert listed.count(b"127.0.0.1:5000") == 2
 
 
-def test_stats_are_those_of_the_process() -> None:
+def test_statistics_are_those_of_the_process() -> None:
     peer = prepared()
     send(peer, Record(b"x"))
     reply = peer.ask(REQUESTS["GET_STATS"])

@@ -1,4 +1,4 @@
-"""Protocol 0.12: frames of the Python SDK 0.9.1.dev5 asked of a broker, with its answers byte for byte (spec: iggy#d4-protocol-012)."""
+"""Protocol 0.12: frames of the Python SDK 0.9.1.dev5 with the responses byte for byte (spec: iggy#d4-protocol-012)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polywire.protocols.iggy.options import encode_option
 from tests.unit.protocols.iggy.dialogue import Dialogue, World, headered
 from tests.vectors.iggy import test_today as d3
 
-# As the SDK sent it; the 32 bytes behind its version are its secret.
+# As the SDK sent it; the 32 bytes after its version are its secret.
 REGISTER = bytes.fromhex(
     "0030000008727573742d73646b0d302e31312e312d656467652e35c108e6bf3ea0be2d66ba0f3c64e91afebd44dc82a6b2d199285b09af1fa5d14c"
     "0469676779046967677900000000"
@@ -32,7 +32,7 @@ PATCH = 150
 
 
 def register(body: bytes = REGISTER) -> Dialogue:
-    """A peer that has logged in."""
+    """Return a client that has logged in."""
     peer = World().connect()
     status, reply = peer.headered(1, body)
     assert (status, reply[:8]) == (0, bytes(8)), "no error, and user 0"
@@ -42,7 +42,7 @@ def register(body: bytes = REGISTER) -> Dialogue:
 
 
 def furnished(body: bytes = REGISTER) -> Dialogue:
-    """A peer with a stream and a topic of three partitions."""
+    """Return a client with a stream and a topic of three partitions."""
     peer = register(body)
     assert peer.headered(128, d3.CREATE_STREAM, number=1)[0] == 0
     assert peer.headered(132, d3.CREATE_TOPIC, number=2)[0] == 0
@@ -56,7 +56,7 @@ def peer() -> Dialogue:
 
 
 def with_context(frame: bytes, incarnation: int) -> bytes:
-    """A request that names a history."""
+    """Return a request that names a history."""
     data = bytearray(frame)
     pack_into("<Q", data, 200, incarnation)
     return bytes(data)
@@ -78,7 +78,7 @@ def test_logins_of_each_version() -> None:
 
 
 @pytest.mark.parametrize("cut", range(len(REGISTER)))
-def test_a_login_that_is_cut(cut: int) -> None:
+def test_truncated_logins(cut: int) -> None:
     peer = World().connect()
     status, _ = peer.headered(1, REGISTER[:cut])
     assert status in (-15, -10), "malformed, or an unknown token"
@@ -95,11 +95,11 @@ def test_a_login_that_is_cut(cut: int) -> None:
         ("vsr-0.12.2", REGISTER_2, 0),
     ],
 )
-def test_a_forced_dialect_takes_its_own_versions(dialect: str, body: bytes, status: int) -> None:
+def test_a_configured_dialect_accepts_its_own_versions(dialect: str, body: bytes, status: int) -> None:
     assert World(iggy=IggySettings(dialect=dialect)).connect().headered(1, body)[0] == status
 
 
-def test_a_client_that_was_cut_off_logs_in_again() -> None:
+def test_a_client_whose_connection_was_reset_logs_in_again() -> None:
     body = REGISTER[: 4 + 9 + 14] + d3.REGISTER[:16] + pack("<QQ", 7, 0) + bytes(32)
     peer = World().connect()
     assert peer.headered(2, body, code=Code.BIND_SESSION) == (40, b"")
@@ -143,7 +143,7 @@ def test_streams_topics_users_and_nodes() -> None:
     )
 
 
-def test_partitions_name_the_nodes_that_have_them_since_0_12_2() -> None:
+def test_partitions_name_their_nodes_since_0_12_2() -> None:
     first, second = (furnished(body).headered(2, PAID, code=Code.GET_TOPIC)[1] for body in (REGISTER, REGISTER_2))
     assert len(second) == len(first) + 3 * 4
     assert second.endswith(first[-24:] + b"\1\0\1\0")
@@ -238,29 +238,29 @@ def test_patches(peer: Dialogue) -> None:
         (patch(OF_STREAM + ORDERS, encode_option(b"name", TEXT, b"a" * 256)), 4042),
     ],
 )
-def test_patches_that_are_refused(peer: Dialogue, body: bytes, error: int) -> None:
+def test_refused_patches(peer: Dialogue, body: bytes, error: int) -> None:
     status, reply = peer.headered(PATCH, body, number=3)
     assert (status, reply) == (0, pack("<III", 1, 0, error))
     assert peer.headered(2, PAID, code=Code.GET_TOPIC)[1]
 
 
-def test_a_patch_cut_anywhere_is_refused(peer: Dialogue) -> None:
+def test_a_truncated_patch_is_refused(peer: Dialogue) -> None:
     whole = patch(OF_TOPIC + PAID, encode_option(b"name", TEXT, b"owed"), resets=("message_expiry", "max_topic_size"))
     for cut in range(len(whole)):
         status, reply = peer.headered(PATCH, whole[:cut], number=3 + cut)
         assert (status, len(reply)) in ((0, 12), (0, 4))
-        if len(reply) == 4:  # the patch ends in front of an option: a reset of its own
+        if len(reply) == 4:  # the patch ends before an option: it resets the options
             assert whole[cut:].startswith(encode_option(b"name", TEXT, b"owed"))
-    assert peer.headered(2, PAID, code=Code.GET_TOPIC)[1], "it has its name still"
+    assert peer.headered(2, PAID, code=Code.GET_TOPIC)[1], "its name did not change"
 
 
-def test_older_clients_know_no_patches() -> None:
+def test_older_clients_have_no_patches() -> None:
     peer = d3.registered()
     assert peer.headered(PATCH, patch(OF_STREAM + ORDERS, encode_option(b"name", TEXT, b"sold")), number=1) == (-4, b"")
 
 
 @pytest.mark.parametrize("code", [Code.GET_ROUTE, Code.POLL_HELD, Code.AWAIT, Code.FETCH])
-def test_older_clients_know_none_of_the_commands(code: int) -> None:
+def test_older_clients_have_none_of_the_commands(code: int) -> None:
     assert d3.registered().headered(2, PAID + bytes(4), code=code) == (3, b"")
     assert World().connect().classic(code, PAID + bytes(4)) == (3, b"")
 
@@ -276,7 +276,7 @@ def test_a_topic_of_fixed_partitions(peer: Dialogue) -> None:
     assert fixed in peer.headered(2, ORDERS + name_ident("fast"), code=Code.GET_TOPIC)[1]
 
 
-def test_options_are_described_with_what_may_be_done_with_them(peer: Dialogue) -> None:
+def test_options_are_described_with_their_permitted_changes(peer: Dialogue) -> None:
     body = peer.headered(2, b"\x01", code=Code.DESCRIBE_OPTIONS)[1]
     found, at = {}, 4
     for _ in range(unpack_from("<I", body)[0]):
@@ -301,7 +301,7 @@ def test_statistics_end_with_open_files(peer: Dialogue) -> None:
 def produced(
     *, producer: int = 5, epoch: int = 0, sequence: int = 0, partitioning: bytes = b"\x02\x04\0\0\0\0"
 ) -> bytes:
-    """A send of an idempotent producer: one message."""
+    """Return a send of one message of an idempotent producer."""
     section = pack("<B3xQHxxI", 1, producer, epoch, sequence)
     head = bytes(24) + T + pack("<Q", 256 + len(d3.FRAME))
     hashed = head + pack("<I", 1) + pack("<BQHI", 1, producer, epoch, sequence) + d3.FRAME[:8]
@@ -342,7 +342,7 @@ def test_a_producers_batch_is_stored_once(peer: Dialogue) -> None:
         (produced()[: -len(d3.FRAME) - 8] + b"\1" + bytes(7) + d3.FRAME, 4101),
     ],
 )
-def test_producers_that_are_refused(peer: Dialogue, body: bytes, status: int) -> None:
+def test_refused_producers(peer: Dialogue, body: bytes, status: int) -> None:
     assert sent_at(peer, body, 3) == -status
 
 

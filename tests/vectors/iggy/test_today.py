@@ -1,4 +1,4 @@
-"""The examples of today's dialect, asked of a broker, with its answers byte for byte (spec: iggy#d3-examples)."""
+"""The examples of the current dialect, with the responses byte for byte (spec: iggy#d3-examples)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PING, CLUSTER = 1, 12
 
 
 def registered() -> Dialogue:
-    """A peer that is logged in."""
+    """Return a client that is logged in."""
     peer = World().connect()
     assert peer.headered(2, code=PING) == (0, b"")
     status, body = peer.headered(1, REGISTER)
@@ -80,13 +80,13 @@ def test_the_header_of_a_reply_echoes_the_request() -> None:
     assert reply[209:] == bytes(47)
 
 
-def test_a_message_goes_in_and_comes_out(peer: Dialogue) -> None:
+def test_a_message_round_trips(peer: Dialogue) -> None:
     assert peer.headered(160, SEND, number=3) == (0, SENT)
     assert peer.headered(2, POLL, code=100, number=3) == (0, POLLED)
     assert peer.headered(2, POLL, code=100, number=3) == (0, bytes(16)), "auto commit, and nothing more"
 
 
-def test_a_record_tells_its_partition(peer: Dialogue) -> None:
+def test_a_record_has_its_partition(peer: Dialogue) -> None:
     assert peer.headered(160, SEND[:20] + b"\x02" + SEND[21:], number=3)[0] == 0
     status, body = peer.headered(2, POLL[:21] + b"\x02" + POLL[22:], code=100, number=3)
     record = body[16:]
@@ -95,7 +95,7 @@ def test_a_record_tells_its_partition(peer: Dialogue) -> None:
     assert int.from_bytes(record[40:48], "little") == xxhash.xxh3_64_intdigest(covered)
 
 
-def test_a_part_of_what_was_sent_together_is_polled(peer: Dialogue) -> None:
+def test_a_part_of_a_batch_is_polled(peer: Dialogue) -> None:
     bodies = [bytes([number]) * 30 for number in range(5)]
     frames = b""
     for number, body in enumerate(bodies):
@@ -147,7 +147,7 @@ def test_damaged_batches(peer: Dialogue, place: int, error: int) -> None:
     damaged = bytearray(SEND)
     damaged[place] ^= 2
     assert peer.headered(160, bytes(damaged), number=3) == (error, b"")
-    assert peer.headered(160, SEND, number=4) == (0, SENT), "nothing of it was stored, and the connection lives"
+    assert peer.headered(160, SEND, number=4) == (0, SENT), "nothing of it was stored, and the connection stays open"
 
 
 def test_groups(peer: Dialogue) -> None:
@@ -175,22 +175,24 @@ def test_groups(peer: Dialogue) -> None:
     assert peer.headered(2, poll, code=100) == (5009, b"")
     other.session.close()
     peer.pass_by()
-    assert peer.headered(2, SYNC, code=606)[1][8:] == bytes.fromhex("03000000000000000100000002000000"), "back with one"
+    assert peer.headered(2, SYNC, code=606)[1][8:] == bytes.fromhex("03000000000000000100000002000000"), (
+        "a member again, with one"
+    )
     assert peer.headered(149, SYNC, number=8) == (0, bytes(4))
     assert peer.headered(149, SYNC, number=9) == (0, refusal(5006))
 
 
 def refusal(number: int) -> bytes:
-    """A result section that refuses."""
+    """Return a result section that refuses."""
     return (1).to_bytes(8, "little") + number.to_bytes(4, "little")
 
 
-def test_a_name_that_is_taken(peer: Dialogue) -> None:
+def test_an_existing_name_is_refused(peer: Dialogue) -> None:
     assert peer.headered(128, CREATE_STREAM, number=3) == (0, refusal(1012))
-    assert peer.headered(128, CREATE_STREAM, number=3) == (0, refusal(1012)), "a repeat gets the same answer"
+    assert peer.headered(128, CREATE_STREAM, number=3) == (0, refusal(1012)), "a duplicate gets the same response"
 
 
-def test_a_repeat_is_answered_as_before(peer: Dialogue) -> None:
+def test_a_duplicate_gets_the_earlier_response(peer: Dialogue) -> None:
     before = peer.ask(headered(128, b"\x05other", number=3))
     assert peer.ask(headered(128, b"\x05other", number=3)) == before
     _, streams = peer.headered(2, code=201)
@@ -211,7 +213,7 @@ def test_a_repeat_is_answered_as_before(peer: Dialogue) -> None:
         (b"", 15),
     ],
 )
-def test_logins_that_end_the_connection(body: bytes, reason: int) -> None:
+def test_logins_that_close_the_connection(body: bytes, reason: int) -> None:
     peer = World().connect()
     assert peer.headered(1, body) == (-reason, b"")
 
@@ -231,14 +233,14 @@ def test_before_a_login(operation: int, code: int, answer: tuple[int, bytes]) ->
     assert World().connect().headered(operation, b"", code=code) == answer
 
 
-def test_the_window_is_told_with_the_eviction() -> None:
+def test_an_eviction_has_the_supported_versions() -> None:
     frame = World().connect().ask(headered(1, b"\x00\x34\x00\x00" + REGISTER[4:]))
     assert frame[144:152] == bytes.fromhex("02300000002c0000")
     assert frame[128:144] == bytes.fromhex("22110000000000000000000000000000")
 
 
 @pytest.mark.parametrize(("code", "status"), [(14, 3), (103, 3), (104, 3), (123, 3), (999, 3), (11, 5), (102, 5)])
-def test_what_is_not_served(peer: Dialogue, code: int, status: int) -> None:
+def test_unserved_commands(peer: Dialogue, code: int, status: int) -> None:
     assert peer.headered(2, code=code) == (status, b"")
 
 
@@ -295,8 +297,8 @@ def test_options_of_topics(peer: Dialogue) -> None:
         assert peer.headered(132, front + b"\x02t2" + block, number=4 + number) == (0, refusal(error))
 
 
-def test_what_users_of_another_dialect_see() -> None:
-    """Written in today's dialect, read in that of 2025, and the other way round."""
+def test_dialects_read_each_others_messages() -> None:
+    """Written in the current dialect, read in that of 2025, and vice versa."""
     world = World(iggy=IggySettings())
     new = world.connect()
     new.headered(1, REGISTER)
@@ -317,7 +319,7 @@ def test_the_catalogue_of_options(peer: Dialogue) -> None:
     assert peer.headered(2, b"\x09", code=13) == (3, b"")
 
 
-def test_a_repeat_behind_a_send_is_still_a_repeat(peer: Dialogue) -> None:
+def test_a_duplicate_after_a_send_is_still_a_duplicate(peer: Dialogue) -> None:
     create = headered(128, b"\x05other", number=3)
     first = peer.ask(create)
     peer.feed(headered(160, SEND, number=4) + create)
@@ -325,7 +327,7 @@ def test_a_repeat_behind_a_send_is_still_a_repeat(peer: Dialogue) -> None:
     assert peer.take().endswith(first)
 
 
-def test_a_topic_tells_the_options_it_was_given_and_those_it_has_unasked() -> None:
+def test_a_topic_lists_given_and_default_options() -> None:
     peer = registered()
     peer.headered(128, CREATE_STREAM, number=1)
     week = bytes.fromhex("020e0000006d6573736167655f6578706972790206000000") + b"7 days"
@@ -336,7 +338,7 @@ def test_a_topic_tells_the_options_it_was_given_and_those_it_has_unasked() -> No
     assert status == 0
     at = body.index(len(given).to_bytes(4, "little") + given) + 4 + len(given)
     unasked = int.from_bytes(body[at : at + 4], "little")
-    assert len(body) == at + 4 + unasked + 40, "the one partition is behind the options"
+    assert len(body) == at + 4 + unasked + 40, "the only partition follows the options"
     assert body[at + 4 : at + 4 + unasked].count(b"durability\x02\x0a\x00\x00\x00replicated") == 2
     bad = bytes.fromhex("020a000000") + b"durability" + bytes.fromhex("0204000000") + b"fast"
     status, body = peer.headered(132, bytes.fromhex("02066f72646572730100000001") + b"x" + bad, number=3)

@@ -1,7 +1,7 @@
-"""Messages with a value of its own in every field, made by a rule, so that a kept message need not say what it holds.
+"""Messages with a different value in every field, made by a rule, so that a stored message need not list them.
 
-The n-th value of a message, counted over its untagged fields in order, is n: as a number, as text ``name-n``, as 16 bytes n. An array has
-two elements. Where a value may be null, every fifth is. Tagged fields come after the others.
+The n-th value of a message, counted over its untagged fields in order, is n: as a number, as text ``name-n``, as 16
+bytes n. An array has two elements. Every fifth nullable value is null. Tagged fields come after the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polywire.protocols.kafka.structures import Kind
 
 
 def filled(structure: Structure, version: int, numbers: Iterator[int] | None = None) -> Any:
-    """A record of the structure with a value in every field that the version has."""
+    """Return a record of the structure with a value in every field that the version has."""
     numbers = count(1) if numbers is None else numbers
     there = [field for field in structure.fields if version in field.versions]
     ordered = [field for field in there if field.tag is None] + [field for field in there if field.tag is not None]

@@ -1,7 +1,7 @@
-"""Record batches as real clients and codecs write them, and the one of the specification: all hold the same four records.
+"""Record batches of real clients and codecs, and the one of the specification: all hold the same four records.
 
-``batches.txt`` was written with kafka-python 3.0.12, aiokafka 0.14.0, and the records of the first of them compressed in further ways with
-lz4 4.4.5, zstandard 0.25.0 and cramjam: a line is a name and the batch.
+``batches.txt`` was written with kafka-python 3.0.12, aiokafka 0.14.0, and the records of the first of them compressed
+in further ways with lz4 4.4.5, zstandard 0.25.0 and cramjam: a line is a name and the batch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def shown(records: list[Record]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("name", list(BATCHES))
-def test_what_clients_write_is_stored_as_it_was_meant(name: str) -> None:
+def test_batches_of_clients_are_stored_correctly(name: str) -> None:
     head, built = decode_batch(BATCHES[name], bytes_max=BATCH_BYTES_MAX)
     validate(built.batch)
     assert shown(to_records(built.batch)) == shown(RECORDS)
@@ -66,8 +66,8 @@ def test_what_clients_write_is_stored_as_it_was_meant(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kafka-python/none", "aiokafka/none"])
-def test_what_was_stored_is_written_as_clients_write_it(name: str) -> None:
-    """But for the epoch of the partition, in front of the CRC, and the sequence of a batch without a producer."""
+def test_stored_batches_are_encoded_as_clients_write_them(name: str) -> None:
+    """Except for the partition's epoch, before the CRC, and the sequence of a batch without a producer."""
     _, built = decode_batch(BATCHES[name], bytes_max=BATCH_BYTES_MAX)
     stamp(built.batch, 0, 1, 9, 1000, 0, 1_800_000_000_000_000)
     out = bytearray(4096)
@@ -89,7 +89,7 @@ def test_the_worked_example() -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_client_of_ours_writes_every_codec(codec: Codec) -> None:
+def test_our_client_writes_every_codec(codec: Codec) -> None:
     batch = encode_batch(RECORDS, codec=codec, producer_id=4242, producer_epoch=7, base_sequence=5)
     head = check_batch(batch)
     assert (head.codec, head.producer_id, head.producer_epoch, head.base_sequence) == (codec, 4242, 7, 5)

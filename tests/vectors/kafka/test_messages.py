@@ -1,7 +1,7 @@
-"""Every message in every version, as a client of the official registry writes it, decoded to what it holds and encoded to the same bytes.
+"""Every message in every version, as a client of the official registry writes it.
 
 ``messages.txt`` was written with kafka-python 3.0.12 from the values of ``filling``: a line is the api, the version, ``>`` for a request or
-``<`` for an answer, and the body. A version that is written as the one before it has no line of its own.
+``<`` for a response, and the body. A version with the same bytes as the previous one has no line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OURS = {Api.BETWEEN_SHARDS}
 
 
 def kept() -> dict[tuple[Api, str], dict[int, bytes]]:
-    """The bodies by api and direction, then by version."""
+    """Return the bodies by api and direction, then by version."""
     found: dict[tuple[Api, str], dict[int, bytes]] = {}
     for line in (Path(__file__).parent / "messages.txt").read_text(encoding="ascii").splitlines():
         api, version, mark, body = line.split(" ")
@@ -42,7 +42,7 @@ def cases() -> Iterator[tuple[Api, str, int]]:
 
 
 @pytest.mark.parametrize(("api", "mark", "version"), list(cases()))
-def test_messages_are_those_of_a_real_client(api: Api, mark: str, version: int) -> None:
+def test_messages_equal_those_of_a_real_client(api: Api, mark: str, version: int) -> None:
     structure = message(api).request if mark == ">" else message(api).response
     program = (schema.request_program if mark == ">" else schema.response_program)(api, version)
     bodies = KEPT[api, mark]
@@ -52,11 +52,11 @@ def test_messages_are_those_of_a_real_client(api: Api, mark: str, version: int) 
     assert b"".join(encode(program, record)) == len(body).to_bytes(4, "big") + body
 
 
-def test_every_message_was_kept() -> None:
+def test_every_message_is_recorded() -> None:
     assert {api for api, _ in KEPT} == set(Api) - NEWER_GROUPS - OURS
 
 
-def test_a_request_of_the_newer_groups_is_read_as_it_was_written() -> None:
+def test_a_request_of_the_newer_groups_round_trips() -> None:
     for api in sorted(NEWER_GROUPS):
         for version in range(2):
             record = filled(message(api).request, version)
@@ -65,7 +65,7 @@ def test_a_request_of_the_newer_groups_is_read_as_it_was_written() -> None:
 
 
 def test_the_first_request_of_a_connection() -> None:
-    """API_VERSIONS 3: a flexible header in front of a flexible body."""
+    """API_VERSIONS 3: a flexible header before a flexible body."""
     frame = bytes.fromhex("0012 0003 00000001 0007 72646b61666b61 00 0b6c696272646b61666b61 07322e31362e30 00")
     request = codec.decode_request(frame)
     assert (request.api, request.version, request.correlation_id, request.client_id) == (18, 3, 1, "rdkafka")
@@ -73,7 +73,7 @@ def test_the_first_request_of_a_connection() -> None:
     assert request.body.client_software_version == "2.16.0"
 
 
-def test_an_answer_about_versions_never_has_tags_in_its_head() -> None:
+def test_a_response_about_versions_never_has_tags_in_its_header() -> None:
     answer = schema.response(Api.API_VERSIONS)(api_keys=[], throttle_ms=0)
     [sent] = codec.encode_response(Request(Api.API_VERSIONS, 3, 5, None, schema.request(Api.API_VERSIONS)()), answer)
     assert bytes(sent) == bytes.fromhex("0000000c 00000005 0000 01 00000000 00")
@@ -81,7 +81,7 @@ def test_an_answer_about_versions_never_has_tags_in_its_head() -> None:
     assert (correlation_id, body) == (5, answer)
 
 
-def test_an_unknown_version_of_api_versions_is_answered_so_that_the_peer_asks_again() -> None:
+def test_an_unknown_version_of_api_versions_gets_a_response_that_clients_retry() -> None:
     request = codec.decode_request(bytes.fromhex("0012 0063 00000000 ffff 00 01 02 03"))
     assert request.body is None
     answered = b"".join(codec.encode_response(request, codec.unknown_version()))
@@ -89,7 +89,7 @@ def test_an_unknown_version_of_api_versions_is_answered_so_that_the_peer_asks_ag
     assert codec.unknown_version().error == WireError.UNSUPPORTED_VERSION
 
 
-def test_what_is_served_is_defined() -> None:
+def test_every_served_version_is_defined() -> None:
     for api, served in SERVED.items():
         versions = message(api).versions
         assert served.answered_from in versions

@@ -1,7 +1,8 @@
-"""Requests as real clients sent them to a broker of ours: read, and written again to the same bytes.
+"""Requests of real clients to a broker of ours: decoded, and encoded to the same bytes.
 
-``recorded.txt``: a line is a client and a request without its length. confluent-kafka 2.16.1 (librdkafka 2.16.0), kafka-python 3.0.12 and
-aiokafka 0.14.0 produced a record to topic ``t`` and read it as members of group ``g``, against the versions of ``SERVED``.
+``recorded.txt``: a line is a client and a request without its length. confluent-kafka 2.16.1 (librdkafka 2.16.0),
+kafka-python 3.0.12 and aiokafka 0.14.0 produced a record to topic ``t`` and read it as members of group ``g``, against
+the versions of ``SERVED``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ASKED = {
 
 
 def sent(client: str, api: Api) -> Any:
-    """The body of a client's request."""
+    """Return the body of a client's request."""
     [request] = [codec.decode_request(frame) for name, frame in RECORDED if name == client and frame[1] == api]
     return request.body
 
@@ -54,7 +55,7 @@ def rewritten(request: Request) -> bytes:
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))
-def test_a_recorded_request_is_written_again_to_the_same_bytes(number: int) -> None:
+def test_a_recorded_request_is_encoded_to_the_same_bytes(number: int) -> None:
     _, frame = RECORDED[number]
     request = codec.decode_request(frame)
     assert request.client_id
@@ -62,7 +63,7 @@ def test_a_recorded_request_is_written_again_to_the_same_bytes(number: int) -> N
 
 
 @pytest.mark.parametrize("client", sorted(CLIENTS))
-def test_every_client_asked_for_what_a_client_asks_for(client: str) -> None:
+def test_every_client_sent_the_usual_requests(client: str) -> None:
     assert {codec.decode_request(frame).api for name, frame in RECORDED if name == client} >= ASKED
 
 
@@ -70,7 +71,7 @@ def test_every_client_asked_for_what_a_client_asks_for(client: str) -> None:
     ("client", "headers"),
     [("librdkafka", [(b"h", b"1"), (b"n", None)]), ("kafka-python", [(b"h", b"1")]), ("aiokafka", [])],
 )
-def test_what_was_produced(client: str, headers: list[tuple[bytes, bytes | None]]) -> None:
+def test_the_produced_records(client: str, headers: list[tuple[bytes, bytes | None]]) -> None:
     [topic] = sent(client, Api.PRODUCE).topics
     [partition] = topic.partitions
     assert (topic.name, partition.index) == ("t", 0)
@@ -82,7 +83,7 @@ def test_what_was_produced(client: str, headers: list[tuple[bytes, bytes | None]
 
 
 @pytest.mark.parametrize("client", sorted(CLIENTS))
-def test_what_was_asked_of_the_group(client: str) -> None:
+def test_the_requests_about_the_group(client: str) -> None:
     joined = sent(client, Api.JOIN_GROUP)
     assert (joined.group_id, joined.protocol_type) == ("g", "consumer")
     assert b"\0\1t" in joined.protocols[0].metadata

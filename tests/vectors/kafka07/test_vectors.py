@@ -1,4 +1,7 @@
-"""The examples of bytes in the specification (spec: kafka-0.7#messages, kafka-0.7#produce): decoded, carried out, and encoded again."""
+"""The examples of bytes in the specification: decoded, executed, and encoded again.
+
+spec: kafka-0.7#messages, kafka-0.7#produce
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ SET = encode_set([b"hello"])
 
 
 def opened(message_set: bytes) -> list[bytes]:
-    """Bytes of the plain sets in a set."""
+    """Return the bytes of the plain sets in a set."""
     parts = Expander().open_set(message_set, 0, len(message_set))
     return [bytes(memoryview(part.data)[part.start : part.stop]) for part in parts]
 
@@ -99,7 +102,7 @@ def test_fetch() -> None:
 
 
 def test_a_fetch_that_ends_inside_a_message_stops_before_it() -> None:
-    """Where 0.7.2 cuts at 20 bytes, we stop at 15 (spec: kafka-0.7#what-breaks); a first message that does not fit is cut."""
+    """We stop at 15 bytes where 0.7.2 truncates at 20 (spec: kafka-0.7#what-breaks)."""
     peer = World().connect()
     peer.feed(encode_produce(b"test", 0, encode_set([b"hello", b"abc"])))
     answer = peer.ask(encode_fetch(b"test", 0, 0, 20))
@@ -153,7 +156,7 @@ STREAM = PRODUCE + TWO_OF_MAGIC_0.replace(b"\xff\xff\xff\xff", bytes(4), 1) + MU
 STREAM += encode_produce(b"test", 0, GZIP + SNAPPY) + FETCH + MULTIFETCH + OFFSETS + FETCH
 
 
-def test_the_stream_cut_at_every_byte_means_the_same() -> None:
+def test_the_stream_split_at_every_byte_means_the_same() -> None:
     def answers(pieces: list[bytes]) -> bytes:
         peer = World().connect()
         for piece in pieces:
@@ -168,7 +171,7 @@ def test_the_stream_cut_at_every_byte_means_the_same() -> None:
         assert answers([STREAM[:at], STREAM[at:]]) == whole, at
 
 
-def test_types_are_numbered_as_on_the_wire() -> None:
+def test_types_are_numbered_as_in_the_protocol() -> None:
     assert [RequestType(number).name for number in range(5)] == [
         "PRODUCE",
         "FETCH",

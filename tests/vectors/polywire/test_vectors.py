@@ -1,4 +1,4 @@
-"""Frames written by hand from docs/specs/polywire.md, decoded and encoded: the wire may not change without its version."""
+"""Frames written by hand from docs/specs/polywire.md: the protocol must not change without its version."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ ANSWERS = {
 }
 
 
-def test_the_opening() -> None:
+def test_the_handshake() -> None:
     assert bytes.fromhex("f1 50 57 49 52 45 00 01") == MAGIC
 
 
@@ -146,7 +146,7 @@ def test_requests(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_answers(name: str) -> None:
+def test_responses(name: str) -> None:
     text, verb, flags, correlation, head = ANSWERS[name]
     frame = bytes.fromhex(text)
     prefix = decode_prefix(frame)
