@@ -2,9 +2,8 @@
 
 Run: ``python -m benchmarks.connections [--connections N] [--active N] [--rate R] [--seconds S]``
 
-The active ones are FLUX producers that send one record after the other at an even rate; the others have produced one
-record and are idle. The measured client is a separate process with one small request at a time, first over a broker
-without other connections.
+The active ones are FLUX producers that send one record after the other at an even rate. The others have produced one record and are idle.
+The measured client is a separate process with one small request at a time, first over a broker without other connections.
 """
 
 from __future__ import annotations

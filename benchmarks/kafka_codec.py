@@ -2,8 +2,8 @@
 
 Run: ``python -m benchmarks.kafka_codec [--keep FILE]``
 
-Decoding is everything from the bytes of a PRODUCE request's batch to a stored batch without offsets, with both
-checksums; encoding is everything from a stored batch to the bytes of a fetched one.
+Decoding is everything from the bytes of a PRODUCE request's batch to a stored batch without offsets, with both checksums. Encoding is
+everything from a stored batch to the bytes of a fetched one.
 """
 
 from __future__ import annotations

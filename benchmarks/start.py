@@ -2,9 +2,8 @@
 
 Run: ``python -m benchmarks.start [--gigabytes N] [--partitions N] [--slot-mib N] [--directory PATH]``
 
-The log is generated: segments as the sealer writes them when every partition gets an equal share of every journal file,
-with true footers and holes instead of batches, so that a hundred gigabytes take the disk space of their footers. A
-broker is started on it in the usual way.
+The log is generated, with an equal share of every journal file for each partition. Segments have true footers and holes instead of batches,
+so a hundred gigabytes take the disk space of their footers. A broker is started on it in the usual way.
 """
 
 from __future__ import annotations

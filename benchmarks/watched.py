@@ -1,11 +1,10 @@
 """A broker that measures from inside how long its loop is blocked, in processor time and by the clock.
 
-Run as ``python -m benchmarks.watched serve …``, with the environment variable ``POLYWIRE_WATCH`` naming a socket (a
-path). A client that connects to it and sends a byte gets one line of JSON: the longest stall since the last line, and
-how long ago one above ``BUSY_S`` ended.
+Run as ``python -m benchmarks.watched serve …``, with the environment variable ``POLYWIRE_WATCH`` naming a socket (a path). A client that
+connects to it and sends a byte gets one line of JSON: the longest stall since the last line, and how long ago one above ``BUSY_S`` ended.
 
-A callback each millisecond measures the processor time of the loop's thread since the previous one; a stall between two
-of them is one pass of the loop. Other load of the machine does not change processor time.
+A callback each millisecond measures the processor time of the loop's thread since the previous one. A stall between two of them is one pass
+of the loop. Other load of the machine does not change processor time.
 """
 
 from __future__ import annotations

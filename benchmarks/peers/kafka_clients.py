@@ -2,8 +2,8 @@
 
 A client that is not installed is listed with its source.
 
-By default librdkafka pauses fetching for a second once 100,000 records are in its queue. How often that happens in one
-round is random and not the broker's doing, so its consumer gets a queue that holds all of a round.
+By default librdkafka pauses fetching for a second once 100,000 records are in its queue. How often that happens in one round is random. So
+its consumer gets a queue that holds all of a round.
 """
 
 from __future__ import annotations

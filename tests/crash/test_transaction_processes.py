@@ -1,5 +1,4 @@
 """``kill -9`` of one of several processes during a transaction over all of them: all or nothing.
-all.
 
 A client counts from transaction to transaction: transaction n writes n to a topic of each process and commits n as a
 group's offset in one of them. Each process is killed at each step; after every kill the client resumes from what the

@@ -65,7 +65,7 @@ def test_batches_in_order(broker: BrokerProcess, compression: CompressionCodec) 
     run(broker, work)
 
 
-def test_offsets_outlive_their_consumer(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_offsets_survive_their_consumer(broker: BrokerProcess, tmp_path: Path) -> None:
     path = tmp_path / "positions.json"
     url = broker.url("kafka07")
     producer = SyncProducer(url, batch_records=3)

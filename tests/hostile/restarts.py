@@ -1,9 +1,9 @@
 """Hostile requests that the broker acknowledges, each followed by a restart: ``python -m tests.hostile.restarts --count 100000``.
 
-A request of any protocol is damaged, often with its checksums made right again, and sent to a broker over a simulated disk; other clients
-use what the broker has answered, as in transactions, and put odd numbers into that. When the broker
-has stored something, it is killed or closed and started again over the same disk: the start must succeed, every record must be readable and
-the next record must be stored. A run is a pure function of its seed.
+A request of any protocol is damaged, often with corrected checksums, and sent to a broker over a simulated disk. Other clients use the
+broker's responses, as in transactions, and replace numbers in them. When the broker has stored something, it is killed or closed and
+restarted over the same disk. The start must succeed, every record must be readable, and the next record must be stored. A run is a pure
+function of its seed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulation of one shard in a bucket, with several brokers that want to lead it and an unreliable network.
 
-Time is virtual, and the seed determines every choice. Checks: a leader that acknowledges has seen everything acknowledged before, in the
-same order; a new reader finds all of it once at the end; and a reported snapshot stays readable for the grace period.
+Time is virtual, and the seed determines every choice. A leader that acknowledges must have seen everything acknowledged before, in the same
+order. A new reader must find all of it once at the end. A reported snapshot must stay readable for the grace period.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The FLUX pages on responses of any length, damaged records, and lines that are too long.
 
-The sections named are those of the protocol's specification. Tests about bytes on a socket use a broker process, on the
-protocol's own port and on the one for all protocols; the others are dialogues.
+The sections named are those of the protocol's specification. Tests about bytes on a socket use a broker process, on the protocol's own port
+and on the one for all protocols. The others are dialogues.
 """
 
 from __future__ import annotations

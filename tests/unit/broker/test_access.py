@@ -129,7 +129,7 @@ def test_configured_users_follow_their_file(memory: MemoryBroker) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_users_outlive_restarts(memory: MemoryBroker, snapshot: bool) -> None:
+def test_users_survive_restarts(memory: MemoryBroker, snapshot: bool) -> None:
     user = create(memory, "carol", "sing", parse_grants(["produce@shop/orders"]))
     token = memory.broker.access.create_token(user, "ci", None)
     memory.run()

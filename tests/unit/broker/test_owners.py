@@ -151,7 +151,7 @@ def test_the_owner_an_administrator_and_any_client_of_an_open_broker_are_allowed
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if "token" not in verb and verb != "abandon"])
-def test_owners_outlive_a_restart(guarded: MemoryBroker, verb: str) -> None:
+def test_owners_survive_a_restart(guarded: MemoryBroker, verb: str) -> None:
     fill(guarded, user(guarded, "alice"))
     snapshot = guarded.broker._state.snapshot()
     again = State(guarded.settings)

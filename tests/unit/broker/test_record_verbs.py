@@ -324,7 +324,7 @@ def test_one_sync_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bounds.next_offset for bounds in found] == [3 if number == 7 else 0 for number in range(WIDE_COUNT)]
 
 
-def test_bounds_of_what_ends_meanwhile_are_an_error() -> None:
+def test_bounds_of_a_topic_deleted_meanwhile_are_an_error() -> None:
     memory = wide_memory()
     broker, topic = memory.broker, memory.broker.topic("wide")
     reported: list[list[Bounds] | BrokerError] = []

@@ -89,7 +89,7 @@ def test_blobs_that_an_earlier_leader_never_referenced_are_deleted() -> None:
     assert bucket.names == []
 
 
-def test_below_the_floor_starts_and_possible_starts_are_kept() -> None:
+def test_starts_and_possible_starts_below_the_floor_are_kept() -> None:
     bucket = Bucket(floor=6)
     torn = bytearray(start_of(2))
     torn[70] ^= 1

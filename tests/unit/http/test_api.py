@@ -273,7 +273,7 @@ def test_own_user_and_tokens_need_only_a_login(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("endpoint", [endpoint for endpoint in ENDPOINTS if endpoint not in OWN], ids=named)
 def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
-    """Every permission but the required one is refused, the required one is enough, and a login is always needed."""
+    """All other permissions together are not enough, a required one is, and a login is always needed."""
     site = Site()
     try:
         store(site, "shop.t", [b"v"])

@@ -94,7 +94,7 @@ def test_the_largest_batch() -> None:
     assert caught.value.code is ErrorCode.RECORD_TOO_LARGE
 
 
-def test_columns_come_back_as_the_same_batch() -> None:
+def test_columns_round_trip() -> None:
     original = from_records(RICH, producer_id=PRODUCER, producer_epoch=3, base_sequence=9)
     again = batch.from_columns(_columns(original), len(RICH), producer_epoch=3, base_sequence=9)
     assert again == original

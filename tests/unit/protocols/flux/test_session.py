@@ -247,7 +247,7 @@ def test_everything_survives_a_restart() -> None:
     assert int(peer.ask("V1|7|ADMIN_BROKER_HEARTBEAT|0").rpartition("=")[2]) == index + 1
 
 
-def test_state_of_a_deleted_topic_does_not_come_back() -> None:
+def test_state_of_a_deleted_topic_is_not_restored() -> None:
     world = World()
     peer = world.connect()
     peer.ask("V1|1|SET_PARTITION_ROLE|t 1 follower")
