@@ -416,8 +416,9 @@ def statements(page: Page) -> list[Statement]:
 def statements_page(wire: str) -> Iterator[str]:
     """Yield the ledger of a protocol: statements of its published pages, their tests, and the differences."""
     yield from [f"# Statements of the {wire} pages", "", MADE, ""]
-    yield "Each row is a statement of a published page, in our words, with the test in `tests/specs` that shows it. The tests use the"
-    yield f"protocol's own port and the port of all protocols. [The protocol's page](../../../docs/reference/protocols/{wire}.md) is for users."
+    yield "Each row is a statement of a published page, in our words, with the test in `tests/specs` that shows it. The tests"
+    yield "use the protocol's own port and the port of all protocols."
+    yield f"[The protocol's page](../../../docs/reference/protocols/{wire}.md) is for users."
     pages_of_wire = [page for page in PAGES if page.wire == wire]
     for page in pages_of_wire:
         said = statements(page)
