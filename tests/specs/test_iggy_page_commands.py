@@ -17,7 +17,7 @@ from tests.broker_process import BrokerProcess
 from tests.specs.iggy_page_client import Client, consumer, identifier, message, name, status, strategy, u32
 from tests.specs.pages import IGGY, Row
 
-NUMBERS: Final = count(1)  # of streams: each test has its own
+NUMBERS: Final = count(2)  # of streams: each test has its own, and none is the number of its topic
 GROUP_ID: Final = 5
 NO_SUCH_NAME: Final = (1010, 2011)
 MALFORMED: Final = 3
