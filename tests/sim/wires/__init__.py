@@ -1,3 +1,1 @@
-"""Protocols and connections in the simulation: clients over a network that delays, cuts and half-closes (decision
-0122).
-"""
+"""Protocols and connections in the simulation, over a network that delays, cuts and half-closes (decision 0122)."""

@@ -1,8 +1,7 @@
-"""A member of a classic Kafka group, like a client: it joins, assigns if it is the leader, syncs, sends heartbeats and
-commits.
+"""A member of a classic Kafka group that behaves like a client.
 
-It may continue after it was removed. It has at most one outstanding request, and keeps its identity over connections
-and processes.
+It joins, assigns if it is the leader, syncs, sends heartbeats and commits. It may continue after it was removed. It has
+at most one outstanding request, and keeps its identity over connections and processes.
 """
 
 from __future__ import annotations

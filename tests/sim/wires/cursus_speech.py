@@ -1,7 +1,7 @@
-"""Clients of the Cursus protocol, over the client's side of its codec: the dialects of its SDKs and of the older API
-reference.
+"""Clients of the Cursus protocol, over the client's side of its codec.
 
-Batches of one producer have consecutive sequences over all of its connections.
+They use the dialects of its SDKs and of the older API reference. Batches of one producer have consecutive sequences
+over all of its connections.
 """
 
 from __future__ import annotations

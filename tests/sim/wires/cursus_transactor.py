@@ -1,8 +1,7 @@
-"""A client with Cursus transactions, which outlive connections and processes; it repeats a commit or abort without an
-answer.
+"""A client with Cursus transactions, which outlive connections and processes.
 
-A transaction is visible as a whole or not at all, and only after its commit was requested. A repeated commit of a
-committed transaction succeeds.
+It repeats a commit or abort without an answer. A transaction is visible as a whole or not at all, and only after its
+commit was requested. A repeated commit of a committed transaction succeeds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A client as a member of a group that clients of several protocols share: it joins, sends heartbeats, commits and
-leaves.
+"""A client as a member of a group that clients of several protocols share.
 
-Its view outlives its connections and processes: it may be a member for longer than it knows, or act after it was
-removed.
+It joins, sends heartbeats, commits and leaves. Its view outlives its connections and processes: it may be a member for
+longer than it knows, or act after it was removed.
 """
 
 from __future__ import annotations

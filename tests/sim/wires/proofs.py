@@ -1,7 +1,7 @@
-"""Clients with passwords, sent or proved by SCRAM over the Kafka protocol; passwords change during connections and
-logins.
+"""Clients with passwords, sent or proved by SCRAM over the Kafka protocol.
 
-A server that accepts a client must prove that it has the stored form of the password.
+Passwords change during connections and logins. A server that accepts a client must prove that it has the stored form of
+the password.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A client that stages batches over the `polywire` protocol and publishes them under a number, repeatedly until an
-answer.
+"""A client that stages batches over the `polywire` protocol and publishes them under a number.
 
-A publication is visible as a whole or not at all, once; abandoned batches never are.
+It repeats a publish until an answer. A publication is visible as a whole or not at all, once; abandoned batches never
+are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Sockets and the epoll descriptor that watches them, as the readiness driver uses them; the network is at their other
-end.
+"""Sockets and their epoll descriptor as the readiness driver uses them, with the network at the other end.
 
-It does everything that a kernel may do: a send accepts a part, or nothing despite free space; a ready socket is not
-ready when it is read; a reset comes in between; freed descriptors are reused at once.
+It does everything that a kernel may do. A send accepts a part, or nothing despite free space. A ready socket is not
+ready when it is read. A reset comes in between. Freed descriptors are reused at once.
 
 Accepted bytes arrive in order unless the connection is reset. Epoll eventually reports everything that is ready and
 watched, and nothing else.

@@ -80,7 +80,7 @@ def test_names_take_turns_within_an_address() -> None:
     assert taken.count("alice") == 2, "new names must not starve earlier ones"
 
 
-def test_addresses_with_the_most_attempts_are_dropped_first() -> None:
+def test_a_full_queue_drops_from_the_address_with_the_most_logins() -> None:
     queue = LoginQueue(3)
     first, worse, third = attempt("a", "1", strikes=1), attempt("a", "2", strikes=2), attempt("a", "3", strikes=1)
     for each in (first, worse, third):

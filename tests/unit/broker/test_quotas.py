@@ -178,7 +178,7 @@ def test_events_removed_by_retention_no_longer_count() -> None:
     assert (usage.count_of(Kind.EVENTS, OTHER.owner), usage.count_of(Kind.EVENTS, HOSTILE.owner)) == (0, 2)
 
 
-def test_long_idle_owners_are_evicted() -> None:
+def test_long_idle_ids_and_writers_are_evicted() -> None:
     memory = MemoryBroker(SETTINGS)
     days = 24 * 3600
     for what, after in (("transactional ids", 8 * days), ("writers", 31 * days)):

@@ -362,7 +362,7 @@ def test_a_transaction_over_several_shards_is_refused() -> None:
         assert conversation.heard()[0].endswith(bytes(20)), "nothing is stored"
 
 
-def test_an_epoch_above_those_of_every_shard_is_accepted() -> None:
+def test_a_new_epoch_is_above_those_of_every_shard() -> None:
     conversation = three("a", "b")
     broker = conversation.shards.brokers[1]
     for _ in range(3):

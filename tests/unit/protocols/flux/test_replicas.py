@@ -111,7 +111,7 @@ def test_one_replica_can_be_enough() -> None:
     ("factor", "least", "is_fine"),
     [(3, 2, True), (1, 1, True), (1_000, 1_000, True), (2, 3, False), (0, 0, False), (3, 0, False), (1_001, 2, False)],
 )
-def test_min_isr_is_capped_at_the_factor(factor: int, least: int, is_fine: bool) -> None:
+def test_min_isr_must_not_exceed_the_factor(factor: int, least: int, is_fine: bool) -> None:
     config = ServeConfig(flux_replication_factor=factor, flux_min_isr=least)
     if is_fine:
         config.listeners()
