@@ -46,8 +46,9 @@ barrier).
 
 
 class Need(IntEnum):
-    """Purpose of an addition. When space is short, later members may use more of it than earlier ones; deletions come
-    last, because they free space.
+    """Purpose of an addition.
+
+    When space is short, CHANGE may use more of it than DATA, and REMOVAL even more, because removals free space.
     """
 
     DATA = 0
@@ -234,8 +235,9 @@ class PartitionLog(Protocol):
 
 
 class Encoding:
-    """Encodes a state piece by piece, as it was at one moment, although the state keeps changing. ``pieces`` has the
-    encoded pieces so far.
+    """Encodes a state in pieces. The result is the state at the time of creation, although the state changes meanwhile.
+
+    ``pieces`` has the pieces encoded so far.
     """
 
     __slots__ = ("_left", "pieces")

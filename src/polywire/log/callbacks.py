@@ -62,11 +62,12 @@ class FailStopLoop:
 
 @cython.cclass
 class Notifications:
-    """Queue of completions for clients. Each is called once, in order. A completion that is added by another one goes
-    to the end.
+    """Queue of completions for clients.
 
-    As a context manager it passes exceptions to the event loop, which reports them: they must not reach the session
-    that happens to run.
+    Each is called once, in order. A completion that is added by another one goes to the end.
+
+    As a context manager it passes exceptions to the event loop, which reports them. They do not reach the client
+    session whose code is running.
     """
 
     waiting = cython.declare(object, visibility="public")

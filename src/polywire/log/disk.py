@@ -6,7 +6,7 @@ A file system frees a large file in a single step of its own journal, and every 
 freed in pieces, each followed by a pause as long as freeing the piece took. Segments in a bucket stay for a grace
 period, because readers may have received their names.
 
-* Names are deleted in the given order, urgent ones first.
+* Blobs are deleted in the given order, urgent ones first.
 * If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no journal group lists.
 """
 
@@ -28,7 +28,7 @@ from polywire.store.base import Store
 from polywire.store.files import Files
 
 PAUSE_SECONDS_MIN: Final = 0.001  # pause after each piece, so that other users of the disk come first
-# pause relative to the time a piece took; half of the disk's time suffices to delete faster than it is filled
+# ratio of the pause to the time a piece took. Deletion gets half of the disk's time, and is faster than appends.
 PAUSE_SHARE: Final = 1.0
 READ_SECONDS: Final = 0.05  # pause between two checks whether a blob is still being read
 READ_MAX: Final = (
@@ -68,8 +68,9 @@ class Deleter:
         return len(self._names) + len(self._read)
 
     def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
-        """Queue blobs for deletion after the grace period; ``urgent`` ones, only a few at a time, are deleted first and
-        at once.
+        """Queue blobs for deletion after the grace period.
+
+        ``urgent`` blobs are deleted before all others and without a grace period; pass only a few of them at a time.
         """
         if self._grace_s and not urgent:
             self._loop.call_later(self._grace_s, self._begin, names)
@@ -108,7 +109,8 @@ class Deleter:
         return freed, self._clock.monotonic() - begun
 
     def _stepped(self, steps: Iterator[int], done: tuple[int | None, float] | BrokerError) -> None:
-        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done  # recovery deletes it later
+        # after an error, recovery deletes the blob
+        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done
         if self._stopped or freed is None:
             self._continue()
         elif freed:

@@ -61,7 +61,7 @@ class Loss:
 
     Attributes:
         groups: number of journal groups that are cut off.
-        unknown: groups whose header is damaged; their content is known only as far as later groups imply it.
+        unknown: number of groups whose header is damaged; later groups show only a part of their content.
         records: lost offsets by partition; later records get these offsets again.
         damaged: offsets by partition of batches that stay in the log but cannot be read.
     """
@@ -243,7 +243,7 @@ def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> I
 
 
 def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
-    """Back up the slots that will lose groups, synced before any change, and return the directory of the copies.
+    """Copy the slots that will lose groups, sync the copies, and return their directory. The slots are not changed yet.
 
     Release the directory and call ``finish`` to complete the repair.
     """
@@ -259,7 +259,7 @@ def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
 
 
 def finish(directory: Path, through: int, slot_bytes: int, replay: Replay, loop: Loop, clock: Clock) -> None:
-    """Start from the remaining groups, as every start does; raise BrokerError."""
+    """Open the log with the groups up to ``through``, as a broker would, and close it; raise BrokerError."""
     settings = LogSettings(slot_bytes=slot_bytes, disk_reserve_bytes=0)
     open_log(directory, settings=settings, loop=loop, clock=clock, replay=replay, through=through).close()
 
@@ -286,7 +286,7 @@ def _note_cut(found: Loss, group: FoundGroup) -> None:
 
 
 def _headers(kind: int, position: int, length: int) -> Iterable[int]:
-    """Return the positions of the headers of batches with offsets in an entry."""
+    """Return the positions in an entry at which the headers of its batches begin, if these batches have offsets."""
     if kind == EntryKind.BATCH:
         return (position,)
     return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()
@@ -352,7 +352,7 @@ def is_newer(error: Exception) -> bool:
 
 
 def remedy_of(error: Exception) -> Remedy:
-    """Return the remedy if the broker does not start with this directory and no intact copy exists."""
+    """Return the remedy for an error that prevents a start, if there is no intact copy."""
     return Remedy.UPGRADE if is_newer(error) else Remedy.BACKUP
 
 

@@ -1,7 +1,7 @@
-"""Open a log: lock the directory, recover its state, begin a new start (decision 0102).
+"""Open a log: lock the directory, recover its state, and write the first journal group of this start (decision 0102).
 
-* When opening returns, all recovered data is in synced segments, and the new start is on disk.
-* Nothing is changed before the journal was verified.
+* When opening returns, all recovered data is in synced segments, and that group is on disk.
+* Nothing is changed before the journal has been verified.
 """
 
 from __future__ import annotations
@@ -445,8 +445,8 @@ def seal_recovered(
         image: state after the last group.
 
     Raises:
-        Busy: the disk is full, or cannot read a body yet. Nothing is left.
-        Corrupt: a batch cannot be sealed. Nothing is left.
+        Busy: the disk is full, or cannot read a body yet. No blob is left behind.
+        Corrupt: a batch cannot be sealed. No blob is left behind.
     """
     taken = take_down(state, state.contents, journal.views, image, strict=True)
     broker = ([replay.snapshot()], image.sequence)

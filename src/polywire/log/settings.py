@@ -28,14 +28,14 @@ class LogSettings:
     Attributes:
         slot_bytes: size of a journal file; 64 MiB are sealed at 1.1 to 1.3 GB/s (concepts: storage#what-it-costs). A
             journal group is at most 16 MiB and never spans two slots.
-        slot_count_min: slots created when the log opens: one to write, one ready.
-        slot_count_max: most slots. Mapped slots count as the broker's memory, so four of 64 MiB keep it below 500 MB.
-            When all wait for the sealer, producers wait.
+        slot_count_min: slots created when the log opens: one to write and a free one.
+        slot_count_max: maximum number of slots. Mapped slots count as the broker's memory, so four of 64 MiB keep it below
+            500 MB. When all wait for the sealer, producers wait.
         sync_interval_ms: longest time until a sync of ``written`` data, or the sealing of its slot, begins.
         unsynced_bytes_max: above it the log is congested; at half of it a sync starts at once.
-        staged_bytes_max: most staged bytes.
-        staged_batches_max: most staged batches; each costs some 300 bytes of memory.
-        group_bytes_max: most bytes of a journal group (decision 0102); smaller slots lower it.
+        staged_bytes_max: limit of staged bytes.
+        staged_batches_max: limit of staged batches; each costs some 300 bytes of memory.
+        group_bytes_max: size limit of a journal group (decision 0102); smaller slots lower it.
         disk_reserve_bytes: free space reserved for deletion, retention, offsets and the sealer; below it appends are
             refused.
         scrub_hours: period in which every segment is read and verified once; 0 for never. A week detects bit rot before
@@ -70,8 +70,8 @@ class LogSettings:
     def kept_bytes(self) -> tuple[int, int, int]:
         """Capacity of the last slot that data, changes, and removals cannot use, in this order.
 
-        While all slots wait for a disk without space, offset commits would otherwise use the last slot up, but freeing
-        a slot or a segment needs a journal group.
+        Freeing a slot or a segment needs a journal group. Without this reserve, offset commits could fill the last slot
+        while all others wait for a disk without space.
         """
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
         last = max(

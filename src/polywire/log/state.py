@@ -54,7 +54,7 @@ class LogState:
         self.contents: Final[dict[int, Contents]] = {}
         """Contents of slots, by serial."""
         self.clean: Final[dict[int, int]] = {}
-        """End of compaction, by incarnation."""
+        """Offset up to which each partition is compacted, by incarnation."""
         self._hides_unsynced: Final = hides_unsynced
         self._lost: deque[tuple[RunIndex, bool]] = deque()
         """Released runs that segments still count as needed, and whether their partition was dropped."""

@@ -265,8 +265,8 @@ class GroupHead:
 
         Args:
             content: writable; the entries back to back, each a token and the headers of its batches for one partition.
-            entries: (end of the entry, index of its partition or -1 if the token is abandoned).
-            numbers: (incarnation, next offset, next address, time) by partition; updated in place.
+            entries: for each entry, its end and the index of its partition, or -1 if the token is abandoned.
+            numbers: (incarnation, next offset, next address, time) of each partition; updated in place.
             epoch: epoch of this start.
 
         Raises:
@@ -298,7 +298,10 @@ class GroupHead:
             start = end
 
     def staged(self, front: bytes, batch_bytes: int, partition: int, expires_at_us: int) -> None:
-        """Add a staged batch. The checksum covers ``front``, the token and batch header; the body is written after it."""
+        """Add a staged batch.
+
+        ``front`` is its token and batch header, and all that the checksum covers; its body follows.
+        """
         lent: Lent = lend(front)
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 

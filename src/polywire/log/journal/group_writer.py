@@ -46,8 +46,8 @@ class GroupWriter:
     """The log's write batch and its journal.
 
     ``_scheduled`` is true while a commit is scheduled, or while the log is ``_held``, because a commit follows.
-    ``sequence`` and ``checksum`` belong to the last group. ``capacities`` is the permitted size of another write batch,
-    by ``Need``. ``write_batch`` accepts additions; ``writing`` is being written. Nothing is added after a ``failure``
+    ``sequence`` and ``checksum`` belong to the last group. ``capacities`` is the permitted size of another write
+    batch, by ``Need``. ``write_batch`` accepts additions; ``writing`` is being written. Nothing is added after a ``failure``
     or once ``closed``.
 
     Args:

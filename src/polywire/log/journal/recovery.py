@@ -348,7 +348,7 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
-    """Find a torn group: the next one, with at least two of four matching header fields.
+    """Find what is left of a torn group: bytes where the next group would begin, with two of its four header fields.
 
     One of the two must be the sequence or the predecessor, which distinguishes it from older groups at this position.
     """

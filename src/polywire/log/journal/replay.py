@@ -307,7 +307,7 @@ def put_in_order(
     Before the call they are in the order of their segments.
 
     Args:
-        breaks: by index of an entry that does not begin where the previous run ends: the end of that run.
+        breaks: index of each entry that does not begin where the previous run ends, with the end of that previous run.
         end: end of the last entry's run.
     """
     runs = partition.take_runs()
@@ -332,7 +332,7 @@ def put_in_order(
 
 
 def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
-    """Return an offset by partition below which the chain's trims and drops leave no records.
+    """For each partition, return the offset below which the chain's trims and drops leave no records.
 
     Segments with only such records may already be deleted.
     """

@@ -40,7 +40,7 @@ class Snapshot:
     Attributes:
         partitions: packed partitions, back to back.
         tokens: (token, expiry, segment with batches of the token).
-        clean: end of compaction by partition, valid if all of ``segments`` are present.
+        clean: offset up to which each partition is compacted, valid if all of ``segments`` are present.
     """
 
     sequence: int

@@ -52,16 +52,17 @@ class Syncer(Protocol):
         """Call back once the written group ``sequence`` is durable, at once if it already is."""
 
     def spare(self, slot: Slot) -> None:
-        """Note that the last group lists segments with a full slot's groups, so the slot need not be made durable."""
+        """Do not make a full slot durable: the last group lists segments that contain the slot's groups."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Make only the last group durable, which lists segments for this slot; skip the groups between.
+        """Make the last group durable, which lists segments that replace this slot; skip the groups between
+        the two.
 
         Requires ``is_local``.
         """
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Note that everything up to ``sequence`` is in segments, and that group ``naming``, which lists them, is
+        """Record that everything up to ``sequence`` is in segments, and that group ``naming``, which lists them, is
         durable.
         """
 
@@ -252,7 +253,7 @@ class Flusher:
             self._waiting.popleft()[1](None)
         self._advanced()
         if self._waiting or (self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon()):
-            self.start()  # producers that wait for it write nothing that would start it
+            self.start()  # producers that wait for the sync write nothing that would start it
 
     # Ranges of slots that were sealed before they were synced
 
@@ -263,9 +264,9 @@ class Flusher:
             unsynced.start = unsynced.stop
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Sync only the last group, which lists segments for this slot, the oldest one; skip the groups between.
+        """Sync only the last group, which lists segments that replace this slot; skip the groups in the slots between.
 
-        When ``done`` is called, everything up to the slot's end is on disk.
+        The slot must be the oldest one. When ``done`` is called, everything up to its end is on disk.
         """
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None

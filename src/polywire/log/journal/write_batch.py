@@ -179,7 +179,7 @@ class Step(Protocol):
         """Do everything that may fail; change nothing but the step itself."""
 
     def enter(self, draft: Draft) -> None:
-        """Add the step to the group. Never fails, because offsets assigned here cannot be revoked."""
+        """Add the step to the group. This must not fail, because offsets are assigned here."""
 
     def owners(self) -> Sequence[Completion[Any]]:
         """Return the completions to call with an error if the step is not written."""

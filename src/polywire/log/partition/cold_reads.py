@@ -1,6 +1,6 @@
 """Reads of sealed data: read once for all waiting readers, and ahead of sequential ones.
 
-Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is fresh (concepts: storage#what-it-costs).
+Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is new (concepts: storage#what-it-costs).
 Direct reads into reused memory cost almost nothing and run at the disk's speed. So data on disk is read in *windows* of
 up to 4 MiB, in the reader's thread.
 
@@ -41,9 +41,9 @@ GLANCES_MAX: Final = 3  # retained for readers that continue there, or other rea
 GLANCE_BLOCK_BYTES: Final = 1024 * 1024  # memory of most glances; longer ones use the memory of a window
 GLANCE_BLOCKS_MAX: Final = 16  # slow clients hold the memory of their responses
 BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # retained bodies of staged batches: two of the largest size
-READERS_MAX: Final = 8  # remembered reads of a partition: as many readers may read old data at the same time
+READERS_MAX: Final = 8  # remembered reads of a partition, so that this many readers can read old data at the same time
 PARTITIONS_READ_MAX: Final = 256  # partitions with remembered reads
-STOPS_MAX: Final = WINDOWS_MAX + GLANCES_MAX  # one per window, so that a second reader of a window can find its start
+STOPS_MAX: Final = WINDOWS_MAX + GLANCES_MAX  # remembered ends of reads: one per window or glance
 PIECE_MARGIN_BYTES: Final = (
     2 * BLOCK_BYTES
 )  # a read covers whole disk blocks, from the first to the last one that contains the piece
@@ -120,7 +120,7 @@ class ColdReads:
     def glance(
         self, segment: Segment, partition: int, offset: int, bytes_max: int, end: int, *, more: bool
     ) -> Window | None:
-        """Read up to ``bytes_max`` bytes, below offset ``end``, of one segment; None if they are not in memory, or too
+        """Read up to ``bytes_max`` bytes, below offset ``end``, of one segment; None if they are not in memory or too
         many.
 
         ``more``: the reader also wants the following data.

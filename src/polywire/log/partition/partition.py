@@ -134,7 +134,7 @@ class FilePartition:
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
-        """End of compaction. Below it, only the newest record of each key remains, as of the last pass."""
+        """Offset up to which it is compacted: below it, the last pass left only the newest record of each key."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")
@@ -229,8 +229,8 @@ class FilePartition:
         return kept
 
     def _kept_by_age(self, since_us: int) -> int:
-        """Return the first offset to retain: of the first run, and in it the first batch, whose last record is young
-        enough.
+        """Return the first offset to retain: find the first run whose last record is young enough, then the first such
+        batch in it.
 
         Runs whose footer is not in memory are retained until a later call.
         """
@@ -245,7 +245,9 @@ class FilePartition:
         return self.tail.entry(number)[0] if number < len(self.tail) else self.next_offset
 
     def _kept_by_size(self, excess: int) -> int:
-        """Return the first offset to retain so that at least ``excess`` bytes are removed, and as few more as possible."""
+        """Return the first offset to retain so that the removed batches have at least ``excess`` bytes, and as few more
+        as possible.
+        """
         for number in range(len(self.runs)):
             if excess <= 0:
                 return self.runs.entry(number)[0]

@@ -54,7 +54,7 @@ _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _MAGIC = cython.declare(cython.uint, 0x31425750)
 _STRIDE = cython.declare(cython.longlong, 65536)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-# Smaller copies keep the GIL, because acquiring it again may take longer than the copy.
+# Smaller copies do not release the GIL, because acquiring it again may take longer than the copy.
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 SMALL_BYTES: Final = 32_768  # larger batches gain nothing from merging
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32_768)
@@ -308,8 +308,8 @@ def survey(
 
     * ``stop``, if all pieces were added;
     * the index of the first batch of another epoch, which is not added;
-    * -1 - n if piece n is invalid: not a whole batch of that length and partition, or with an offset below earlier
-      ones.
+    * -1 - n if piece n is invalid: it is not a whole batch of that length and partition, or its offset is not above the
+      earlier ones.
 
     Raises IndexError if an array is too small.
     """

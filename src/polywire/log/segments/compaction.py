@@ -31,8 +31,8 @@ from polywire.store.base import Store
 from polywire.types import Buffer
 
 KEY_SLOTS: Final = 1 << 20  # 24 MiB: 786,432 keys per pass
-STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes read by one step; sealing a full slot may have to wait for it
-DIRTY_BYTES_MIN: Final = 1024 * 1024  # less does not justify a blob
+STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes read by one step; sealing a full slot may have to wait for the step
+DIRTY_BYTES_MIN: Final = 1024 * 1024  # a pass over less data is not worth a new blob
 HOLE_MAX: Final = 1 << 30  # offsets or address bytes without a record: the deltas of a batch have 32 bits
 YIELD_BATCHES: Final = 64  # batches processed before the event loop's thread may take the GIL
 NEVER: Final = 2**62
@@ -46,8 +46,10 @@ class Compaction:
     """One pass over one partition.
 
     Runs are rewritten only once the table is complete, in order, and each group of them is synced before the next. So a
-    key's newest record, if it is a null, is removed only after everything older. ``noted``: the table has every key
-    from the end of the last pass up to here. ``written``: end of the rewritten part.
+    key's newest record, if it is a null, is removed only after everything older.
+
+    ``noted``: the table has every key from the end of the last pass up to this offset. ``written``: end of the
+    rewritten part.
     """
 
     __slots__ = ("_table", "noted", "noting", "null_time_us", "partition", "written")
@@ -184,10 +186,10 @@ class _KeptParts(Iterable[Part]):
             yield from _stretch(part, begun, len(counts))
 
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
-        """Return the remaining part of one batch, which also covers the removed offsets before it, or None.
+        """Return the remaining part of one batch, or None. It also covers the offsets that were removed before it.
 
-        The last record of the group is always kept, and so is a record where the removed range would become too wide:
-        every removed range must precede a record.
+        Every removed range must precede a record. So the last record of the group is always kept, and so is a record
+        where the removed range would become too wide.
         """
         flags, records, offset, address, address_span, span = _facts(batch)
         plain = expand_body(batch)

@@ -21,7 +21,7 @@ from polywire.records.columns import HEADER_BYTES
 from polywire.records.fields import header_fields
 from polywire.store.base import Blob
 
-RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many readers may read old data at the same time
+RANGES_MAX: Final = 16  # verified ranges remembered per segment: this many readers can read old data at the same time
 VERIFIED_S: Final = 60.0  # after this time a range is verified again: 0.1 CPU seconds per GB
 SALVAGE_BYTES: Final = 64 * 1024  # block size of reads around a bad sector; the whole block is lost with the sector
 # remembered damages, so that each is logged once; if there are more, some are logged again
@@ -106,8 +106,8 @@ class DamageNotes:
 class VerifiedRanges:
     """Byte ranges of a segment that were verified recently. Thread-safe.
 
-    For ``VERIFIED_S`` they need no new verification while they stay in the page cache; bytes read from the disk again
-    do. The time limit is needed because the system may drop pages and read them again unnoticed.
+    They are not verified again for ``VERIFIED_S``, unless they leave the page cache and are read from the disk again.
+    The time limit is needed because the system may drop pages and read them again unnoticed.
     """
 
     __slots__ = ("_clock", "_ranges")
@@ -176,8 +176,8 @@ def _next_batch(
 ) -> tuple[int, int]:
     """Return position and offset of the batch after a damaged one.
 
-    It is found by a header that matches its checksum, by the length of the damaged batch if such a header of the same
-    partition follows it, or by the segment's index.
+    There are three ways to find it: a header that matches its checksum; the length of the damaged batch, if such a
+    header of the same partition follows; or the segment's index.
     """
     if check_header(data, at):
         header = read_header(data, at)

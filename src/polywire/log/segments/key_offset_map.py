@@ -147,8 +147,8 @@ def _stays(
 ) -> cython.bint:
     """Return whether a record must be kept.
 
-    ``limits``: the offset up to which the table is filled, and a time. If the newest record of a key is a null older
-    than that time, it is removed, too.
+    ``limits``: the offset up to which the table is filled, and a time. A key's newest record is removed, too, if it is
+    a null older than that time.
     """
     offset: cython.longlong
     slot: cython.Py_ssize_t
@@ -212,8 +212,8 @@ class KeyOffsetMap:
     def note(self, chunk: Buffer) -> int:
         """Enter the keys of whole batches, which are back to back and in offset order.
 
-        Returns NOTED_ALL, or the position of the first batch not entered because it is compressed or the table might be
-        too small for it.
+        Returns NOTED_ALL, or the position of the first batch that was not entered, because it is compressed or the
+        table might be too small for its keys.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table

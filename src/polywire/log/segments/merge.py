@@ -26,7 +26,7 @@ from polywire.store.base import Store
 
 SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # size of a slot: a merged blob does not become larger
 SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
-MERGE_COUNT_MIN: Final = 4  # fewer blobs are not merged, which limits how often a byte is rewritten
+MERGE_COUNT_MIN: Final = 4  # a merge needs at least this many blobs, which limits how often a byte is rewritten
 RUNS_MAX: Final = 4096  # runs in one merge: planning takes some milliseconds of the event loop
 REPLACED_MAX: Final = 256  # runs replaced before the event loop may do other work: takes some milliseconds, too
 GROUPS_MAX: Final = 4  # merges planned in one pass

@@ -30,7 +30,7 @@ from polywire.log.worker import storage_failed
 LEND_SECONDS: Final = (
     0.1  # how long a sealed slot waits for its readers if a free slot is needed; active readers finish in this time
 )
-LENT_MAX: Final = 32  # slots given up to slow readers: 2 GiB of disk, until they finish or are disconnected
+LENT_MAX: Final = 32  # slots left to slow readers until they finish or are disconnected: 2 GiB of disk
 RETRY_SECONDS: Final = 1.0  # after the disk was full
 UNREAD_MAX: Final = 30  # seconds to wait for a body that the disk cannot read
 REMOVED_MAX: Final = 256  # segments removed by one journal group, which must fit a page
@@ -265,8 +265,9 @@ class Sealer:
         self._close_returned()
 
     def _lend(self) -> None:
-        """Give up the slot that was pinned longest to its readers if a free slot is needed, so that they cannot block
-        writers.
+        """If a free slot is needed, replace the slot that was pinned longest and leave its file to the readers.
+
+        So readers cannot block writers.
         """
         self._lending = False
         wanted = not self._journal.free and not self._journal.may_grow()
@@ -288,7 +289,9 @@ class Sealer:
             self._owner.seal_failed(storage_failed(error))
 
     def _made(self, made: Slot | BrokerError) -> None:
-        """Add the replacement for a slot given up to readers; ``made`` is an error if there was no space for it."""
+        """Add the replacement for a slot that was left to its readers; ``made`` is an error if there was no space for
+        it.
+        """
         if self._stopped:
             return
         self._journal.add(None if isinstance(made, BrokerError) else made)
@@ -297,8 +300,8 @@ class Sealer:
         self.free_parked()
 
     def _close_returned(self) -> None:
-        """Close slots that were given up to readers and are no longer read; in the thread, because the system then
-        frees the file.
+        """Close slots that were left to readers and are no longer read; in the thread, because the system then frees
+        the file.
         """
         for slot in [slot for slot in self._lent if not slot.pins]:
             self._lent.remove(slot)
@@ -389,7 +392,7 @@ class Sealer:
                 self._compact(self._compaction, again)
 
     def _tidy_soon(self, again: Callable[[], None]) -> None:
-        """Continue shortly; several requests are combined."""
+        """Continue in a moment. Several requests cause one continuation."""
 
         def look() -> None:
             self._looking = False
@@ -467,8 +470,8 @@ class Sealer:
     def _compacted(self, compaction: Compaction, end: int, merged: BrokerError | None) -> None:
         """Continue after a rewritten group of runs is on disk.
 
-        A damaged partition is not compacted further: the newest null of a key could be removed before all older
-        records. If something was trimmed meanwhile, another pass handles it.
+        A damaged partition is not compacted further, because the newest null of a key could be removed before all older
+        records. If something was trimmed meanwhile, a later pass handles the partition.
         """
         compaction.written = end
         self._state.reader.forget(compaction.partition)
@@ -513,8 +516,9 @@ class Sealer:
         self.advance()
 
     def _not_merged(self, merge: Merge, error: BrokerError) -> None:
-        """Handle an error of a merge: mark damaged segments, which are never rewritten, so that their intact part stays
-        readable.
+        """Handle an error of a merge.
+
+        Damaged segments are marked and never rewritten, so that their intact part stays readable.
         """
         if isinstance(error, Busy):
             return  # no space: another pass of the timer retries

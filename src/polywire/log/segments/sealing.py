@@ -42,8 +42,9 @@ class Taken:
             returns them.
         image: state after the last group in the slots.
         segments: segments that a snapshot lists besides the new ones.
-        clean: end of compaction by partition, for the snapshot.
-        strict: wait for a body that the disk cannot read; otherwise it becomes permanent damage of the new segment.
+        clean: offset up to which each partition is compacted; stored in the snapshot.
+        strict: whether to raise Busy if the disk cannot read a body, so that sealing is retried. Otherwise the body is
+            stored as zeros, and its records stay damaged.
     """
 
     reader: Reader
@@ -229,8 +230,8 @@ def seal(
 def install(state: LogState, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
     """Serve these runs from the segments from now on, and remove them from the tails.
 
-    Yields so that other work can run on the event loop. At any moment readers find each record in exactly one of the
-    two.
+    Yields so that other work can run on the event loop. At any moment readers find each record either in a segment or
+    in a tail, never in both.
     """
     for item in sealed:
         item.live += 1  # keeps the segment alive until all runs are assigned

@@ -325,7 +325,7 @@ class Segment:
         return pieces
 
     def _marks(self, run: SegmentRun, start: int, stop: int) -> Sequence[Mark]:
-        """Return the starts of batches that the index has between two such positions of a run."""
+        """Return the starts of batches that the index lists between two positions of a run."""
         entries = self._entries()
         marks = [(run.position, run.first_offset)]
         for number in range(run.index_start, run.index_start + run.index_count):
@@ -338,8 +338,8 @@ class Segment:
     def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
         """Read bytes [start, stop), not verified, into the caller's memory; return None if that needs a disk.
 
-        only_known: also return None unless the bytes are known to be in memory, because even a test makes the system
-        read them.
+        only_known: also return None unless the bytes are known to be in memory, because even a test whether they are
+        makes the system read them.
         """
         try:
             blob = self._store.open(self.name)
@@ -367,8 +367,9 @@ class Segment:
         return self._direct_bytes <= self.data_bytes
 
     def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
-        """Read bytes. Those that the disk cannot read, or that a truncated file lacks, become zeros, which fail
-        verification.
+        """Read bytes.
+
+        If the disk cannot read some, or a truncated file lacks them, they become zeros, which fail verification.
         """
         blob = self._store.open(self.name)
         past = past and len(block) >= stop - start + 2 * BLOCK_BYTES

@@ -32,11 +32,11 @@ class Sealed:
 
     Attributes:
         live: number of needed runs and staged batches in it.
-        live_bytes: total size of those.
+        live_bytes: total size of these runs and batches.
         staged: number of needed staged batches in it.
         begun_us: earliest append time of its runs.
         lost_partition: whether it holds data of a dropped partition, as noticed at ``lost_at_us``.
-        damaged: whether a checksum did not match; if so, it is never rewritten.
+        damaged: whether a checksum did not match; if so, the segment is never rewritten.
     """
 
     segment: Segment

@@ -62,7 +62,7 @@ from polywire.types import Buffer
 # a partition with this much data in a slot gets its own blob (decision 0102)
 OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024
 PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed, because most of their bytes are the header
-WRITTEN_BYTES: Final = 1024 * 1024  # collected before they are written, while still in the CPU cache
+WRITTEN_BYTES: Final = 1024 * 1024  # bytes collected before a write, while they are still in the CPU cache
 MERGED_BYTES_MAX: Final = 256 * 1024  # small enough to be fetched, sliced and sent one by one
 
 logger: Final = structlog.get_logger("polywire.log")
