@@ -1,4 +1,4 @@
-"""Test whether of several concurrent creates, or replaces, of an object in a bucket exactly one succeeds.
+"""Test whether exactly one of several concurrent creates (or replaces) of an object in a bucket succeeds.
 
 The journal relies on this. A store is refused, with a description of the defect, in these cases:
 

@@ -40,7 +40,7 @@ class Tail:
 
 
 class Tails:
-    """Reads ends of blobs ahead; at most ``AHEAD_MAX`` are being read or retained."""
+    """Reads the ends of blobs in advance, in the given order. At most ``AHEAD_MAX`` ends are being read or retained."""
 
     def __init__(self, fetch: Callable[[str], Tail], names: Sequence[str]) -> None:
         self._fetch = fetch
@@ -50,7 +50,7 @@ class Tails:
         self._fill()
 
     def of(self, name: str) -> Tail | None:
-        """Return the end of a blob if it was read ahead; earlier ones are dropped."""
+        """Return the end of a blob if it was requested in advance, and drop the ends of blobs before it; else None."""
         if name not in self._ahead:
             return None
         while next(iter(self._ahead)) != name:
@@ -151,7 +151,7 @@ class BucketStore:
     Args:
         objects: objects of this shard.
         directory: directory of the cache; existing files are removed.
-        memory_bytes: most bytes of recently written blobs in memory, for uploading and reading.
+        memory_bytes: limit of recently written bytes that stay in memory, for uploading and reading.
     """
 
     def __init__(

@@ -113,7 +113,10 @@ Steps = Generator[Request, Any, _Result]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claimed shard: all objects below ``number``, and ``content``, the object of the new start."""
+    """A claim of a shard: a new start, stored as object ``number`` with these bytes.
+
+    ``chain`` was read from the objects below it.
+    """
 
     chain: JournalChain
     number: int

@@ -35,7 +35,7 @@ from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.log.worker import MakeWorker
 
 DELETED_PER_S: Final = 20  # far below the thousands of requests per second that a store handles
-# journal objects, and as many blobs, in one run, to limit memory; the next run deletes the others
+# journal objects, and as many blobs, in one run, to limit memory; the next run deletes the rest
 SWEPT_MAX: Final = 10_000
 HEAD_BYTES: Final = START_BYTES_MAX + 1
 
@@ -46,7 +46,7 @@ def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Ste
     Args:
         seed: seed of the journal.
         start: the leader's start.
-        needed: segments and snapshots that the log refers to, or has written to refer to, at one moment.
+        needed: segments and snapshots that the log refers to, or has written and will refer to.
         grace_s: seconds between finding an object and deleting it.
     """
     blobs: list[str] = []
@@ -107,7 +107,7 @@ class GarbageCollector:
     """Schedule of garbage collections; none begins after ``stop``.
 
     Args:
-        needed: called on the event loop; see ``sweeping.sweep``.
+        needed: called on the event loop; see ``sweep``.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ def import_directory(
     if known is not None and known.shards != 1:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"a data directory can only be imported into a bucket with one shard shards={known.shards}",
+            f"cannot import a data directory into a bucket with several shards (use a bucket with one) shards={known.shards}",
         )
     # check before writing anything, because brokers would see it
     if (known is None or not known.source) and _has_log(objects):

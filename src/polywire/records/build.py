@@ -334,7 +334,7 @@ def _measure_further(columns: object, places: cython.p_longlong) -> cython.void:
     for column, data in columns.items():  # type: ignore[attr-defined]
         i = column
         if i < 6 or i == 10 or i >= _COLUMN_COUNT:
-            raise ValueError(f"not a further column column={column}")
+            raise ValueError(f"column is made from spans, so it cannot be passed as well column={column}")
         lent = lend(data)
         places[2 * i + 1] = lent.size
 
@@ -359,7 +359,7 @@ def _misfit(column: int, records: int) -> Invalid:
     name = Column(column).name.lower()
     return Invalid(
         ErrorCode.INVALID_BATCH,
-        f"column has the wrong size, or another column that it needs is absent column={name} records={records}",
+        f"a column has the wrong size (or a column that it needs is absent) column={name} records={records}",
     )
 
 
@@ -391,8 +391,8 @@ def from_columns(
 ) -> bytearray:
     """Build a batch from ready-made columns by ``Column`` number; each column is copied once.
 
-    The sizes of columns are checked, and that columns which require each other are all present. Their contents are not
-    checked: call ``validate`` afterwards if they come from outside.
+    Checks the sizes of the columns, and that columns which require each other are all present. It does not check their
+    contents: call ``validate`` afterwards if they come from outside.
 
     Raises:
         Invalid: INVALID_BATCH: names the column that does not fit. RECORD_TOO_LARGE: above the largest batch.

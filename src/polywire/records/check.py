@@ -232,10 +232,10 @@ def flagged(
 def _deltas_fit(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, count: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether the deltas of a compacted batch ascend, addresses by at least each record's size, within the
-    spans.
+    """Return whether the deltas of a compacted batch ascend and stay within the spans.
 
-    The first delta may be above 0: the batch then also covers offsets of removed records before it.
+    Addresses must ascend by at least each record's size. The first delta may be above 0: the batch then also covers
+    offsets of removed records before it.
     """
     offsets: cython.Py_ssize_t = places[50]
     addresses: cython.Py_ssize_t = places[52]
@@ -389,7 +389,7 @@ def validate(batch: Buffer, at: int = 0) -> int:
         length = fill_layout(lent.p, place, lent.size, places)
     if length < 0:
         raise Invalid(
-            ErrorCode.INVALID_BATCH, f"invalid batch: truncated, compressed, or with a wrong header position={place}"
+            ErrorCode.INVALID_BATCH, f"invalid batch: wrong header, compressed, or truncated position={place}"
         )
     if length < _NOGIL_BYTES_MIN:
         rule = _broken_rule(lent.p, place, places, length)
@@ -401,7 +401,7 @@ def validate(batch: Buffer, at: int = 0) -> int:
     if rule >= 0:
         raise Invalid(
             ErrorCode.INVALID_BATCH,
-            f"invalid batch: column has the wrong size, or another column that it needs is absent column={Column(rule).name.lower()}",
+            f"invalid batch: a column has the wrong size (or a column that it needs is absent) column={Column(rule).name.lower()}",
         )
     if places[36] >= 0:
         _check_event_types(batch, lent.p, places)

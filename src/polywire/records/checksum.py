@@ -237,7 +237,7 @@ def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
     values: Lent = lend(value_bytes)
     count: cython.Py_ssize_t = offsets.size // 4 - 1
     if count < 0 or offsets.size % 4 != 0:
-        raise ValueError(f"size of the offsets column is not a multiple of 4, or 0 size={offsets.size}")
+        raise ValueError(f"size of the offsets column is 0 or not a multiple of 4 size={offsets.size}")
     column = bytearray(4 * count)
     crcs: Lent = lend(column)
     start: cython.Py_ssize_t = load_u32(offsets.p, 0)

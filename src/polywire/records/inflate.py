@@ -1,4 +1,4 @@
-"""Decompress gzip streams, snappy blocks and zstd frames under limits; clients compress with them (decision 0101).
+"""Decompress the gzip streams, snappy blocks and zstd frames of clients, under limits (decision 0101).
 
 * At most ``limit`` bytes are produced, whatever size the input claims.
 * Time is limited, too: each gzip member or snappy block counts as at least ``PART_BYTES_MIN`` bytes.
@@ -218,7 +218,7 @@ def _frames(view: memoryview, limit: int) -> list[_Frame]:
 
 def _head(view: memoryview, start: int) -> _Head:
     if bytes(view[start : start + 4]) != ZSTD_MAGIC:
-        raise Damaged(f"the data has no zstd frame at this position position={start}")
+        raise Damaged(f"expected a zstd frame position={start}")
     descriptor = _number(view, start + 4, 1)
     if descriptor & 0x08:
         raise Damaged("a reserved bit of a zstd frame is set")

@@ -337,7 +337,7 @@ def rows_by_partition(partitions: Lendable, partition_count: int) -> tuple[array
     for i in range(count):
         number = load_u32(numbers.p, 4 * i)
         if number >= modulus:
-            raise ValueError(f"partition does not exist in the topic record={i} partition={number}")
+            raise ValueError(f"partition is out of range record={i} partition={number}")
         at = 4 * (number + 2)
         store_u32(start.p, at, load_u32(start.p, at) + 1)
     for i in range(modulus):

@@ -153,7 +153,7 @@ def check_blob_name(name: str) -> None:
     parts = name.split("/", 1)
     named = all(part and part[0] in _FIRST and consists_of(part, _NAME) for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:
-        raise Invalid(ErrorCode.INVALID_NAME, f"invalid blob name name={name[:BLOB_NAME_BYTES_MAX]!r}")
+        raise Invalid(ErrorCode.INVALID_NAME, f"blob name is not allowed name={name[:BLOB_NAME_BYTES_MAX]!r}")
 
 
 def blob_newer(name: str, version: int) -> Corrupt:

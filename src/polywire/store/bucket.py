@@ -122,7 +122,7 @@ class Bucket:
         if found["size"] != size or found["e_tag"] != tag:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
-                "the store confirmed a put but the object is missing: check for a proxy in front of the endpoint"
+                "the store confirmed a put but the object is missing (check for a proxy in front of the endpoint)"
                 f" name={name!r} e_tag={tag!r}",
             )
 

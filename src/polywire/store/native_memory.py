@@ -1,4 +1,4 @@
-"""Copy memory and find its address through the C library, for what Python does not expose.
+"""Copy memory, find its address, and call functions of the C library that Python does not expose.
 
 * A function that the system lacks is None, and callers do without it.
 * Long copies release the GIL; short ones do not, because releasing it takes longer.

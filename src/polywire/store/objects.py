@@ -3,7 +3,7 @@
 * Of concurrent creates of a name exactly one succeeds. The same holds for concurrent replaces of an object.
 * A read returns the last completed write.
 
-``cluster.probe`` tests whether a store satisfies these conditions.
+``cluster.bucket_probe`` tests whether a store satisfies these conditions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_object_name(name: str) -> None:
     parts = name.split("/")
     named = all(part.strip(".") and consists_of(part, WORD + "_.-") for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:
-        raise Invalid(ErrorCode.INVALID_NAME, f"invalid object name name={name[:BLOB_NAME_BYTES_MAX]!r}")
+        raise Invalid(ErrorCode.INVALID_NAME, f"object name is not allowed name={name[:BLOB_NAME_BYTES_MAX]!r}")
 
 
 class Rooted:

@@ -346,6 +346,6 @@ def test_a_bucket_of_several_shards_is_refused(tmp_path: Path) -> None:
     objects = MemoryObjects()
     filled(tmp_path / "source", starts=1)
     make_identity(objects, lambda count: b"i" * count, 1, shards=2)
-    with pytest.raises(Invalid, match="a bucket with one shard"):
+    with pytest.raises(Invalid, match="a bucket with several shards"):
         run(tmp_path / "source", objects)
     assert objects.list("shards/") == []

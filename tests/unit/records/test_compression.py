@@ -29,7 +29,7 @@ def test_a_body_round_trips(kind: Compression) -> None:
     batch.stamp(packed, 0, 4, 2, 60, 600, 10)
     batch.stamp(numbered, 0, 4, 2, 60, 600, 10)
     assert expand_body(packed) == numbered
-    with pytest.raises(Invalid, match="truncated, compressed"):
+    with pytest.raises(Invalid, match="wrong header, compressed"):
         batch.validate(packed)
 
 
