@@ -242,7 +242,7 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> None:
-        """Change a user's name, or activate or deactivate the user; either ends the user's logins.
+        """Rename, activate or deactivate a user. Renaming and deactivating end the user's logins.
 
         Raises as ``create_user``, and Denied(DENIED) for a configured user.
         """
@@ -270,8 +270,9 @@ class Access(Authentication):
     def change_password(
         self, user: User, old: str, new: str, *, by: Principal | None = None, done: Completion[User]
     ) -> None:
-        """Replace a password, which ends the user's logins and tokens; ``done`` gets Denied(LOGIN_FAILED) if the old
-        one is wrong.
+        """Replace a password.
+
+        This ends the user's logins and tokens; ``done`` gets Denied(LOGIN_FAILED) if the old password is wrong.
 
         Raises Denied(DENIED) for a configured user, Invalid(INVALID_REQUEST), Busy(BUSY).
         """
@@ -295,7 +296,7 @@ class Access(Authentication):
         self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
 
     def reset_password(self, user: User, new: str, *, by: Principal | None = None, done: Completion[User]) -> None:
-        """Replace another user's password without the old one, which ends its logins and tokens.
+        """Replace another user's password without the old one. This ends the user's logins and tokens.
 
         Raises as ``change_password``, and Denied(DENIED) for the caller's own password: a hijacked connection must not
         take over the account.

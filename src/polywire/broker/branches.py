@@ -307,7 +307,7 @@ class Branches:
             is_same = known.producer.id == joined.producer.id
             is_late = is_late or (is_same and known.epoch > joined.epoch) or self._transactions.is_ending(known)
         elif known is not None and known.is_open:
-            raise Busy(ErrorCode.BUSY, f"the transaction is in progress with another coordinator id={joined.id!r}")
+            raise Busy(ErrorCode.BUSY, f"another coordinator has yet to end the transaction id={joined.id!r}")
         if is_late:
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={joined.id!r}")
 

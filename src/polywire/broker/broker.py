@@ -203,8 +203,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
     ) -> Broker:
         """Return a broker over the log that ``open_log`` recovers.
 
-        ``open_log`` replays changes into the state that it is passed. If ``state`` is given, they were replayed into
-        it.
+        ``open_log`` replays changes into the state that it is passed: ``state`` if it is given, else a new one.
         """
         replayed = State(settings) if state is None else state
         return cls(open_log(replayed), replayed, settings, loop, clock)

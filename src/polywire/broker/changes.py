@@ -100,10 +100,10 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """Next offsets in a topic were stored, by partition number. Fields that it shares with PositionStored mean the
-    same; snapshots and older brokers use PositionStored.
+    """Next offsets in a topic were stored, by partition number.
 
-    notes: epoch and metadata, of those partitions that have one of them.
+    Fields that it shares with PositionStored mean the same; snapshots and older brokers use PositionStored. notes:
+    epoch and metadata by partition number, only where one of them is set.
     """
 
     id: bytes
@@ -503,7 +503,7 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         scope: if the transaction has ``offsets`` and no producer: topic, group, member and generation of its first
             offsets; ``held`` has all others.
-        batches: older brokers wrote 0, which means the number of records.
+        batches: older brokers wrote 0; it then counts as the number of records.
         began_at_us: older brokers wrote -1.
         home: like ``shards``, see ``Transaction``.
     """

@@ -1,4 +1,4 @@
-"""Hash and verify passwords with Argon2id in a thread, and the order in which logins are verified.
+"""Hash and verify passwords with Argon2id in a thread, and decide the order in which logins are verified.
 
 * The event loop never waits for a hash. Each hash takes 19 MiB of memory while it is computed.
 * Logins are verified round-robin by client address, with delays after failures. An address with many logins delays each

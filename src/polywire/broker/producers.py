@@ -4,15 +4,15 @@ These rules apply to a batch with a producer id, a producer epoch of 0 or more a
 ``first`` and ``last`` are the epoch and the range of sequences that the partition has stored of this producer:
 
     epoch < known          Conflict(PRODUCER_FENCED)
-    another user's         Denied(DENIED)
+    another user's id      Denied(DENIED)
     epoch > known          accepted if it starts at 0 or 1 (protocols differ), else Invalid(SEQUENCE_GAP)
     unknown producer       accepted with any sequence, because earlier batches may have been forgotten
     starts at last + 1     accepted
     in [first, last]       a duplicate: answered with the original offset, or -1 if that is no longer known
     anything else          Invalid(SEQUENCE_GAP); nothing is known about sequences before ``first``
 
-Kafka's sequences wrap after 2^31 - 1, and a new epoch starts at 0. Protocols like it call ``unwrapped`` first, so
-stored sequences always increase.
+Kafka's sequences wrap after 2^31 - 1, and a new epoch starts at 0. Protocols with such sequences call ``unwrapped`` first,
+so stored sequences always increase.
 
 * The sequences of producers are computed from batches alone: recovery restores them from a snapshot and replayed batch
   headers.

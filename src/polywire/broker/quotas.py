@@ -143,7 +143,7 @@ class Quotas:
 
     def _check(self, what: str, owner: int, own: int, total: int, limit: int, share: int, reserved: int) -> None:
         if owner != UNOWNED and own > share:
-            raise Busy(ErrorCode.BUSY, f"too many {what} for one user or address limit={share}")
+            raise Busy(ErrorCode.BUSY, f"one user or address has too many {what} limit={share}")
         if total > limit and (owner <= UNOWNED or own > reserved):
             raise Busy(ErrorCode.BUSY, f"too many {what} limit={limit}")
 

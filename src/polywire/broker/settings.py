@@ -236,10 +236,10 @@ class BrokerSettings:
     stage_expiry_us: when staged batches that were not published are discarded; a Spark batch that takes longer is repeated.
     staged_bytes_max: staged bytes that are not published yet.
     producers_max: pairs of partition and idempotent producer, about 500 bytes each. Above it, the one idle for longest is forgotten.
-    producer_expiry_us: when an idle producer is forgotten, which is longer than any client retries.
+    producer_expiry_us: time after which an idle producer is forgotten; longer than any client retries.
     producer_window: latest batches per producer whose offsets are remembered, as many as clients keep in flight.
     writers_max: writers with a remembered number. A forgotten writer could publish twice, so new writers are rejected when all are in use.
-    writer_expiry_us: when an unused writer is forgotten, which is longer than a Spark query is likely to be stopped.
+    writer_expiry_us: time after which an unused writer is forgotten; a Spark query is seldom stopped for so long.
     writer_step_max: how far a writer's number may be above its last one. A jump to the end of the range would leave the writer no numbers.
     bulk_share: share of topics, partitions, aggregates, events, snapshot bytes and staged bytes that one user or address may use.
     owner_share: share of every other limit on state that one user, or one address without a user, may use.

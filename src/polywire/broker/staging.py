@@ -246,7 +246,8 @@ class StagedPublish:
     ) -> Iterator[None]:
         """Publish in slices. Checks, layout and cleanup are spread over slices; publishing itself is one step.
 
-        Run only one at a time, because tokens must not be published by two.
+        Run only one at a time. A publish reserves its tokens, so a retry that runs meanwhile would get STAGE_MISSING
+        instead of waiting for the result.
         """
         self._check(writer, number, tokens)
         self._check_writer(writer, number, by)

@@ -362,7 +362,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         """Delete topics one after the other: at once if they are few, else in slices.
 
         ``ended`` is called with each topic as soon as it is deleted, ``then`` after the last, ``done`` when all
-        deletions have reached ``level``. Topics that others have deleted are skipped. For few topics, this raises as
+        deletions have reached ``level``. Topics that were deleted meanwhile are skipped. For few topics, this raises as
         ``delete_topic`` and passes on exceptions of ``then``; otherwise ``done`` gets the error. Topics deleted before
         an error stay deleted.
         """
@@ -468,7 +468,7 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
         """Remove all records of a topic; its offsets continue. Return whether the records can no longer be read.
 
-        If not, they are removed by the time ``done`` is called; if that is with an error, some may remain. Raises
+        If they can, they are removed by the time ``done`` is called; after an error, some may remain. Raises
         Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
@@ -530,8 +530,8 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         """Remove all records of several topics, one topic after the other: at once if they are few, else in slices.
 
         A topic loses the records that it has when its purge begins; topics deleted by then are skipped. ``done`` is
-        called when all removals have reached ``level``, or with an error; some topics are purged then. For few topics,
-        an error is raised instead.
+        called when all removals have reached ``level``, or with an error; some topics may be purged then. For few
+        topics, an error is raised instead.
         """
         if are_many(topics):
             self._log.write()  # assigns offsets to earlier batches, so that they are removed, too

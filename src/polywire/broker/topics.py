@@ -221,11 +221,14 @@ class Catalog:
             meant = TopicName.parse(name.full)
             raise Invalid(
                 ErrorCode.INVALID_TOPIC,
-                "topic name is ambiguous: the first dot of a full name ends the stream"
+                "topic name is ambiguous: in a full name, the stream ends at the first dot"
                 f" name={name.full!r} stream={name.stream!r} meant={meant.stream!r}",
             )
         if is_internal(name) and not internal:
-            raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name.full!r}")
+            raise Invalid(
+                ErrorCode.INVALID_TOPIC,
+                f"topic names that begin with __ are reserved (use another one) name={name.full!r}",
+            )
         if name.full in self._by_name:
             raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={name.full!r}")
         if len(self._by_name) >= self._settings.topics_max:
@@ -243,12 +246,12 @@ class Catalog:
         if added < 0:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"partitions cannot be removed from a topic name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+                f"partition count must not decrease name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
             )
         if added and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"an event-sourced topic cannot get more partitions, because keys would change partition name={topic.name.full!r}",
+                f"an event-sourced topic cannot get more partitions, because keys would move name={topic.name.full!r}",
             )
         self._check_count(partition_count, added=added)
         return added
@@ -268,13 +271,13 @@ class Catalog:
         if not 0 <= partition_count <= len(topic.partitions):
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"the new number of partitions is not smaller name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+                f"partition count must decrease name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
             )
         ended = topic.partitions[partition_count:]
         if ended and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"an event-sourced topic cannot lose partitions, because keys would change partition name={topic.name.full!r}",
+                f"an event-sourced topic cannot lose partitions, because keys would move name={topic.name.full!r}",
             )
         return ended[::-1]
 

@@ -48,7 +48,7 @@ class Principal:
     """The authenticated user of a connection.
 
     Attributes:
-        login: how often the user's logins had been ended at the login; an older number makes the login invalid.
+        login: how often the user's logins had been ended when this one began; it is invalid if they were ended since.
         token: digest of the token that was used to log in.
         expires_at_us: expiry time of that token.
         peer: address of the connection, for the audit log.

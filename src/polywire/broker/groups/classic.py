@@ -110,7 +110,9 @@ class ClassicGroup:
     )
 
     def __init__(self, name: str, limits: Limits, generation: int = 0) -> None:
-        """generation: the last generation of an earlier group of this name, which may still have members."""
+        """generation: the last generation of an earlier group of this name, because that group's members may still send
+        requests.
+        """
         self.name: Final = name
         self.phase = Phase.EMPTY
         self.generation = generation
@@ -240,7 +242,7 @@ class ClassicGroup:
         if not fits:
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
-                f"the members of the group have no common protocol group={self.name!r}",
+                f"the members have no protocol in common group={self.name!r}",
             )
 
     def _admit(self, join: Join, *, given: bool = False, instead: Member | None = None) -> None:
@@ -465,7 +467,7 @@ class ClassicGroup:
         if protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol):
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
-                f"the group has another protocol group={self.name!r} got={protocol!r}",
+                f"the group has another protocol got={protocol!r} group={self.name!r}",
             )
         self._check_settled()
         member.heard_at = now

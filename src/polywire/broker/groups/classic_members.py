@@ -21,7 +21,8 @@ NEW_MEMBER_S: Final = 300.0  # longest time that a new member waits in a rebalan
 class Limits:
     """Limits of one group.
 
-    members_max: members, and ids assigned to new members. bytes_max: metadata and assignments of all members.
+    members_max: number of members, including ids assigned to new members. bytes_max: size of the metadata and
+    assignments of all members.
     """
 
     members_max: int

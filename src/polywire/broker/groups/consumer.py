@@ -120,7 +120,7 @@ class ConsumerGroup:
 
     def __init__(self, name: str, limits: Limits, session_s: float, epoch: int = 0) -> None:
         """session_s: a member without a heartbeat for this long is removed. epoch: the last epoch of an earlier group
-        of this name, which may still have members.
+        of this name, because that group's members may still send requests.
         """
         self.name: Final = name
         self.epoch = epoch

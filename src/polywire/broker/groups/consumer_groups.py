@@ -188,10 +188,9 @@ class ConsumerGroups:
         return BeatResponse(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
 
     def _join_topics(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
-        """Join a member's topics, in slices if they are many; return whether all are joined. Later heartbeats join the
-        others.
+        """Join a member's topics, in slices if they are many; return whether all are joined.
 
-        Raises as ``Coordinator.join``.
+        If not, later heartbeats join the rest. Raises as ``Coordinator.join``.
         """
         name = entry.group.name
         take = partial(

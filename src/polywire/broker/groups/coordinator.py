@@ -115,7 +115,9 @@ class Coordinator:
         self._changed: dict[tuple[str, str], int] = {}
 
     def on_meeting(self, callback: Callable[[str, str], None]) -> None:
-        """Set a callback that gets a group's name and topic before a member joins, which may meet a classic group."""
+        """Set a callback that gets the group's name and topic before a member joins, because a classic group of this
+        name may read the topic.
+        """
         self._meet = callback
 
     def join(

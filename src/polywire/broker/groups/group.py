@@ -68,7 +68,7 @@ def ordered(members: Iterable[str]) -> Sequence[bytes]:
 
 
 def ordered_by(member: str) -> bytes:
-    """Return the sort key of an id; it also exists for invalid text, which no member has as its id."""
+    """Return the sort key of an id. Invalid text has one, too, although no member has such an id."""
     return member.encode("utf-8", "surrogatepass")
 
 

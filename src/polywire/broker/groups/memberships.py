@@ -133,7 +133,7 @@ class TopicGroups:
             self._coordinator.holdings.forget(group, id_)
 
     def end_in(self, group: str, memberships: Memberships, topic: str) -> None:
-        """Remove a member from one topic and release its partitions topic_group.
+        """Remove a member from one topic and release its partitions there.
 
         If this raises Busy(DISK_FULL), it remains.
         """
@@ -185,7 +185,7 @@ class TopicGroups:
         return self._coordinator.holdings.held(group, topic_id)
 
     def clear(self, group: str, memberships: Memberships, topic_id: bytes) -> None:
-        """Forget a topic in which the member has no membership, once it holds nothing topic_group."""
+        """Forget a topic in which the member has no membership, once it holds no partitions there."""
         held = self._coordinator.holdings.held(group, topic_id)
         if not held.of(memberships.id):
             held.leave(memberships.id)
@@ -223,9 +223,9 @@ class SharedGroup:
     ``generation``: the generation at the last call of ``follow``; ``_known``: the group's change count then.
     ``has_failed``: a change could not be stored, so members retain their assignments until a retry. ``_current``: the
     memberships of all members at the last check; ``_leaving``: the memberships of former members that still exist.
-    ``_unjoined``: topics of members that may lack a membership topic_group. ``_freed``: topics with released partitions.
+    ``_unjoined``: topics of members that may lack a membership there. ``_freed``: topics with released partitions.
     ``_assigning``: the remaining steps of the current assignment. ``_inputs``: the inputs from which this generation was
-    assigned. ``_lacks``: topics in which a member got less than its share, with the number of releases then.
+    assigned. ``_lacks``: topics in which a member got less than its share, with the number of releases at that time.
     ``_next_check``: the topic to check next. ``_alone``: how many topics in a row had no members of other protocols.
     """
 
