@@ -167,7 +167,7 @@ def test_the_error_names_the_field(spark: SparkSession, served: Served, topic: s
 
 def test_state_needs_versions(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     put(served, topic, [{"amount": 1}])
-    with pytest.raises(Invalid, match=r"use parse=events:.*, or set version to SQL of a field fields=amount"):
+    with pytest.raises(Invalid, match=r"use parse=events:.*, or set version to SQL of a field\) fields=amount"):
         state(spark, served.address, topic, f"{topic}-states", tmp_path, "json:amount long")
 
 

@@ -49,7 +49,7 @@ from polywire.types import PositionKind
 
 GROUP: Final = "redrive"  # the group whose committed offsets in a topic of dead letters show which letters were sent
 STAGING_PATH: Final = "/link/letters"
-TIMEOUT_US: Final = 120_000_000  # then the transaction is aborted; twice the time limit of staging
+TIMEOUT_US: Final = 120_000_000  # after this time the transaction is aborted; twice the time limit of staging
 _OWNER_BITS: Final = 2**64 - 1  # makes the number of an owner, which may be negative, unsigned
 # attempts to find a transactional id that this process coordinates; a few are normally enough
 ID_TRIES_MAX: Final = 1_000

@@ -53,8 +53,9 @@ def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """Lag of a group in a topic. seconds: the maximum over all partitions. Both are None if the group has not committed
-    anything.
+    """Lag of a group in a topic: the sum of records, and the maximum of seconds, over all partitions.
+
+    Both are None if the group has not committed anything.
     """
 
     group: str

@@ -62,7 +62,7 @@ def _refuse_unknown(key: str, by_lower: Mapping[str, str], topics: str) -> NoRet
 
 def refuse(name: str, why: str) -> NoReturn:
     """Raise Invalid(INVALID_REQUEST) for an option."""
-    raise Invalid(ErrorCode.INVALID_REQUEST, f"the option {name} {why} option={name!r}")
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"the option {name} {why}")
 
 
 def addresses(options: Mapping[str, str]) -> tuple[str, ...]:

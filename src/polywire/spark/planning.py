@@ -126,12 +126,15 @@ def _spec_offset(
     time_us = spec.of(key)
     name = f"{option}ByTimestamp"
     if time_us is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"the option {name} must name every partition missing={_spell(key)}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the option {name} must name every partition (times in ms) missing={_spell(key)}",
+        )
     offset = extent.time_offsets[time_us]
     if offset == extent.next_offset and early is Edge.EARLIEST and missing_time is MissingTime.ERROR:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"no record is at or after the starting time; startingOffsetsByTimestampStrategy=latest begins at the end "
+            f"no record is at or after the starting time (set startingOffsetsByTimestampStrategy=latest to begin at the end) "
             f"partition={_spell(key)} time_ms={time_us // 1000}",
         )
     return offset
@@ -305,8 +308,8 @@ def refuse_losses(found: Sequence[Loss]) -> None:
         first = found[0]
         raise Missing(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"records were lost before they were read: {first.reason} partition={_spell(first.key)} partitions_affected={len(found)}; "
-            "set failOnDataLoss=false to continue with the remaining records",
+            f"records were lost before they were read: {first.reason} (set failOnDataLoss=false to continue with the "
+            f"remaining records) partition={_spell(first.key)} partitions_affected={len(found)}",
         )
 
 

@@ -67,7 +67,7 @@ def check_schema(schema: StructType) -> None:
         if _type_name(field.dataType) != _type_name(expected):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"a column has another type; cast it after loading column={field.name!r} "
+                f"a column has another type (cast it after loading) column={field.name!r} "
                 f"given={_type_name(field.dataType)} expected={_type_name(expected)}",
             )
 

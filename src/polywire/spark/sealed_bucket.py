@@ -106,7 +106,7 @@ _lock: Final = Lock()
 def bucket_source(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
     """Return a broker's bucket; raise BrokerError.
 
-    It is opened once per process. If it cannot be opened permanently, the error is cached, too.
+    It is opened once per process. A permanent error is cached, too.
     """
     key = (os.getpid(), root.address, root.mark, tuple(sorted(options.items())))
     with _lock:

@@ -211,7 +211,7 @@ def publish(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
     if len(tokens) > TOKENS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"too many tokens for one atomic write: write less at once, or with fewer tasks tokens={len(tokens)} limit={TOKENS_MAX}",
+            f"too many tokens for one atomic write (write less at once, or with fewer tasks) tokens={len(tokens)} limit={TOKENS_MAX}",
         )
     snapshot.connect(options).publish(written[0].writer, number, tokens)
 

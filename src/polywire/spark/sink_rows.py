@@ -69,7 +69,7 @@ class Topics:
             if not self._create:
                 raise Missing(
                     error.code,
-                    f"the topic to write to does not exist; create it, or set createTopics=true topic={name!r}",
+                    f"the topic to write to does not exist (create it, or set createTopics=true) topic={name!r}",
                 ) from None
         try:
             return self._connection.create_topic(name)
@@ -121,7 +121,7 @@ class RowRouter:
         if names.null_count:
             raise Invalid(
                 ErrorCode.INVALID_TOPIC,
-                f"the column topic is null in some rows; fill it, or name one topic for all with the option topic rows={names.null_count}",
+                f"the column topic is null in some rows (fill it, or set the option topic for all rows) rows={names.null_count}",
             )
         found = names.dictionary.to_pylist()
         if len(found) > TOPICS_MAX:
@@ -186,7 +186,7 @@ def _check_numbers(topic: TopicDetail, chosen: pa.Array[Any], count: int) -> Non
         wrong = ends["min"] if ends["min"] < 0 else ends["max"]
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the column partition has a partition that the topic does not have topic={topic.name} partition={wrong} partitions={count}",
+            f"the column partition names a partition that does not exist topic={topic.name} partition={wrong} partitions={count}",
         )
 
 

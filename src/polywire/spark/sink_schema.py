@@ -26,19 +26,19 @@ def check_rows(schema: StructType, topic: str | None) -> None:
     if "value" not in names:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "there is no column value; create it, for example with to_json(struct(*)) as value "
+            "there is no column value (create it, for example with to_json(struct(*)) as value) "
             f"columns={','.join(names) or 'none'}",
         )
     if topic is None and "topic" not in names:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the target topic is missing; set the option topic, or add a column topic columns={','.join(names)}",
+            f"the target topic is missing (set the option topic, or add a column topic) columns={','.join(names)}",
         )
     if "headers" in names and "typedHeaders" in names:
         raise Invalid(ErrorCode.INVALID_REQUEST, "rows have headers and typedHeaders; drop one of the two columns")
     for field in schema.fields:
         if names.count(field.name) > 1:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"duplicate column name column={field.name!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"several columns have the same name column={field.name!r}")
         _check_column(field.name, field.dataType)
 
 
@@ -49,12 +49,12 @@ def _check_column(name: str, kind: DataType) -> None:
     if accepted is None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "rows have a column that records do not have; drop it, or include it in the value with to_json(struct(...)) "
+            "rows have a column that records do not have (drop it, or include it in the value with to_json(struct(...))) "
             f"column={name!r} columns={','.join(ACCEPTED)}",
         )
     if kind.simpleString() not in accepted:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"a column has a type that cannot be written; cast it column={name!r} given={kind.simpleString()} "
+            f"a column has a type that cannot be written (cast it) column={name!r} given={kind.simpleString()} "
             f"accepted={' or '.join(accepted)}",
         )

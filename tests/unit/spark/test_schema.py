@@ -45,7 +45,7 @@ def test_a_schema_selects_columns_in_any_order() -> None:
         (StructType([StructField("zzz", LongType())]), "no such column column='zzz'"),
         (
             StructType([StructField("value", StringType())]),
-            "cast it after loading column='value' given=string expected=binary",
+            r"cast it after loading\) column='value' given=string expected=binary",
         ),
     ],
 )

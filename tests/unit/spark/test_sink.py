@@ -107,7 +107,7 @@ def test_a_batch_write_has_an_id_from_its_transaction_and_topic() -> None:
         ("value bigint", "t", "cast it"),
         ("value string, partition bigint", "t", "cast it"),
         ("value string, headers map", "t", "cast it"),
-        ("value string, value string", "t", "duplicate column name"),
+        ("value string, value string", "t", "several columns have the same name"),
         ("value string, headers headers, typedHeaders typed", "t", "drop one of the two"),
         ("value string, typedHeaders headers", "t", "cast it"),
     ],

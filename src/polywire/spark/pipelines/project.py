@@ -110,7 +110,8 @@ def make(directory: Path, *, topic: str, address: str) -> list[str]:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"directory exists and is not empty path={directory}")
     if not _NAME.fullmatch(folder.name) or '"' in topic + address:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"name cannot be used for a project name={folder.name!r} topic={topic!r}"
+            ErrorCode.INVALID_REQUEST,
+            f"the files of a project cannot contain one of these names name={folder.name!r} topic={topic!r}",
         )
     facts = {
         "name": folder.name, "topic": topic, "address": address, "folder": str(folder), "storage": (folder / "storage").as_uri(),

@@ -88,11 +88,11 @@ def _span(table: DataFrame, time_column: str, slice_seconds: float) -> Span:
     instant = f.unix_micros(f.col(time_column).cast("timestamp"))
     found = table.agg(f.min(instant).alias("first"), f.max(instant).alias("last")).first()
     if found is None or found["first"] is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"no row of the table has a time column={time_column}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the time is null in every row of the table column={time_column}")
     span = Span(found["first"], found["last"] + 1, max(1, round(slice_seconds * SECOND_US)))
     if len(span) > SLICES_MAX:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"too many slices: use longer ones slices={len(span)} limit={SLICES_MAX}"
+            ErrorCode.INVALID_REQUEST, f"too many slices (use longer ones) slices={len(span)} limit={SLICES_MAX}"
         )
     return span
 

@@ -85,8 +85,8 @@ def state(
         fields = ",".join(name for name in events.columns if not name.startswith("_"))
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "state needs the version of each event: use parse=events:…, which reads it from headers, or set version to "
-            f"SQL of a field fields={fields}",
+            "state needs the version of each event (use parse=events:…, which reads it from headers, or set version to "
+            f"SQL of a field) fields={fields}",
         )
     processor = FoldProcessor(
         imported(fold) if isinstance(fold, str) else fold or merge, output, dead or f"{output}.dead", every

@@ -75,7 +75,7 @@ def _refuse_other_types(rows: DataFrame, table: Table) -> None:
             if field.name in new and new[field.name].simpleString() != field.dataType.simpleString():
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    f"a column has another type in the table: use its type, another name, or another path column={field.name!r} "
+                    f"a column has another type in the table (use its type, another name, or another path) column={field.name!r} "
                     f"old={field.dataType.simpleString()} new={new[field.name].simpleString()} path={table.path}",
                 )
 
