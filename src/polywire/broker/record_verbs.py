@@ -84,7 +84,7 @@ class Admission:
         length, flags, _, body_bytes = admission_fields(batch)
         if length != size:
             raise Invalid(
-                ErrorCode.INVALID_BATCH, f"batch does not have the length in its header bytes={size} length={length}"
+                ErrorCode.INVALID_BATCH, f"length in the header of the batch is wrong bytes={size} length={length}"
             )
         if size > self._settings.batch_bytes_max:
             raise Invalid(

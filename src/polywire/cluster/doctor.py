@@ -70,7 +70,7 @@ class BucketDoctor:
             return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
         if identity.importing:
             message = (
-                f"an import is incomplete: run polywire cluster import again to complete it source={identity.source}"
+                f"an import is incomplete (run polywire cluster import again to complete it) source={identity.source}"
             )
             return Finding(Severity.BROKEN, NAME, message)
         self.shards = [ShardDoctor(self._objects, self._blobs, shard) for shard in range(identity.shards)]

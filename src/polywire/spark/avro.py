@@ -100,7 +100,7 @@ def _read_datum(schema: str, value: bytes) -> dict[str, Any]:
     start = 0
     if value[:2] == SINGLE_OBJECT:
         if value[2:10] != fingerprint:
-            return {"error": f"written with another Avro schema fingerprint={value[2:10].hex()}"}
+            return {"error": f"another Avro schema was used to write it fingerprint={value[2:10].hex()}"}
         start = 10
     stream = io.BytesIO(value)
     row, reason = _attempt(fastavro, stream, start, parsed)

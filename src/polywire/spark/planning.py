@@ -308,8 +308,8 @@ def refuse_losses(found: Sequence[Loss]) -> None:
         first = found[0]
         raise Missing(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"records were lost before they were read: {first.reason} (set failOnDataLoss=false to continue with the "
-            f"remaining records) partition={_spell(first.key)} partitions_affected={len(found)}",
+            f"records were lost before they were read (set failOnDataLoss=false to continue with the remaining "
+            f"ones): {first.reason} partition={_spell(first.key)} partitions_affected={len(found)}",
         )
 
 

@@ -68,7 +68,7 @@ def find_identity(objects: Objects) -> Identity | None:
     if found.version != VERSION or not 1 <= found.shards <= SHARDS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the log in this bucket needs another version of Polywire version={found.version} shards={found.shards}",
+            f"this release of Polywire cannot read the log in the bucket version={found.version} shards={found.shards}",
         )
     return found
 
@@ -107,7 +107,7 @@ def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:
     if len(found) != ID_BYTES:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the key in the bucket is malformed: delete it while no broker runs object={KEY_NAME!r} bytes={len(found)}",
+            f"the key in the bucket is malformed (delete it while no broker runs) object={KEY_NAME!r} bytes={len(found)}",
         )
     return found
 
