@@ -11,8 +11,8 @@ These rules apply to a batch with a producer id, a producer epoch of 0 or more a
     in [first, last]       a duplicate: answered with the original offset, or -1 if that is no longer known
     anything else          Invalid(SEQUENCE_GAP); nothing is known about sequences before ``first``
 
-Kafka's sequences wrap after 2^31 - 1, and a new epoch starts at 0. Protocols with such sequences call ``unwrapped`` first,
-so stored sequences always increase.
+Kafka's sequences wrap after 2^31 - 1. Its protocol calls ``unwrapped`` first, so that stored sequences only increase
+within an epoch. A new epoch starts at 0 again.
 
 * The sequences of producers are computed from batches alone: recovery restores them from a snapshot and replayed batch
   headers.

@@ -145,7 +145,7 @@ class Player:
         return max(partition.first_offset, self._gone.get(partition.incarnation, 0))
 
     def _check_ends(self, ends: Mapping[int, int]) -> None:
-        """Check that each partition begins at its first offset and ends where the snapshot says; raise Corrupt."""
+        """Raise Corrupt unless the segments of each partition begin at its first offset and end at the offset in the snapshot."""
         for incarnation, partition in self._state.partitions.items():
             kept = self._first_kept(partition)
             if kept >= partition.next_offset:
@@ -153,7 +153,8 @@ class Player:
             end = ends[incarnation] if ends[incarnation] >= 0 else kept
             if end != partition.next_offset:
                 raise Corrupt(
-                    ErrorCode.CORRUPT, f"segments end before the journal begins partition={incarnation} offset={end}"
+                    ErrorCode.CORRUPT,
+                    f"records are missing between the segments and the journal partition={incarnation} segments_end={end}",
                 )
             if partition.runs.entry(0)[0] > kept:
                 raise Corrupt(

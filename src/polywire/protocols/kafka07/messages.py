@@ -142,7 +142,7 @@ class _Reader:
         self.stop: Final = stop
 
     def skip(self, size: int) -> int:
-        """Return the position of the next ``size`` bytes."""
+        """Move past the next ``size`` bytes and return the position where they begin."""
         at = self.at
         if size < 0 or size > self.stop - at:
             raise PeerError(f"request ends inside a field wanted={size} left={self.stop - at}", fatal=True)
