@@ -68,7 +68,7 @@ def test_only_users_can_log_in(tmp_path: Path) -> None:
     assert "wonderland" not in users.read_text()
     assert os.stat(users).st_mode & 0o077 == 0
     listed = user_command("list", "--users", str(users), "--output", "csv").stdout.splitlines()
-    assert listed == ["user,everything,scram", "alice,True,False", "reader,False,False"]
+    assert listed == ["user,everything,scram,permissions", "alice,True,False,all", "reader,False,False,read_streams"]
     broker = BrokerProcess(tmp_path / "data", "--users", str(users))
     with broker:
         with Peer(broker) as unauthenticated:

@@ -258,7 +258,11 @@ class _AdminApi:
         try:
             return Sample(time.monotonic(), {path: self._get(connection, path) for path in PATHS})
         except OSError as error:
-            raise cannot_connect(error, self._host, self._port) from None
+            failure = cannot_connect(error, self._host, self._port)
+            if not self._secure:
+                raise failure from None
+            at = f"http://{spell_address(self._host, self._port)}"
+            raise Failed(f"{failure.message} (if the HTTP listener has no TLS, use --http {at})") from None
         except (HTTPException, ValueError) as error:
             raise Failed(
                 f"the server is not the HTTP listener of a broker address={self._host}:{self._port}"

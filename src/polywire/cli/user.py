@@ -13,7 +13,8 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.broker.permissions import EVERYTHING
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.permissions import EVERYTHING, grant_words
 from polywire.cli.options import examples
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.server.users import add_user, read_users, remove_user
@@ -44,7 +45,7 @@ Name = Annotated[str, Parameter(help="Name of the user.")]
 def add(
     name: Name,
     *,
-    permissions: str = "",
+    permissions: str | None = None,
     replace: Annotated[bool, Parameter(negative="")] = False,
     scram: Annotated[bool, Parameter(negative="")] = False,
     users: File = FILE_DEFAULT,
@@ -56,16 +57,17 @@ def add(
     permissions
         Comma-separated permissions: admin, manage_servers, read_servers, manage_users, read_users, manage_streams, read_streams,
         manage_topics, read_topics, consume, produce, group, transaction. PERMISSION@stream and PERMISSION@stream/topic limit one to a
-        stream or a topic. Defaults to all permissions.
+        stream or a topic. Defaults to all permissions for a new user, and to the present ones with --replace.
     replace
-        Replace the password and permissions of an existing user.
+        Change the password of an existing user, and its permissions if --permissions is given.
     scram
         Also allow logins with SCRAM (Kafka clients). The file then holds SCRAM verifiers, which are weaker against guessing than the
         password hash.
     """
     password = getpass(f"Password of {name}: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
-    add_user(users, name, password, permissions, replace=replace, scram=scram)
-    note(f"added user={name} users={users}")
+    user = add_user(users, name, password, permissions, replace=replace, scram=scram)
+    note(f"{'replaced' if replace else 'added'} user={name} permissions={_permissions(user)} users={users}")
+    note("a running broker reads the file when it receives SIGHUP (kill -HUP PID)")
 
 
 @app.command(name="list", help_epilogue=examples("polywire user list", "polywire user list --output json"))
@@ -74,12 +76,22 @@ def list_users(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
     users: File = FILE_DEFAULT,
 ) -> None:
-    """List users, whether they have all permissions, and whether they can log in with SCRAM."""
+    """List users with their permissions, and whether they can log in with SCRAM."""
     rows = [
-        {"user": user.name, "everything": user.grants == EVERYTHING, "scram": bool(user.verifiers)}
+        {
+            "user": user.name,
+            "everything": user.grants == EVERYTHING,
+            "scram": bool(user.verifiers),
+            "permissions": _permissions(user),
+        }
         for user in read_users(users)
     ]
-    print_list(rows, columns=("user", "everything", "scram"), form=output)
+    print_list(rows, columns=("user", "everything", "scram", "permissions"), form=output)
+
+
+def _permissions(user: ConfiguredUser) -> str:
+    """Return the permissions as words separated by commas, or ``all``."""
+    return "all" if user.grants == EVERYTHING else ",".join(grant_words(user.grants))
 
 
 @app.command(help_epilogue=examples("polywire user remove alice"))

@@ -64,11 +64,26 @@ def load_users(path: Path) -> list[ConfiguredUser]:
 
 
 def add_user(
-    path: Path, name: str, password: str, permissions: str, *, replace: bool = False, scram: bool = False
-) -> None:
-    """Add a user to a file, which is created if it is missing. With ``scram``, the user can also log in with SCRAM.
+    path: Path,
+    name: str,
+    password: str,
+    permissions: str | None = None,
+    *,
+    replace: bool = False,
+    scram: bool = False,
+) -> ConfiguredUser:
+    """Add a user to a file, which is created if it is missing; return the user as it is in the file.
 
-    Raises Conflict(USER_EXISTS) unless ``replace`` is set, Invalid(INVALID_NAME, INVALID_REQUEST), and OSError.
+    Args:
+        permissions: words separated by commas; empty for all. None: all for a new user, the present ones for a user
+            that is replaced.
+        replace: the user may exist; it gets the new password.
+        scram: the user can also log in with SCRAM. A replaced user that could still can.
+
+    Raises:
+        Conflict: USER_EXISTS: the user exists, and ``replace`` is not set.
+        Invalid: INVALID_NAME, INVALID_REQUEST.
+        OSError: the file cannot be read or written.
     """
     if _NAME.fullmatch(name) is None:
         raise Invalid(
@@ -77,15 +92,22 @@ def add_user(
         )
     if not 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"password must have 1 to {PASSWORD_BYTES_MAX} bytes")
-    parse_grants(_words(permissions))
+    parse_grants(_words(permissions or ""))
     lines = _lines(path) if path.exists() else ["# name:hash:permissions, see polywire user --help"]
-    if any(_name_of(line) == name for line in lines):
+    for number, line in enumerate(lines, 1):
+        if _name_of(line) != name:
+            continue
         if not replace:
             raise Conflict(ErrorCode.USER_EXISTS, f"user exists name={name!r}")
-        lines = [line for line in lines if _name_of(line) != name]
+        scram = scram or bool(_parse(path, number, line).verifiers)
+        if permissions is None:
+            permissions = line.split(":", 2)[2]
+    lines = [line for line in lines if _name_of(line) != name]
     verifiers = [make_verifier(password, mechanism) for mechanism in Mechanism] if scram else []
     secrets = " ".join([hash_password(password), *map(str, verifiers)])
-    _write(path, [*lines, f"{name}:{secrets}:{permissions}"])
+    entry = f"{name}:{secrets}:{permissions or ''}"
+    _write(path, [*lines, entry])
+    return _parse(path, len(lines) + 1, entry)
 
 
 def remove_user(path: Path, name: str) -> None:

@@ -119,6 +119,11 @@ def test_the_command_connects_to_the_host_of_the_client_address(
     assert "address=127.0.0.2:1" in capsys.readouterr().err
 
 
+def test_an_https_address_without_tls_suggests_http(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "--once", "--http", "https://127.0.0.1:1"]) == EXIT_FAILED
+    assert "(if the HTTP listener has no TLS, use --http http://127.0.0.1:1)" in capsys.readouterr().err
+
+
 def test_a_group_without_committed_offsets_has_no_lag() -> None:
     before, now = (sample(at, received=0, topics={}, lags={"a": None, "b": 3}) for at in (10.0, 12.0))
     assert [(row["group"], row["lag_records"]) for row in view(before, now)["groups"]] == [("b", 3), ("a", None)]

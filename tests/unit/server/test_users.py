@@ -40,6 +40,19 @@ def test_a_users_file_is_created_changed_and_read(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.USER_MISSING
 
 
+def test_a_new_password_leaves_the_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    add_user(path, "alice", "secret", "consume@shop", scram=True)
+    add_user(path, "alice", "other", replace=True)
+    (alice,) = read_users(path)
+    assert alice.grants.streams == {"shop": Permission.CONSUME}
+    assert check_password(alice.password_hash, "other")
+    assert [verifier.mechanism for verifier in alice.verifiers] == list(Mechanism)
+    add_user(path, "alice", "other", "produce@shop", replace=True)
+    assert [user.grants.streams for user in read_users(path)] == [{"shop": Permission.PRODUCE}]
+    assert add_user(path, "bob", "secret").grants == EVERYTHING
+
+
 def test_a_user_with_scram_has_verifiers_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "users"
     add_user(path, "alice", "secret", "consume@shop", scram=True)
