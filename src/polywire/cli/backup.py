@@ -61,7 +61,7 @@ from polywire.store.system_files import SYSTEM_FILES
 
 FACTS: Final = "backup.json"
 UNFINISHED: Final = ".unfinished"
-# most attempts; one attempt takes a fraction of the time in which the broker fills a journal file
+# maximum number of attempts; one attempt takes a fraction of the time in which the broker fills a journal file
 COPIES_MAX: Final = 50
 _COPIED: Final = "copied"
 _PAUSE_SECONDS: Final = 0.02

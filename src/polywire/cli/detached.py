@@ -32,7 +32,7 @@ PRIVATE_MODE: Final = 0o600
 POLL_S: Final = 0.02
 QUIET_S: Final = 1.0  # seconds after which a start or stop reports that it is still waiting
 REPORTS_S: Final = 10.0  # seconds between two such reports
-PID_BYTES_MAX: Final = 9  # most digits in the .pid file; process ids are at most 2^22
+PID_BYTES_MAX: Final = 9  # maximum number of digits in the .pid file; process ids are at most 2^22
 STOP_S_MAX: Final = 60.0  # seconds to wait: enough for a broker to send pending responses and to sync its log
 
 app = App(

@@ -114,7 +114,7 @@ class ProduceResult:
 class PublishResult:
     """The result of a publish.
 
-    ``duplicate`` says whether this publish had already been made. Otherwise ``ranges`` has the records that became
+    ``duplicate`` says whether this publish had already been made. If not, ``ranges`` has the records that became
     visible, as (topic, partition, first offset, next offset).
     """
 

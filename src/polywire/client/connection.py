@@ -18,7 +18,7 @@ from polywire.types import spell_address
 
 LENGTH_BYTES: Final = 4  # length prefix of a frame
 TLS_ALERT: Final = b"\x15\x03"
-FIRST_REPLY_S: Final = 10.0  # after the first request; the same limit as for connecting
+FIRST_REPLY_S: Final = 10.0  # seconds from the first request to its reply; the same limit as for connecting
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

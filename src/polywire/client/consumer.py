@@ -28,7 +28,7 @@ from polywire.client.record import Record, decode_batches, from_stored
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 
 WAIT_MS: Final = 1000  # duration of a long poll
-POLL_INTERVAL_S: Final = 0.05  # between fetches over protocols without long polls
+POLL_INTERVAL_S: Final = 0.05  # seconds between fetches over protocols without long polls
 HEARTBEAT_S: Final = 3.0  # the broker removes members after 10 seconds of silence
 COMMIT_INTERVAL_S: Final = 1.0
 BUFFER_BYTES: Final = 32 << 20

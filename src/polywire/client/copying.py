@@ -116,7 +116,7 @@ def _time_us(record: Record, target: Carried, lost: Counter[str]) -> int | None:
 
 
 VERSION: Final = 1
-RUNS_MAX: Final = 10_000  # per partition; a topic without gaps has one run
+RUNS_MAX: Final = 10_000  # runs that are stored per partition; a topic without gaps has one run
 
 
 @dataclass(slots=True)

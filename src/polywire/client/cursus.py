@@ -90,8 +90,8 @@ class Groups:
 OPEN_TIMEOUT_S: Final = 10.0
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # limit for the values of one batch; a larger record is sent alone
 BATCH_RECORDS_MAX: Final = 10_000
-FETCH_RECORDS: Final = 1_000  # per request; the protocol limits records, not bytes
-WAIT_MS_MAX: Final = 25_000  # per request; a longer wait takes several requests
+FETCH_RECORDS: Final = 1_000  # records per request; the protocol limits records, not bytes
+WAIT_MS_MAX: Final = 25_000  # milliseconds per request; a longer wait takes several requests
 MEMBER: Final = "polywire"  # a fetch must name a member, which the broker does not check
 
 ABILITIES: Final = frozenset(

@@ -36,8 +36,8 @@ from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 WIRE: Final = "FLUX"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # older brokers have no limit for a response
-FETCH_BYTES: Final = 1024 * 1024  # per request
-# per response; in practice bytes limit a response, so all decoded records are returned
+FETCH_BYTES: Final = 1024 * 1024  # bytes per request
+# records per response; in practice bytes limit a response, so all decoded records are returned
 FETCH_RECORDS: Final = 1_000_000
 PIPELINE_RECORDS: Final = 1_000  # records of one ``produce`` in flight
 SETTLE_MAX: Final = 16  # ambiguous record boundaries that one ``fetch`` resolves; the next call continues

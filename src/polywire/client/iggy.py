@@ -31,9 +31,9 @@ from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Le
 
 WIRE: Final = "documented Iggy"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # per reply
-SEND_RECORDS: Final = 1_000  # per request
-FETCH_RECORDS: Final = 1_000  # per request; the protocol limits records, not bytes
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # bytes per reply
+SEND_RECORDS: Final = 1_000  # records per request
+FETCH_RECORDS: Final = 1_000  # records per request; the protocol limits records, not bytes
 SEND_BYTES: Final = 4 * 1024 * 1024  # payload bytes per request, well below the protocol's limit of 10 MiB
 # records per read when searching for a sent record among records that other clients wrote in the meantime
 LOOK_BACK_RECORDS: Final = 1_000

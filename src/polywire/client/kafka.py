@@ -58,8 +58,8 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
 WIRE: Final = "Kafka"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
-FETCH_BYTES: Final = 1024 * 1024  # per request; a batch that is longer is returned as a whole
-# per response; in practice bytes limit a response, so all decoded records are returned
+FETCH_BYTES: Final = 1024 * 1024  # bytes per request; a longer batch is returned as a whole
+# records per response; in practice bytes limit a response, so all decoded records are returned
 FETCH_RECORDS: Final = 1_000_000
 # limit for the records of one batch, because brokers accept 1 MiB; a larger record is sent alone
 BATCH_BYTES: Final = 900_000
@@ -371,7 +371,7 @@ class KafkaClient(Scope):
     ) -> None:
         """Commit a group's offset; see ``WireClient``.
 
-        Without ``member``, brokers reject it while the group has members.
+        Without ``member``, brokers reject the commit while the group has members.
         """
         await self._groups.commit(group, topic, partition, offset, member, generation)
 

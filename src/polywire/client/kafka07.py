@@ -49,12 +49,12 @@ WIRE: Final = "Kafka 0.7"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024
-# per response; in practice bytes limit a response, so all decoded records are returned
+# records per response; in practice bytes limit a response, so all decoded records are returned
 FETCH_RECORDS: Final = 1_000_000
 FETCH_BYTES_MAX: Final = (
     64 * 1024 * 1024
 )  # limit when a message does not fit and is requested again with twice the size
-SET_BYTES_MAX: Final = 4 * 1024 * 1024  # per PRODUCE
+SET_BYTES_MAX: Final = 4 * 1024 * 1024  # bytes of messages per PRODUCE
 # maximum number of bytes to read when counting records up to an unknown offset
 SCAN_BYTES_MAX: Final = 256 * 1024 * 1024
 MARKS_MAX: Final = 1_000  # known pairs of offset and address that are cached per partition
@@ -277,11 +277,11 @@ class Kafka07Client(Scope):
         raise cannot(WIRE, "list topics")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Raise Invalid(INVALID_REQUEST): the protocol reports addresses and no offsets; use ``addresses``."""
+        """Raise Invalid(INVALID_REQUEST): the protocol reports addresses instead of offsets; use ``addresses``."""
         raise cannot(WIRE, "report offsets of bounds")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Raise Invalid(INVALID_REQUEST): the protocol finds addresses by time and no offsets; use ``addresses``."""
+        """Raise Invalid(INVALID_REQUEST): the protocol looks up addresses by time, not offsets; use ``addresses``."""
         raise cannot(WIRE, "look offsets up by time")
 
     async def produce(

@@ -106,7 +106,7 @@ class Groups:
         return Membership(place.generation, tuple(sorted(place.owned)))
 
     async def leave(self, group: str, topic: str, name: str) -> None:
-        """Leave the group for this topic. The member leaves the group itself with its last topic."""
+        """Leave the group for this topic. With its last topic, the member leaves the group itself."""
         member, _ = self._place(group, topic, name)
         self._forget(member, topic)
         if member.topics:

@@ -14,7 +14,7 @@ from polywire.errors import BrokerError, Unavailable
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
 
-TRIES_MAX: Final = 3  # per request: the leader can change again while it is looked up
+TRIES_MAX: Final = 3  # attempts per request: the leader can change again while it is looked up
 ELSEWHERE: Final = frozenset({WireError.NOT_LEADER_OR_FOLLOWER, WireError.LEADER_NOT_AVAILABLE})
 
 

@@ -576,7 +576,7 @@ class PolywireClient(Scope):
     async def delete_writer(self, writer: str) -> None:
         """Delete a writer, so that its numbers can be used again.
 
-        If it repeats an old publish, the data is stored twice.
+        If the writer then repeats an old publish, the data is stored twice.
 
         Raises Missing(WRITER_MISSING), and Denied if the writer belongs to another user.
         """

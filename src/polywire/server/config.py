@@ -89,7 +89,7 @@ IDLE_POLL_US_MAX: Final = 10_000
 HTTP: Final = "http"  # the listener of health, metrics, the admin API and the console
 HTTP_ADDRESS: Final = "127.0.0.1:9080"
 ANY: Final = "any"  # the listener that detects the protocol of each connection
-TLS_SUFFIX: Final = "-tls"  # of the name of a listener with TLS
+TLS_SUFFIX: Final = "-tls"  # suffix of the name of a listener with TLS
 # Default addresses of protocols without a login, while no users are configured (decision 0115).
 USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {

@@ -5,7 +5,7 @@
 * A full garbage collection visits every object, which takes 120 ms for half a million objects. Python starts one each
   time the number of objects has grown by a quarter. Most objects belong to the broker's state and are never freed. So
   the objects that survive a full collection are frozen (``gc.freeze``), and later collections visit only newer objects.
-  While clients are connected, each object is visited by at most one full collection.
+  So while clients are connected, each object is visited by at most one full collection.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class ServerTls:
     __slots__ = ("_config", "context")
 
     def __init__(self, config: ServeConfig) -> None:
-        """Raises Invalid(INVALID_REQUEST)."""
+        """Load the certificate. Raises Invalid(INVALID_REQUEST)."""
         self._config: Final = config
         self.context = self._load()
 

@@ -32,8 +32,8 @@ _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_
 class Batch:
     """The head of a batch, and properties that all of its messages share. The messages are in the scratch arrays.
 
-    producer, epoch: of the first message. last_producer, last_epoch, first_sequence, last_sequence: for the
-    acknowledgement.
+    producer, epoch: those of the first message. last_producer, last_epoch, first_sequence, last_sequence: reported in
+    the acknowledgement.
     """
 
     topic: str

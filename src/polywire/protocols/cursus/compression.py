@@ -37,7 +37,7 @@ event loop with a small limit, then in a thread.
 Compress = Callable[[bytes], bytes]
 
 LZ4_ROOM_BYTES: Final = 256 * 1024  # size of the first buffer for a frame that does not declare its size
-LZ4_GROWTH: Final = 8  # smallest factor by which a small frame grows
+LZ4_GROWTH: Final = 8  # the first buffer has at least this many times the size of the compressed frame
 MAGIC_BYTES_MAX: Final = 16
 ZSTD_LEVEL: Final = 3  # zstd's default
 _GZIP: Final = 31  # zlib's code for the gzip format

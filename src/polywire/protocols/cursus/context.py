@@ -32,7 +32,7 @@ GroupKey = tuple[str, str]
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
 PIECE_ROOM_BYTES: Final = 64 * 1024  # bytes of a stored batch besides its messages: header, producer, alignment
-PIECE_ROOM_SHARE: Final = 8  # if journal files are small, this overhead may be at most this fraction of a batch
+PIECE_ROOM_SHARE: Final = 8  # divisor: with small journal files, this overhead is at most an eighth of a batch
 IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait longer than a few years
 REPEATS_S_MAX: Final = 86_400.0  # longest time for which payloads are remembered
 

@@ -25,7 +25,7 @@ from polywire.protocols.cursus.session import CursusSession, Reply
 from polywire.types import Buffer
 
 READ_BYTES_MAX: Final = 64 * 1024  # bytes read from the log at a time
-HEAD_BYTES: Final = 6  # bytes by which a record's address grows more than its byte offset
+HEAD_BYTES: Final = 6  # for each record, the address grows by this many bytes more than the byte offset
 LOOKUPS_MAX: Final = 64  # for one byte offset; each lookup reduces the distance by four tenths or more
 BYTE_POSITIONS_MAX: Final = 1_024  # partitions for which the end of the last read is remembered
 

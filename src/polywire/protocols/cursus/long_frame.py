@@ -17,7 +17,7 @@ from polywire.protocols.cursus.context import CursusState
 from polywire.protocols.runtime.off_loop import OffLoopWork
 from polywire.protocols.runtime.session import Output
 
-STEP_S: Final = 0.002  # of work for one frame, before other connections are served
+STEP_S: Final = 0.002  # seconds of work on one frame before other connections are served
 
 
 class NotYet(Exception):
@@ -28,8 +28,8 @@ class Stored(Protocol):
     """A batch that is being stored."""
 
     def store(self, end: float | None = None) -> float | None:
-        """Continue until ``end``, or until all is stored. Return None at the end, otherwise the seconds until the next
-        attempt.
+        """Continue until ``end``, or until all is stored. Return None once all is stored, otherwise the seconds until
+        the next attempt.
         """
 
     def store_at_once(self) -> bool:

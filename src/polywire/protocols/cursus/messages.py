@@ -21,12 +21,13 @@ from polywire.matching import ANY, LOWER, ONE, UPPER, is_pattern, signed_64
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # limit of sent frames, the smallest limit of any client
 PREFIX_BYTES: Final = 4
-# of a topic's name created over this protocol; other protocols allow longer names (spec: cursus#topics)
+# limit for names of topics that are created over this protocol; other protocols allow longer names (spec:
+# cursus#topics)
 TOPIC_BYTES_MAX: Final = 249
-TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit into a stored batch
-TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # of a command in its envelope
-ARGUMENT_BYTES_MAX: Final = 256 * 1024  # of the text before the message; a commit of 10,000 partitions has some 200 KB
-SHOWN_BYTES_MAX: Final = 512  # of a command that is repeated in an error
+TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # limit of a command with its message, which must fit into a stored batch
+TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # limit of a command in its envelope
+ARGUMENT_BYTES_MAX: Final = 256 * 1024  # limit of the text before the message; a commit of 10,000 partitions has 200 KB
+SHOWN_BYTES_MAX: Final = 512  # bytes of a command that an error repeats
 KEEPALIVE: Final = bytes(PREFIX_BYTES)
 
 _quoted: Final = json.JSONEncoder(ensure_ascii=False).encode  # created once, because every acknowledgement needs it
@@ -168,8 +169,8 @@ def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None
 
     spoken: dialect of the connection's latest unambiguous request, used for ambiguous requests; None before the first.
     forced: the listener's only dialect. Raises Refused ``decode_failed`` or ``malformed_input``, after which the
-    connection stays open. If the body is longer than ``TEXT_FRAME_BYTES_MAX``, one more byte than that is enough,
-    because the request is refused.
+    connection stays open. Of a body longer than ``TEXT_FRAME_BYTES_MAX``, the caller needs to pass only one byte more
+    than that, because the request is refused.
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))

@@ -249,7 +249,7 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
-    """Publish one record without a key. A repeated payload, if these are dropped, gets the answer of the original."""
+    """Publish one record without a key. If repeated payloads are dropped, they get the original's answer."""
     topic = writable_topic(session, name)
     broker, repeats = session.state.broker, session.state.repeats
     answer = session.later(Dialect.LEGACY)

@@ -14,7 +14,7 @@ from polywire.protocols.cursus.session import CursusSession
 from polywire.types import PositionKind
 
 DEFAULT_GROUP: Final = "default-group"  # the group of a reader that names none
-RECORDS_MAX: Final = 8192  # of one batch, by default
+RECORDS_MAX: Final = 8192  # default limit for the records of one batch
 _ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 
 

@@ -67,7 +67,7 @@ class Command(commands.Command[str, Handler]):
 
 
 class Pushing(Protocol):
-    """The owner of a connection on which records are pushed."""
+    """An object, such as a stream, that has taken over a connection to push records."""
 
     def drained(self) -> None:
         """Continue after the client has read."""

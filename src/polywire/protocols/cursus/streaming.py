@@ -31,7 +31,7 @@ from polywire.protocols.cursus.session import Command, CursusSession, Reply
 
 STREAMS_MAX: Final = 1_000  # streams of one broker (spec: cursus#limits)
 READ_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes read from the log at a time
-FRAMES_PER_PASS: Final = 2  # pushed before other connections are served
+FRAMES_PER_PASS: Final = 2  # frames pushed before other connections are served
 
 
 class Stream:

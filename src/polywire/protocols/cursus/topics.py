@@ -52,7 +52,7 @@ def find_topic(session: CursusSession, name: str) -> Topic:
 def create(session: CursusSession, request: Request, /) -> Reply | None:
     """Handle CREATE: create a topic, or change an existing one."""
     name = _name(request, "CREATE topic=<name> [partitions=<N>]")
-    # only new topics, because other protocols create topics with other names, which may grow
+    # only names of new topics are checked: topics of other protocols may have other names, and can still grow
     if session.state.broker.find_topic(name) is None:
         _check_name(name)
     count = _positive(request, "partitions", CREATE_PARTITIONS)

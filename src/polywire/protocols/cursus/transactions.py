@@ -113,7 +113,7 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def begin(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle BEGIN_TXN. It succeeds after an earlier transaction of the same epoch, and again while nothing was staged."""
+    """Handle BEGIN_TXN. It may follow an earlier transaction of the epoch, and be repeated until anything is staged."""
     asked = TransactionRequest.read(session, request)
     transaction = asked.transaction("transaction_begin_failed")
     if transaction.is_open and (transaction.messages or transaction.positions):

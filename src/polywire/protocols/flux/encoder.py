@@ -188,8 +188,8 @@ def _clean(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _one_word(data: Buffer, i: int, stop: int) -> bool:
-    """Return whether a value has no ASCII white space, so that it can have come in a line. The stored flag is not
-    enough.
+    """Return whether a value has no ASCII white space, so that it can have come in a line. The stored flag alone does
+    not prove that.
     """
     while i < stop:
         if data[i] == 0x20 or 0x09 <= data[i] <= 0x0D:

@@ -33,8 +33,8 @@ INTERVAL_S: Final = 0.5  # between two checks; with encoding and writing, a chan
 # size of both files, and of the memory for them; enough for some 25,000 groups of three members
 BYTES_MAX: Final = 8 * 1024 * 1024
 CHUNK_BYTES: Final = 256 * 1024  # bytes written at a time
-RETRY_S: Final = 10.0  # after a failed write
-AGAIN_S: Final = 60.0  # after the size limit was exceeded
+RETRY_S: Final = 10.0  # seconds until the next attempt after a failed write
+AGAIN_S: Final = 60.0  # seconds until the next attempt after the size limit was exceeded
 NAMES_MAX: Final = 100_000  # changed names that wait to be encoded; if there are more, all groups are encoded
 
 _ENTITIES: Final = {

@@ -245,7 +245,7 @@ class Reply:
         return b"" if self._hw is None else b" hw=%d" % self._hw
 
     def _stop(self, error: BrokerError) -> None:
-        """Answer with the records so far, because the next ones cannot be read. A client that reads on gets the error."""
+        """Answer with the records so far, because the next ones cannot be read. Later reads get the error."""
         if not self._begun and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()

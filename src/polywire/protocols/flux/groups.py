@@ -20,7 +20,7 @@ from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import Assignor, PositionKind
 
-# of a new group before its first member, so that the first JOIN is answered with generation 2
+# generation of a new group before its first member, so that the first JOIN is answered with generation 2
 FIRST_GENERATION: Final = 1
 _MEMBER: Final = "<group> <topic> <consumer_id> <generation>"
 

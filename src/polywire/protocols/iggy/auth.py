@@ -254,7 +254,7 @@ def _own(session: IggySession) -> User:
 
 
 def _allow(session: IggySession, action: Action, user: User) -> None:
-    """Check permission for ``action``, which users do not need to act on themselves. Raises Denied."""
+    """Check permission for ``action``. Users need none to act on themselves. Raises Denied."""
     if session.principal is None or session.principal.user_id != user.id:
         session.authorize(action)
 

@@ -151,7 +151,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         """Return the shard that answers a request that names no stream. Raises Refused."""
         if code == Code.GET_CLIENT:
             return reader.u32() >> CLIENT_BITS
-        # the user's permissions name streams by number, which only that shard knows
+        # the user's permissions name streams by number, and only the shard that stores the streams knows the numbers
         return STREAMS_SHARD if code == Code.GET_USER else self.shards.own
 
     def _here(
@@ -232,7 +232,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         return None if self._stream is None else self.shared.directory.in_space(self._stream.space)
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that can be repeated after the current request is no longer current."""
+        """Return an attempt that can be repeated later, when another request is current."""
         stream = self._stream
 
         def attempt_later(answer: Answer, reader: Reader, last: bool, /) -> Iterable[Offset] | None:
@@ -428,7 +428,7 @@ class CarryingIggySession(CarryingSession, IggySession):
 
 
 def _gather_all(gathering: Gathering, code: int, reader: Reader) -> None:
-    """Execute a command that names no stream in all shards. Raises Refused, Denied."""
+    """Execute, in all shards, a command that names no stream. Raises Refused, Denied."""
     match code:
         case Code.GET_STREAMS | Code.GET_STATS | Code.GET_CLIENTS if reader.left:
             raise Refused(errors.UNKNOWN_COMMAND)

@@ -173,9 +173,7 @@ class Shared:
         return self.epochs
 
     def membership(self, session: Member, topic: Topic, group: str) -> Membership:
-        """Return the present membership, which joins the group if necessary and ends with the connection. Raises
-        BrokerError.
-        """
+        """Return the membership of a connection in a group, joining the group if necessary. Raises BrokerError."""
         return self.broker.groups.join(
             group,
             topic.name.full,

@@ -50,9 +50,9 @@ SCANNED_MAX: Final = 1_000  # topics scanned while a request waits, some 2 ms
 # topics of other protocols that get a number while a request waits, which takes a few milliseconds
 UNSEEN_MAX: Final = 64
 STREAMS_SHARD: Final = 0  # the shard that stores the streams
-CHOSEN_MAX: Final = 2**25  # topic numbers below were chosen by clients, or assigned when there was only one shard
+CHOSEN_MAX: Final = 2**25  # topic numbers below this were chosen by clients, or assigned when there was only one shard
 _STREAM: Final = "stream."
-# prefix of the name of a nameless group; a number of at most ten digits without a leading 0 follows
+# prefix of the name that a group without a name gets; a number of at most ten digits without a leading 0 follows
 _NAMELESS: Final = "group-"
 _NAMELESS_DIGITS_MAX: Final = 10
 
@@ -184,7 +184,7 @@ class Directory:
     def in_space(self, space: str) -> Stream | None:
         """Return the Iggy stream whose topics are in this stream of the broker.
 
-        A shard that does not store the streams assumes that it exists.
+        A shard that does not store the streams assumes that the stream exists.
         """
         found = self._by_space.get(space) or self.find_space(space)
         return (
@@ -508,7 +508,7 @@ class Directory:
         """Return whether the topic's stored state belongs to another stream: an earlier release stored it in
         ``default``.
 
-        This is so if the stored name is the full name, or the number is used by another topic.
+        In that case, the stored name is the full name, or another topic uses the number.
         """
         return (kept.name == topic.name.full != topic.name.topic) or stream.by_number.get(
             kept.number, topic

@@ -159,8 +159,8 @@ class PollReply:
     """The reply to one poll while it is built.
 
     Invariant: data of a read is not used after its pin was released, and the buffer is returned once the reply was
-    sent. ``_bytes_max``: limit for the bytes of all messages. ``_is_limited``: the client set that limit, so that it
-    also holds for a single message.
+    sent. ``_bytes_max``: limit for the bytes of all messages. ``_is_limited``: whether the client set that limit, which
+    then also holds for a single message.
     """
 
     __slots__ = ("_answer", "_bytes_max", "_commit", "_count", "_is_limited", "_partition", "_session", "_state")

@@ -68,8 +68,8 @@ def partition_at(topic: Topic, number: int) -> Partition:
 
 
 def consumers_partition(reader: Reader, number: int | None) -> int:
-    """Return the partition of a single consumer. Without one in the request it is the first, except in the dialect of
-    2023.
+    """Return the partition of a single consumer: the one in the request, else the first. The dialect of 2023 has no
+    default.
 
     (spec: iggy#polling)
     """

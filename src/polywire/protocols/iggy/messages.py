@@ -275,7 +275,7 @@ class Reader:
 
 
 def name_bytes(name: str) -> bytes:
-    """Encode a name with its length. A longer name, which clients of this protocol cannot create, is cut to 255 bytes."""
+    """Encode a name with its length. Names above 255 bytes, which only other protocols create, are cut."""
     encoded = name.encode()[:255]
     return bytes((len(encoded),)) + encoded
 

@@ -31,7 +31,7 @@ PRODUCER_ID_MAX: Final = 2**63 - 1
 EPOCH_MAX: Final = 2**15 - 1
 SEQUENCE_MAX: Final = 2**31 - 1  # after it, sequences restart at 0
 _XXH32: Final = KeyHash.XXH32
-# errors of a payload in the form of the byte list, which reads as if it had headers, or a length of zero
+# errors when a payload in the form of the byte list is read as a struct: it seems to have headers, or a length of zero
 _UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})
 
 

@@ -277,7 +277,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.principal = self.broker.access.anonymous()
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that can be repeated after the current request is no longer current."""
+        """Return an attempt that can be repeated later, when another request is current."""
         return attempt
 
     def _slot_for(self, command: Command, head: vsr.Head | None, dialect: Dialect) -> Answer | None:

@@ -1,6 +1,6 @@
 """The headered framing: a header of 256 bytes before every body (spec: iggy#d3-frames, iggy#d3-operations).
 
-A header is validated before its fields are used. Replies repeat the same fields of the request as Iggy's own server.
+A header is validated before its fields are used. Replies repeat the request's fields that Iggy's own server repeats.
 """
 
 from __future__ import annotations

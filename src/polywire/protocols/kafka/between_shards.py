@@ -53,7 +53,7 @@ _Answer = TypeVar("_Answer", bound="Result | Permission | Outcome | Seen")
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Request to the home: add these shards to the open transaction of the producer.
 
-    If ``begins`` is set and no transaction is open, it begins.
+    If ``begins`` is set and no transaction is open, begin one.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The home's response to ``Join``: an error, or what the shards need in order to stage."""
+    """The home's response to ``Join``: an error, or the values that the shards need to stage records."""
 
     error: int = 0
     message: str = ""
@@ -113,9 +113,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Request to a shard: fence producers of an id with an earlier epoch.
+    """Request to a shard: fence producers of a transactional id whose epoch is earlier than this one.
 
-    The id was registered over Cursus, whose ids all shards have.
+    The id was registered over Cursus, which registers ids in all shards.
     """
 
     id: str
@@ -139,7 +139,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag=9):
 class Match(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Request to a shard: which of its topics match a pattern?
 
-    The shard returns only topics that the client may read as a group.
+    The shard returns only topics that the client may read with a consumer group.
     """
 
     pattern: str

@@ -1,7 +1,7 @@
 """A client's session in a broker of several processes: it forwards requests to the other processes (decision 0128).
 
-* If the target process restarts meanwhile, a request is repeated if that is harmless. Otherwise the failure is
-  reported.
+* If the target process restarts before it responds, the request is sent again where running it twice is harmless.
+  Otherwise the failure is reported to the client.
 * A request for a topic of another process gets the error that makes clients look up the topic's leader.
 """
 
@@ -23,7 +23,7 @@ from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
 
-# time for a process to respond, or to be restarted; clients wait 30 s or more, and repeat their requests
+# how long a request waits for a process to respond or restart; clients wait 30 s or more, and repeat their requests
 LIMIT_S: Final = 5.0
 AGAIN_S: Final = 0.1  # pause before a request to a restarting process is repeated
 
@@ -174,7 +174,7 @@ def ask_each(
     """Send a request to each of these shards, and respond with the result of ``then``.
 
     If the result is None, ``then`` has arranged for a later response. ``again`` says whether a lost request may be
-    repeated until ``limit_s`` have passed. If ``then`` raises PeerError, the connection is closed.
+    repeated until ``limit_s`` seconds have passed. If ``then`` raises PeerError, the connection is closed.
     """
     found: Bodies = {}
     questions: list[Question] = []

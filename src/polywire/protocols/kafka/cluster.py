@@ -188,7 +188,7 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     made = response.ReplicaElectionResults
 
     def entries() -> Iterator[Any]:
-        # without partitions, only those that need an election are reported
+        # a request without partitions is about those that need an election; there are none
         for asked in request.topic_partitions or ():
             topic = session.broker.find_topic(asked.topic)
             count = 0 if topic is None else len(topic.partitions)

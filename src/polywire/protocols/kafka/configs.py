@@ -187,7 +187,7 @@ def _parsed(kept: bytes) -> Produced:
 
 
 def _number(given: Mapping[str, str], name: str) -> int:
-    """Return the number that applies. Earlier versions stored numbers that are out of range; these have no effect."""
+    """Return the effective number. Numbers out of range, which earlier versions stored, have no effect."""
     config = TOPIC_CONFIGS[name]
     value = given.get(name, config.default)
     return int(value if _is_allowed(config, value) else config.default)
@@ -274,7 +274,7 @@ def _is_allowed(config: Config, value: str) -> bool:
 
 
 def value_of(name: str, settings: TopicSettings, broker: BrokerSettings) -> tuple[str, bool]:
-    """Return the value of a topic setting that applies, and whether it is set for the topic."""
+    """Return the effective value of a topic setting, and whether it is set for the topic."""
     given = given_of(settings).get(name)
     match name:
         case "cleanup.policy":

@@ -80,7 +80,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
 
 
 def _wrong(request: Any) -> str:
-    """Return why no member may send this heartbeat, or an empty string if it is valid."""
+    """Return why this heartbeat is invalid, or an empty string if it is valid."""
     epoch = request.member_epoch
     if not request.group_id or not (request.member_id or epoch == JOINING):
         return "group id and member id must not be empty"

@@ -169,7 +169,7 @@ class Shared:
     def own_address(self, host: str, listener: str) -> tuple[str, int]:
         """Return the host and port at which a client reaches this process.
 
-        The client connected to a listener of this host.
+        ``host`` and ``listener`` are the address and the listener that the client connected to.
         """
         assert self.shards is not None, "it is one of several"
         return self.settings.host or host, self.shards.port_of(listener)

@@ -40,7 +40,7 @@ class Fences:
     """The latest generation of each group that has committed over a link.
 
     A generation is the start number of the coordinator's process, and the number from ``Turns``. It never decreases. It
-    is not stored, because late requests end with this process.
+    is not stored: a late request can only arrive over a link, and links end with this process.
     """
 
     __slots__ = ("_latest",)

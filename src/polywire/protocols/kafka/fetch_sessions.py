@@ -236,7 +236,7 @@ class FetchSessions:
     def allocate(self, session: FetchSession, size: int) -> bool:
         """Allow a session to grow by ``size``, and return whether it may.
 
-        If there is no memory, end the session and evict an idle one, so that the next client finds memory.
+        If the memory limit is reached, end the session and evict an idle one, so that the next client finds memory.
         """
         if self._bytes + size > BYTES_MAX:
             self._evict(session)

@@ -51,12 +51,12 @@ def group_error(error: BrokerError) -> WireError:
 
 
 def is_full(error: BrokerError) -> bool:
-    """Return whether a limit is reached until clients leave. A log that is busy for a moment does not count."""
+    """Return whether the error is a limit that lasts until clients leave. A log that is briefly busy does not count."""
     return error.code is ErrorCode.BUSY and error.retry_after_ms is None
 
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
-    """Require permission for all of these topics. Without topics, require it for any topic. Raises Denied."""
+    """Require permission for all of these topics. Without topics, require it for at least one topic. Raises Denied."""
     for _ in authorizing_group(peer, action, topics):
         pass
 

@@ -83,7 +83,7 @@ class LinkedKafkaSession(KafkaSession):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port at which the client at the other end of the link reaches this process alone."""
+        """The host and port at which the client at the other end of the link reaches exactly this process."""
         return self.shared.own_address(self.context.host, self.context.listener)
 
     @property

@@ -1,7 +1,7 @@
 """OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
 
-An error in one partition does not affect others. If the member may not send the request, all of it fails. Requests for
-thousands of partitions are processed in slices.
+An error in one partition does not affect others. If the member may not send the request, the whole request fails.
+Requests for thousands of partitions are processed in slices.
 """
 
 from __future__ import annotations

@@ -57,13 +57,13 @@ class _Slices:
         self._release = release
 
     def leave(self) -> None:
-        """Store no more partitions."""
+        """Skip the remaining partitions."""
         self._slices.cancel()
         self._release()
 
 
 class Producing:
-    """One request. It is answered when ``_left``, the number of unknown results, is 0.
+    """One request. It is answered when ``_left``, the number of pending results, is 0.
 
     ``_large`` has the partitions whose batch takes too long to decompress on the event loop, as (entry, topic, batch,
     size limit). ``_expanded_max`` is how many more bytes may be decompressed on the event loop.

@@ -1,6 +1,6 @@
 """SASL: the states of a login, PLAIN tokens and SCRAM messages (spec: kafka#sasl).
 
-Malformed messages, and steps that are not in the table, raise Refused.
+Malformed messages, and steps that ``TRANSITIONS`` does not allow, raise Refused.
 
     PLAIN   client  authzid NUL name NUL password
     SCRAM   client  n,,n=NAME,r=NONCE                     server  r=NONCE NONCE,s=SALT,i=ITERATIONS

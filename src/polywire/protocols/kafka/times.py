@@ -37,7 +37,7 @@ class TimeSearch:
     """One search. ``done`` is called once with the result, unless ``cancel`` is called first.
 
     The result is the first record with a timestamp of at least ``time_ms``. If ``time_ms`` is None, it is the first
-    record with the greatest timestamp. It is None if no record matches.
+    record with the greatest timestamp. Without a match, it is None.
     """
 
     __slots__ = ("_best", "_broker", "_done", "_end", "_offset", "_partition", "_time_us")

@@ -20,7 +20,7 @@ WAIT_S: Final = 1.0  # how long a caller waits for the first response about a to
 UNUSED_LOOKS: Final = 120  # number of queries after which a topic that no caller needs is dropped
 NAMES_MAX: Final = 100_000  # topic names to query for; if there are more, names of missing topics are dropped
 IDS_MAX: Final = 100_000  # topic ids with a known shard; the oldest is dropped first
-LOCATED_MAX: Final = 10_000  # ids of one request whose shard is looked up; as many as a broker can have topics
+LOCATED_MAX: Final = 10_000  # ids of one request that are looked up; a broker has at most this many topics
 NAMES_AT_ONCE: Final = 500  # names or ids in one query, whose response then takes about 1 ms
 
 
@@ -29,7 +29,7 @@ class _Wanted:
 
     * ``shard``: the shard that has the topic or would create it; None if unknown.
     * ``is_answered``: whether a query about the topic was answered or has failed.
-    * ``look``: number of the last query before which a caller needed the topic.
+    * ``look``: the query counter at the time when a caller last needed the topic.
     """
 
     __slots__ = ("is_answered", "look", "shard", "topic")
@@ -222,7 +222,7 @@ class TopicsElsewhere:
         }
         for name, wanted in self._wanted.items():
             if wanted.topic is None:
-                wanted.shard = self._place(name)  # the shard may only have been chosen now
+                wanted.shard = self._place(name)  # the topic's shard may have been chosen since the last query
             if wanted.shard is not None:
                 by_shard.setdefault(wanted.shard, []).append(name)
         for shard, names in by_shard.items():

@@ -302,7 +302,7 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 def _holder(session: CarryingKafkaSession, topics: Iterable[Any]) -> tuple[int, int] | None:
     """Return id and epoch of the producer, from the first transactional batch for a topic of this shard.
 
-    None if there is none.
+    Return None without such a batch.
     """
     for topic in topics:
         if _is_here(session, topic):

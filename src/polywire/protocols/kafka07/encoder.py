@@ -236,7 +236,7 @@ def put_entries(
 
 
 def gather_entries(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
-    """Write the records in ``limit`` bytes of addresses from ``address`` on into ``out``.
+    """Write into ``out`` the records whose addresses are in the ``limit`` bytes from ``address`` on.
 
     Holes between them are omitted.
 

@@ -8,8 +8,8 @@ from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka07.messages import WireError
 
 # Only entries of FETCH and MULTIFETCH have a code. The broker uses three: wrong offset (clients restart), wrong
-# partition
-# (clients stop), and any other error (clients report it). After PRODUCE and OFFSETS, it can only close the connection.
+# partition (clients stop), and any other error (clients report it). After PRODUCE and OFFSETS, it can only close the
+# connection.
 WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = dict.fromkeys(ErrorCode, WireError.UNKNOWN) | {
     ErrorCode.PARTITION_MISSING: WireError.WRONG_PARTITION,
     ErrorCode.OFFSET_OUT_OF_RANGE: WireError.OFFSET_OUT_OF_RANGE,

@@ -159,7 +159,7 @@ class _Reader:
         return bytes(memoryview(self.data)[at : at + size])
 
     def count(self) -> int:
-        """Return the number of entries."""
+        """Read the number of entries."""
         count = self.i16()
         if count < 0:
             raise PeerError(f"number of entries is negative count={count}", fatal=True)

@@ -32,8 +32,7 @@ def _bits(*columns: Column) -> int:
 
 
 # Columns that only the broker or other protocols may set. Events belong to Cursus (concepts: records#event-fields), a
-# CRC
-# column states that it was verified, and deltas exist only after compaction.
+# CRC column states that the CRC was verified, and deltas exist only after compaction.
 REFUSED_COLUMNS: Final = _bits(
     Column.RECORD_FLAGS,
     Column.EVENT_TYPE_OFFSETS,

@@ -157,8 +157,7 @@ class RangeFetch:
             return
         if self._offset_end < 0:
             # Without ``offset_end``, the range ends at the readable offset of the first read. Otherwise a busy producer
-            # would keep it open
-            # forever.
+            # would keep the fetch open forever.
             self._offset_end = read.readable_offset
         self._started = True
         self._offset = read.next_offset

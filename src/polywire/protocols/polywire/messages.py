@@ -1,4 +1,4 @@
-"""Heads of the `polywire` protocol's frames as values (spec: polywire#verbs).
+"""The heads of `polywire` frames, as Python values (spec: polywire#verbs).
 
 Each struct is one MessagePack array, with elements in the order of the specification. Elements that are missing at the
 end get their defaults.

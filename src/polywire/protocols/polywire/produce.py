@@ -306,7 +306,7 @@ def _ended(
 ) -> None:
     """Finish a request after its last slice.
 
-    Its bytes remain pinned until the batches are written, because they may refer to it.
+    Its bytes remain pinned until the batches are written, because the batches may refer to them.
     """
     ended = result if isinstance(result, BrokerError) else None
 

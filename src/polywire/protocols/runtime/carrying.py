@@ -14,7 +14,7 @@ SIZE_BYTES: Final = 4
 
 
 class CarryingSession(SequentialSession[Any]):
-    """A session that forwards requests. It is the first base class, before the protocol's own session.
+    """A session that forwards requests. List it as the first base class, before the protocol's own session.
 
     The subclass declares ``_links``, and closes them.
     """
@@ -51,7 +51,7 @@ class CarryingSession(SequentialSession[Any]):
 class LinkedSession(FramedSession[Any]):
     """The receiving end of a link with length-prefixed frames.
 
-    It is the first base class, before the protocol's own session.
+    List it as the first base class, before the protocol's own session.
 
     The subclass declares ``_opening``, the first bytes that are expected on the link. They are checked before anything
     else is read; then ``_opening`` is empty.

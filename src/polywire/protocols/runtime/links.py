@@ -96,7 +96,7 @@ class LinksOwner(Protocol):
 class WireLink(ABC):
     """The part of a link that all protocols share. Implements ``LinkPeer``.
 
-    The class has no slots, because a subclass with two such bases would not be allowed.
+    The class has no ``__slots__``, because Python allows only one base class with slots.
     """
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:

@@ -71,7 +71,7 @@ class BareSlot:
 
 
 class ReplySlot(BareSlot, Generic[_Owner]):
-    """A slot in a session of this type."""
+    """A slot whose session is an ``_Owner``."""
 
     __slots__ = ()
 
