@@ -93,11 +93,11 @@ TLS_SUFFIX: Final = "-tls"  # suffix of the name of a listener with TLS
 # Default addresses of protocols without a login, while no users are configured (decision 0115).
 USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
-    # a receive buffer of lines; large enough for the state of any protocol, too
+    # a receive buffer of lines; this is also enough for the stored state of any protocol
     "flux": MEBI + RECORD_ROOM_BYTES,
     "kafka": BATCH_BYTES_MAX,  # limit for a batch after decompression
     "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,
-    # the end of a transaction
+    # a request that ends a transaction with the maximum number of batches
     "cursus": (BrokerSettings().transaction_batches_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,
     "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # the values of one request, with headers of maximum size
     "polywire": BATCH_BYTES_MAX,

@@ -53,7 +53,7 @@ class BareConnection(SendingHalf):
     * ``_pauses``: the current reasons not to read.
     * ``_buffer``: received bytes that the session has not consumed, or memory for a stream of large reads. If it is
       None, reads use the chunk that all connections share.
-    * ``_produces``, ``_is_heavy``: whether the client produces, and whether its requests take long, in the session's
+    * ``_produces``, ``_is_heavy``: whether the client produced, and whether its requests took long, in the session's
       last call.
     """
 

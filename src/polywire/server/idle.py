@@ -1,7 +1,7 @@
 """Poll for more bytes for a moment before the event loop sleeps (decision 0112). This module is compiled.
 
-The loop polls only if bytes recently arrived at intervals shorter than three times the limit. It stops polling when no
-bytes have arrived for the limit.
+The loop polls only if bytes recently arrived at intervals shorter than three times ``limit_us``. It stops polling when
+no bytes have arrived for ``limit_us``.
 """
 
 from __future__ import annotations

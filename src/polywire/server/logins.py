@@ -2,7 +2,7 @@
 
 A *stranger* is a connection that has not logged in and is not served as the user ``anonymous``.
 
-* Some slots are reserved for users, so strangers cannot take all of them. Of these, some are reserved for
+* Some slots are reserved for users, so strangers cannot take all of them. Some of the reserved slots are only for
   administrators.
 * When slots are short, a new connection takes the slot of the oldest stranger. Strangers on protocols that have a login
   are closed first.

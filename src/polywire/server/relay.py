@@ -25,8 +25,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 # port.
 HOLD_S: Final = 3.0
 LOOK_S: Final = 0.1  # pause between two attempts of one connection to reach a leader
-# Attempts of all waiting connections together: a killed leader may have had thousands, and the new one is busy
-# recovering.
+# Limit for the attempts of all waiting connections together. A killed leader may have had thousands of connections, and
+# the new leader is busy recovering.
 LOOKS_PER_S_MAX: Final = 500
 FIRST_BYTES_S: Final = 5.0  # time limit for the first bytes of a connection that the standby may answer itself
 BUFFERED_BYTES: Final = 256 * 1024  # unread bytes of one side at which reading from the other side pauses

@@ -396,7 +396,7 @@ class Standby:
         self._is_listening = True
         if self._shard is None:
             self._addresses |= await relay.listen(self._forwarded_listeners())
-        else:  # without a heartbeat with addresses, so that no other standby forwards connections to this one
+        else:  # heartbeats then have no addresses, so that no other standby forwards connections to this one
             await relay.listen(self._forwarded_listeners(), shared=True)
             await relay.listen_on(INSIDE, self._shard.inside())
             self._shard.serving()

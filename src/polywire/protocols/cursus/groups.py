@@ -147,7 +147,7 @@ def member_request(session: CursusSession, request: Request, *, generation: bool
 
 
 def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
-    """Return the member's id. In the positional dialect it may also be named as it joined (spec:
+    """Return the member's id. In the positional dialect, a request may also have the name with which it joined (spec:
     cursus#answers-by-dialect).
     """
     view = session.state.broker.groups.view(group, topic)

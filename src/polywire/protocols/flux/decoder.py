@@ -152,7 +152,7 @@ def _after_value(data: Buffer, i: int, stop: int) -> int:
     """Return the position of the ASCII white space after the value that begins at ``i``.
 
     Returns -1 if the data ends or other white space comes first. Also returns -1 for a value with a pipe or a control
-    byte, because only the full parser can mark such a value (``is_plain``).
+    byte, because only the full parser can mark such a value (``messages.is_plain``).
     """
     c = cython.declare(cython.uchar)
     while i < stop:

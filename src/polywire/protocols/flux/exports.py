@@ -67,8 +67,9 @@ class Phase(Enum):
 class Exports:
     """Maintains the two files. ``_pieces``: encoded content by file and group.
 
-    Invariant: ``_size`` is the size of all pieces, at most ``bytes_max``. The pieces of groups in ``_names`` or touched
-    are out of date. With ``_rebuilds`` there are no pieces, and all groups must be encoded.
+    Invariant: ``_size`` is the size of all pieces, at most ``bytes_max``. The pieces of groups in ``_names``, and of
+    groups that changed since the last check, are out of date. With ``_rebuilds`` there are no pieces, and all groups
+    must be encoded.
     """
 
     def __init__(self, broker: FluxBroker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:

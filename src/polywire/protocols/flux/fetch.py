@@ -87,7 +87,7 @@ class Reply:
 
     bytes_max: the reply ends after this many bytes of records, but has at least one; such a reply is written at once.
     If None, pieces are written as the client reads them. hw: the high watermark that is reported after the records. If
-    the records end earlier, the last offset before that is reported. None reports none.
+    the records end earlier, the offset of the last record is reported instead. None reports none.
 
     Invariant: data of a read is not used after its pin was released. ``_next`` is the offset after the records that are
     in ``_buffer`` or were written. ``_begun``: records were written. ``_clogged``: the client must read before more is

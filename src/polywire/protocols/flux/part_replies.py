@@ -151,7 +151,7 @@ class ShardReplies(Replies, WireLink):
 
 
 class Part(ABC):
-    """Responses that are sent to the client without others in between."""
+    """Responses that are sent to the client one after the other, with no others in between."""
 
     @abstractmethod
     def advance(self, written: list[bytes]) -> bool:

@@ -47,7 +47,7 @@ OF_STREAM: Final = frozenset(
 )
 AT_ONCE: Final = frozenset({Kind.FIND_STREAM, Kind.ADOPT, Kind.HAS_TOPICS, Kind.FIND_TOPIC})
 _GONE: Final = frozenset({errors.NO_STREAM_ID, errors.NO_STREAM_NAME, errors.NO_TOPIC_ID, errors.NO_TOPIC_NAME})
-HELD_PAUSE_S: Final = 0.02  # pause between two requests for messages to another shard, as consumers usually make
+HELD_PAUSE_S: Final = 0.02  # pause between two polls of another shard, about as long as consumers pause
 _PLACES_MAX: Final = 1_000  # topics whose shard one connection remembers
 
 
@@ -103,7 +103,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         if command is None:
             return super()._begin(command, code, payload, head, dialect)
         if self.principal is None and code != Code.LOGIN:
-            with suppress(Denied):  # the error is reported below
+            with suppress(Denied):  # the request is refused below
                 self._let_in(command)
         if code == Code.LOGIN:
             self._offered = LinkRequest(Kind.COMMAND, bytes(payload), code, dialect)

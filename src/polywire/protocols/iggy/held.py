@@ -22,7 +22,7 @@ from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer, ReplyOwner
 from polywire.protocols.runtime.session import Output
 
-HELD_MAX: Final = 64  # per connection; a client holds one request for each partition, or one for all of them
+HELD_MAX: Final = 64  # held requests per connection; a client needs one for each partition, or one for all
 WAITS_MAX: Final = 4096  # partitions for which all requests of one connection wait; they take some 1 MiB
 # requests of one connection that read at the same time, because each may need a buffer for a whole reply
 READING_MAX: Final = 4

@@ -1,6 +1,6 @@
 """Recognise a connection's dialect: the framing from its first bytes, the rest from its login and requests.
 
-A decision is final. While several dialects are possible, replies use the most common of them (spec: iggy#recognition).
+A decision is final. While several dialects are possible, replies use the most likely of them (spec: iggy#recognition).
 """
 
 from __future__ import annotations

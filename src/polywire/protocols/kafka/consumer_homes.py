@@ -1,6 +1,6 @@
 """ConsumerGroupHeartbeat at a group's coordinator, if topics are in several processes (decision 0128).
 
-* A member gets partitions of topics in other shards in its first response, unless a shard does not respond.
+* The first response to a member already includes partitions of topics in other shards, unless a shard does not respond.
 * The shards that own the topics check the member's permissions.
 * If a shard does not respond, its topics stay assigned.
 """

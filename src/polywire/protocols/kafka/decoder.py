@@ -236,7 +236,7 @@ def _sized(
 ) -> cython.Py_ssize_t:
     """Skip length-prefixed bytes and store the length in ``found``.
 
-    Return the position after them, or -1 on overflow.
+    Return the position after them, or -1 if they are malformed or cross ``end``.
     """
     at = _varint(p, at, end, 28, found)
     if at < 0 or found[0] < -1 or found[0] > end - at:

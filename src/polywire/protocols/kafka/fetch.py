@@ -60,7 +60,7 @@ def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) 
 
 
 def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
-    """Open a session, and close the connection's current one."""
+    """Close the connection's session, and open a new one. Return None if there are too many sessions."""
     if session.fetch_session is not None:
         session.fetch_session.end()
     session.fetch_session = session.shared.fetch_sessions.open(names_ids=names_ids)

@@ -65,7 +65,7 @@ class FetchReply:
     """A response that is being built.
 
     Entries before ``_number`` are complete: they are in ``_parts`` and ``_blocks[-1][_begun:_at]``. ``_capacity`` bytes
-    of that block may be used. No read is held between calls. A callback is ignored unless its number is ``_awaited``.
+    of that block may be used. No read is held between calls. ``_waits_for`` is the pending lookup, read or time slice.
     """
 
     __slots__ = (

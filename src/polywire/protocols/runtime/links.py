@@ -165,7 +165,7 @@ class AnsweredLink(WireLink, Generic[_Asked]):
         """Report to a caller that no response will arrive."""
 
     def _handed_on(self) -> None:
-        """Called when all complete responses were passed on."""
+        """Continue after all complete responses were passed on."""
 
     def received(self, data: bytes) -> None:
         """See ``LinkPeer``."""

@@ -84,7 +84,7 @@ class OffLoopQueue:
         return work
 
     def left(self, work: OffLoopWork) -> None:
-        """Handle that a request has left the queue."""
+        """Remove a request from the queue, and schedule the next one."""
         if work is not self._on:
             self._waiting.remove(work)
         else:

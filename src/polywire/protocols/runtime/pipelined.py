@@ -33,7 +33,7 @@ class ReplyOwner(Protocol):
         """Whether the connection is closed."""
 
     def answered(self) -> None:
-        """Handle that a slot was filled."""
+        """Continue after a slot was filled."""
 
 
 _Owner = TypeVar("_Owner", bound=ReplyOwner)

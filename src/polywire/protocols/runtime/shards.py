@@ -17,7 +17,7 @@ class LinkPeer(Protocol):
         """Continue, because most of the backlog was sent."""
 
     def lost(self) -> None:
-        """Handle that the link has ended, or could not be opened."""
+        """Handle a link that has ended or could not be opened."""
 
 
 class Link(Protocol):
