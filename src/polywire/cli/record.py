@@ -1,6 +1,6 @@
 """``polywire record``: produce records from standard input, and print records to standard output.
 
-* ``produce`` reads the output of ``consume``.
+* ``produce`` accepts the output of ``consume``.
 * A command that is interrupted has written whole lines only.
 """
 

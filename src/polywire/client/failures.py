@@ -1,8 +1,8 @@
 """Errors that the clients of all protocols raise with the same messages.
 
-* A connection could not be opened: the class of the error shows whether a retry can help.
-* A protocol does not support a feature: raised before anything is sent.
-* A paged response does not advance, so that no loop over pages runs forever.
+* A connection could not be opened. The class of the error shows whether a retry can help.
+* A protocol does not support a feature. The error is raised before anything is sent.
+* A paged response does not advance. Without this error, a loop over pages would never end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One shard of a data directory or a bucket, in its process.
 
-It has the topics that it owns, and connections to the other shards.
+It owns a part of the topics, and has connections to the other shards.
 
 * The name of a deleted topic is released only when the deletion is synced, so that recovery never restores the topic.
 * No client is served before each process knows the owners of all topics.

@@ -377,7 +377,7 @@ class TlsConnection(TlsTransport):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return memory for a limited number of bytes.
 
-        Decrypted bytes can wait in the engine, and all connections together have a receive limit.
+        The limit is this connection's share of the receive limit, because decrypted bytes can wait in the engine.
         """
         share = self._hub.limits.receive_total_bytes_max // max(len(self._hub.connections), 1)
         return _scratch[: max(share, RECORD_BYTES)]

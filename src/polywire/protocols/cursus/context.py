@@ -174,7 +174,7 @@ class Places(Protocol):
         """Return an address that stays valid if another process becomes the leader."""
 
     def alone(self, at: Where, /) -> Where:
-        """Return the address of this process only, if clients may use it; otherwise ``at``."""
+        """Return the address at which clients reach only this process, if they may use one; otherwise ``at``."""
 
 
 class Replaceable(Protocol):

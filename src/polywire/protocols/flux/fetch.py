@@ -2,7 +2,7 @@
 
 * CONSUME returns every record up to the high watermark (hw) that it reports.
 * A reply without a limit is written as fast as the client reads it, and is never completely in memory.
-* A client that does not read occupies one piece and the connection's backlog, and pins no data of the log.
+* While a client does not read, memory holds only one piece and the connection's backlog. No data of the log is pinned.
 * Other connections are served between two pieces.
 * A reply always ends with a complete line.
 

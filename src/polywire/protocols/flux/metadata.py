@@ -1,7 +1,7 @@
 """State that only FLUX has: broker registry, roles and leaders, in-sync replicas and the high watermark (hw).
 
 * Registry, roles and leaders survive restarts.
-* Reports of followers do not survive, because a follower that reported before the restart is not in sync.
+* Reports of followers do not survive. A follower must report again after a restart to count as in sync.
 * The reported high watermark of a partition never decreases while this broker leads it (spec: flux#our-choices).
 * The high watermark limits FLUX readers only.
 
@@ -278,7 +278,8 @@ class FluxState:
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
     def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """Apply a repeated creation: set the new number of replicas and forget those beyond it. Raises Busy."""
+        """Apply a repeated creation: set the number of replicas, and drop the reports of followers beyond it. Raises
+        Busy."""
         if factor != self._factors.get(topic.id):
             self._sweep_in_time()
             settings = replace(topic.settings, replication_factor=factor)

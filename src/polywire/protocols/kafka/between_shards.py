@@ -6,8 +6,8 @@ MessagePack: one of ``Question``, and its answer.
 In a transaction across shards, the *home* is the shard that coordinates the transactional id. The other shards have
 *branches* of the transaction.
 
-* A producer may stage records in another shard only if it could stage them in the home. The home checks this, and
-  stores which shards participate.
+* A producer may stage records in another shard only if the home would accept records from it, too. The home checks
+  this, and stores which shards participate.
 * A request on behalf of a client is authorized as that client.
 """
 

@@ -2,7 +2,8 @@
 
 * If the target process restarts before it responds, the request is sent again where running it twice is harmless.
   Otherwise the failure is reported to the client.
-* A request for a topic of another process gets the error that makes clients look up the topic's leader.
+* A request that is not forwarded, and names a topic of another process, gets the error that makes clients look up the
+  topic's leader.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ KEY_BYTES: Final = 16
 
 
 class LinkPeer(Protocol):
-    """The receiver of a link's events. It is not called during a call of the link."""
+    """The receiver of a link's events. Its methods are never called while a method of the link runs."""
 
     def received(self, data: bytes) -> None:
         """Handle received bytes."""
