@@ -278,8 +278,7 @@ class FluxState:
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
     def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """Apply a repeated creation: set the number of replicas, and drop the reports of followers beyond it. Raises
-        Busy."""
+        """Apply a repeated creation: set the number of replicas, and drop reports of followers beyond it. Raises Busy."""
         if factor != self._factors.get(topic.id):
             self._sweep_in_time()
             settings = replace(topic.settings, replication_factor=factor)
