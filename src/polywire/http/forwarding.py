@@ -30,7 +30,7 @@ _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"cont
 
 
 class ForwardingApp:
-    """Forwards requests to other processes, and passes all others to the application of this process."""
+    """Forwards requests that belong to another process, and passes the rest to the application of this process."""
 
     def __init__(self, app: ASGIApp, broker: Broker, shards: Shards) -> None:
         self._app: Final = app

@@ -184,7 +184,7 @@ def _is_of_a_store(tag: str) -> bool:
 def _errors(
     what: str, name: str, *, exists: type[Exception] | None = None, missing: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Translate the library's errors into ours; all except the following two become Unavailable.
+    """Translate the library's errors into ours: ``exists`` or ``missing``, and otherwise Unavailable.
 
     Args:
         what: verb for the error message.

@@ -1,4 +1,4 @@
-"""Index of a partition's unsealed batches, with the selections that reads and the sealer need. Each takes one call.
+"""Index of a partition's unsealed batches, with the selections that reads and the sealer need, one call for each.
 
 Nothing is allocated per batch, and every search is binary.
 """

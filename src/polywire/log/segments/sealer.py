@@ -211,7 +211,7 @@ class Sealer:
         self.sealing = self._running
 
     def _counts(self, named: _Named) -> None:
-        """Record that the group that lists a slot's segments is on disk, possibly before the group of an earlier slot."""
+        """Note that the journal group with a slot's segments is on disk. Slots can reach this point out of order."""
         named.counts = True
         self._install_next()
 
