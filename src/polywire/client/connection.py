@@ -93,6 +93,8 @@ class Connection(asyncio.Protocol, ABC):
 
     def _opened(self) -> asyncio.Transport:
         """Return the transport. Raises the connection's error if it is lost."""
+        if self._lost is None and self._transport is not None and self._transport.is_closing():
+            self.connection_lost(None)  # asyncio calls it in a later pass, and logs a warning for each write until then
         if self._lost is not None:
             raise _copy(self._lost)
         assert self._transport is not None, "asked before the connection was made"

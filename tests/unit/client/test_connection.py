@@ -25,6 +25,7 @@ class Frames(FramedConnection):
         super().__init__(asyncio.get_running_loop())
         self.transport = Mock(spec=asyncio.Transport)
         self.transport.get_extra_info.return_value = ("127.0.0.1", 9)
+        self.transport.is_closing.return_value = False
         self.connection_made(self.transport)
 
 
@@ -61,6 +62,18 @@ def test_each_call_of_a_lost_connection_gets_its_own_error() -> None:
         assert [str(error) for error in errors] == ["gone"] * 4
         assert len({id(error) for error in (*errors, reported)}) == 5
         connection.transport.abort.assert_called_once_with()
+
+    play(scene)
+
+
+def test_nothing_is_written_to_a_closing_transport() -> None:
+    """asyncio would print a warning for each write until it reports the loss."""
+
+    async def scene(connection: Frames) -> None:
+        connection.transport.is_closing.return_value = True
+        with pytest.raises(Unavailable):
+            await connection.exchange(b"?", 1)
+        connection.transport.write.assert_not_called()
 
     play(scene)
 
