@@ -27,7 +27,6 @@ from polywire.broker.state import State
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
 from polywire.log.worker import MakeWorker, ThreadWorker
-from polywire.server.bucket_watch import candidate_of
 from polywire.server.config import ServeConfig
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 from polywire.store.data_directory import BlobRoot
@@ -197,6 +196,7 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
     One change can be the last write of a killed process. A second change means that the machine is running.
     """
     from polywire.cluster.nodes import LOOK_S, Node, Nodes
+    from polywire.server.bucket_watch import candidate_of
 
     name, nodes = candidate_of(config, 0, shards).machine, Nodes(open_bucket(config.bucket))
 
