@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from polywire.cli.main import run
-from polywire.cli.options import EXIT_DONE
+from polywire.cli.usage import EXIT_DONE
 from polywire.server.config import ServeConfig
 from polywire.server.lifecycle import EXIT_STORAGE
 from polywire.server.users import add_user

@@ -24,7 +24,7 @@ from cyclopts.argument import Argument
 from polywire.broker.permissions import ANYBODY, Action
 from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, TOPIC_SETTINGS, BrokerSettings
 from polywire.cli import doctor, main
-from polywire.cli.options import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from polywire.cli.usage import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
 from polywire.http import api, dead_letters, encoding, lag, records, session, users

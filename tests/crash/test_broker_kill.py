@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from polywire.client.base import WireClient
-from polywire.client.connect import connect, split_address
+from polywire.client.brokers import split_address
+from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, ErrorCode
 from polywire.records.columns import Record

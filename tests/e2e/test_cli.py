@@ -23,6 +23,7 @@ from polywire.client.polywire import PolywireClient
 from polywire.errors import Unavailable
 from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess, child_environment
+from tests.e2e.followed_page import PROGRESS
 
 COMMAND: Final = (sys.executable, "-m", "polywire")
 COMMAND_SECONDS_MAX: Final = 120.0
@@ -38,9 +39,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def topic() -> str:
     return f"orders-{next(_topic_numbers)}"
-
-
-WAITING: Final = "waiting for a broker "
 
 
 class Command:
@@ -61,7 +59,7 @@ class Command:
         )
         assert done.returncode == code, done.stderr.decode()
         # On a busy machine a command may wait for its broker, and reports that.
-        messages = [line for line in done.stderr.decode().splitlines(True) if not line.startswith(WAITING)]
+        messages = [line for line in done.stderr.decode().splitlines(True) if not PROGRESS.match(line)]
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), "".join(messages))
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from polywire.cli import main
-from polywire.cli.options import EXIT_DONE
+from polywire.cli.usage import EXIT_DONE
 from polywire.spark.java import find_java
 from tests.e2e.conftest import Served, environment, fill
 from tests.e2e.java import EVERY_JAVA, SHORT_LIVED

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from polywire.cli import main
-from polywire.cli.options import EXIT_DONE, EXIT_FAILED
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED
 from polywire.client.arrow import arrow_to_batches
 from polywire.errors import Invalid
 from polywire.spark.functions import CORRUPT

@@ -34,8 +34,8 @@ from cyclopts import App, Parameter
 
 from polywire.cli.doctor import EXIT_DAMAGED, EXITS, exit_code, print_findings, unsound
 from polywire.cli.log import empty_state, logs_on_stderr, opened
-from polywire.cli.options import DataDir, examples
 from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.usage import DataDir, examples
 from polywire.clock import Clock, SystemClock
 from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Unavailable
 from polywire.log.base import Loop, Replay

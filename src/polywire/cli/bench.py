@@ -24,8 +24,9 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from polywire.build_info import VERSION
-from polywire.cli.options import ADDRESS_DEFAULT, Address, examples, run_with_client
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import examples
 from polywire.client.base import Ability, WireClient
 from polywire.client.consumer import Consumer
 from polywire.client.login import split_login

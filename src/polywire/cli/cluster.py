@@ -5,22 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from polywire.choices import unknown
-from polywire.cli.log import opened
-from polywire.cli.options import examples
 from polywire.cli.output import Failed, ListFormat, format_time, note, print_list
+from polywire.cli.usage import examples
 from polywire.clock import SystemClock
-from polywire.cluster.bucket_probe import check as check_bucket
 from polywire.cluster.bucket_probe import probe
-from polywire.cluster.migration import Progress, import_directory
 from polywire.cluster.nodes import LOOK_S, Candidate, Node, Nodes, NodeState, Watch, Wish, states
-from polywire.server.shard_directories import count_shards
 from polywire.store.identity import Identity, find_identity, make_identity
 from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
@@ -40,6 +35,12 @@ app = App(
 )
 
 Url = Annotated[str, Parameter(help="Bucket and prefix of the log: s3://, gs://, az:// or file:///.")]
+app.command(
+    "polywire.cli.cluster_import:app",
+    name="import",
+    help="Import a data directory into a bucket without a log: topics, records with their offsets, groups with committed offsets, users.\n\n"
+    "The directory is not changed. Run an interrupted import again to resume it. No broker can lead before the import is complete.",
+)
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
@@ -306,51 +307,3 @@ def seen_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
         watch.see(brokers, now)
         heard.update(node.name for node in brokers if watch.silent_s(node) == 0)
     return states(brokers, heard)
-
-
-TIMEOUT_S: Final = 120  # seconds for one request, which may transfer a whole segment
-REPORT_S: Final = 2.0  # seconds between two progress lines
-
-
-@app.command(
-    name="import",
-    help_epilogue=examples(
-        "polywire cluster import polywire-data s3://my-bucket/polywire",
-        "polywire serve --bucket s3://my-bucket/polywire --data-dir polywire-cache",
-    ),
-)
-def import_data(
-    data_dir: Annotated[Path, Parameter(help="Data directory of a stopped broker.")],
-    url: Annotated[str, Parameter(help="Bucket and prefix of the log: s3://, gs://, az:// or file:///.")],
-) -> None:
-    """Import a data directory into a bucket without a log: topics, records with their offsets, groups with committed offsets, users.
-
-    The directory is not changed. Run an interrupted import again to resume it. No broker can lead before the import is complete.
-    """
-    shards = count_shards(data_dir)
-    if shards > 1:
-        raise Failed(
-            f"data directory has several shards (only a directory of one process can be imported) shards={shards}"
-        )
-    objects, blobs = open_bucket(url), open_bucket(url, timeout_s=TIMEOUT_S)
-    check_bucket(objects)
-    with opened(data_dir) as offline:
-        imported = import_directory(offline, objects, blobs, SystemClock(), _ProgressLine())
-    outcome = "this directory was already imported" if imported.again else "imported"
-    note(f"{outcome} id={imported.identity.id} segments={imported.segments} bytes={imported.bytes}")
-    note(f"next: polywire serve --bucket {url} --data-dir (another directory, for the cache)")
-
-
-class _ProgressLine:
-    """Prints the progress of an import every ``REPORT_S`` seconds."""
-
-    def __init__(self) -> None:
-        self._printed_at = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now >= self._printed_at + REPORT_S or progress.segments == progress.segments_all:
-            self._printed_at = now
-            note(
-                f"{progress.step.value} segments={progress.segments} of={progress.segments_all} bytes={progress.bytes}"
-            )

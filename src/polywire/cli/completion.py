@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 
-from polywire.cli.options import examples
+from polywire.cli.usage import examples
 
 Shell = Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Shell to print the script for.")]
 

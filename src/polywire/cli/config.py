@@ -17,9 +17,9 @@ from cyclopts import App, Parameter
 from cyclopts.argument import Argument, ArgumentCollection
 
 from polywire.broker.access import ANONYMOUS_NAME
-from polywire.cli.options import examples
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.serve import SOURCES, check_variables, config_of, serve
+from polywire.cli.usage import examples
 from polywire.server.config import ServeConfig
 from polywire.server.link_tls import link_tls
 from polywire.server.processes import inside_of

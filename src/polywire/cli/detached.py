@@ -24,8 +24,8 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.options import examples
 from polywire.cli.output import Failed, note
+from polywire.cli.usage import examples
 from polywire.server.config import ServeConfig
 
 PRIVATE_MODE: Final = 0o600

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from polywire.cli.options import examples
 from polywire.cli.output import note
+from polywire.cli.usage import examples
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.errors import BrokerError, Conflict

@@ -14,8 +14,8 @@ from cyclopts import App, Parameter
 
 from polywire.broker.state import State
 from polywire.cli.log import empty_state, logs_on_stderr, opened, partition_name
-from polywire.cli.options import examples
 from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.usage import examples
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
 from polywire.log.doctor import Finding, OfflineLog, Severity, examine, rebuild

@@ -17,9 +17,10 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from polywire.choices import listed, missing
-from polywire.cli.options import ADDRESS_DEFAULT, Address, Topic, examples, polywire_only, run_with_client
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.start_position import parse_start, spans
+from polywire.cli.usage import Topic, examples
 from polywire.client.base import WireClient
 from polywire.client.listings import GroupInfo, PartitionLag, lags_of, total_lag
 from polywire.client.polywire import PolywireClient

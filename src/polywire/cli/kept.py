@@ -9,8 +9,9 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from polywire.choices import missing
-from polywire.cli.options import ADDRESS_DEFAULT, Address, examples, polywire_only, run_with_client
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import examples
 from polywire.client.base import WireClient
 from polywire.client.listings import TransactionInfo, WriterInfo
 from polywire.client.polywire import PolywireClient

@@ -18,8 +18,8 @@ from cyclopts import App, Parameter
 
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
-from polywire.cli.options import DataDir, examples
 from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import DataDir, examples
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
 from polywire.log.doctor import Loss, OfflineLog, Offsets, finish, open_offline, repair

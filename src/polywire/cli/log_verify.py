@@ -19,8 +19,8 @@ from polywire.cli.doctor import (
     unsound,
 )
 from polywire.cli.log import opened
-from polywire.cli.options import examples
 from polywire.cli.output import ListFormat, note
+from polywire.cli.usage import examples
 from polywire.log.doctor import examine
 
 app = App(

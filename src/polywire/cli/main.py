@@ -16,8 +16,8 @@ from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensEr
 
 from polywire.build_info import VERSION
 from polywire.cli.completion import completion_of
-from polywire.cli.options import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.cli.output import Failed, note
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.errors import BrokerError, ErrorCode
 
 # In the order of the help. The help texts are here because each module is imported only when its command runs: client

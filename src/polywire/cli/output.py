@@ -10,14 +10,12 @@ from __future__ import annotations
 import csv
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -78,41 +76,6 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -
     for row in rows:
         table.add_row(*(Text("–" if row[column] is None else escaped(str(row[column]))) for column in columns))
     Console(width=TABLE_WIDTH_MAX, markup=False, highlight=False).print(table)
-
-
-class Speed:
-    """Shows the number of records and their rate on standard error if that is a terminal, and removes the line at the
-    end.
-
-    Args:
-        verb: what happens to the records, such as "produced".
-    """
-
-    def __init__(self, verb: str) -> None:
-        self._begun = time.monotonic()
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(pulse_style="cyan"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=notes,
-            transient=True,
-            disable=not notes.is_terminal,
-        )
-        self._task = self._progress.add_task(verb, total=None, rate="")
-
-    def __enter__(self) -> Speed:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, count: int) -> None:
-        """Show the number of records so far."""
-        rate = count / max(time.monotonic() - self._begun, 1e-9)
-        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")
 
 
 def format_time(time_us: int) -> str | int:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import App, Parameter
 
 from polywire.choices import missing
-from polywire.cli.options import ADDRESS_DEFAULT, EXIT_FAILED, examples, run_with_client
+from polywire.cli.connection import ADDRESS_DEFAULT, run_with_client
 from polywire.cli.output import Failed, ListFormat, note, notes, print_list
+from polywire.cli.usage import EXIT_FAILED, examples
 from polywire.client.base import WireClient
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.names import unescape

@@ -17,9 +17,11 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.options import ADDRESS_DEFAULT, Address, Count, OnlyPartition, Topic, examples, run_with_client
-from polywire.cli.output import Speed, format_time, note, parse_time_us
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
+from polywire.cli.output import format_time, note, parse_time_us
+from polywire.cli.speed import Speed
 from polywire.cli.start_position import Span, nothing_to_read, parse_start, spans
+from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import WireClient
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.escaping import escaped, escaped_json

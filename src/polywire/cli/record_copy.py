@@ -13,9 +13,11 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from polywire.cli.options import ADDRESS_DEFAULT, Address, examples
-from polywire.cli.output import Speed, note
+from polywire.cli.connection import ADDRESS_DEFAULT, Address
+from polywire.cli.output import note
+from polywire.cli.speed import Speed
 from polywire.cli.start_position import FromOffset, FromTime, parse_start
+from polywire.cli.usage import examples
 from polywire.client.consume import Bound
 from polywire.client.copying import Copy, CopyState, End, Outcome, Span
 from polywire.errors import ErrorCode, Invalid

@@ -10,8 +10,8 @@ from cyclopts import App, Parameter
 from polywire.choices import unknown
 from polywire.cli.doctor import EXITS, exit_code, print_findings, unsound
 from polywire.cli.log import opened, partition_name
-from polywire.cli.options import DataDir, examples
 from polywire.cli.output import ListFormat, format_time, note, print_list
+from polywire.cli.usage import DataDir, examples
 from polywire.errors import BrokerError
 from polywire.log.doctor import OfflineLog, examine_segment
 from polywire.log.segments.format import SegmentInfo, read_info

@@ -17,7 +17,7 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
 
 from polywire.choices import did_you_mean
-from polywire.cli.options import examples
+from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle, startup
 from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig

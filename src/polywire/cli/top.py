@@ -25,9 +25,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polywire.cli.options import examples
 from polywire.cli.output import Failed
-from polywire.client.connect import split_address, split_brokers
+from polywire.cli.usage import examples
+from polywire.client.brokers import split_address, split_brokers
 from polywire.client.failures import cannot_connect
 from polywire.client.login import Login, split_login
 from polywire.client.tls import SCHEME_SUFFIX

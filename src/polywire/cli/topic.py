@@ -17,8 +17,9 @@ from polywire.broker.settings import (
     TOPIC_SETTINGS,
     Compression,
 )
-from polywire.cli.options import ADDRESS_DEFAULT, Address, Topic, examples, polywire_only, run_with_client
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import Topic, examples
 from polywire.client.base import Ability, PartitionBounds, WireClient
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid, Missing

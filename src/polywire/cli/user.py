@@ -15,8 +15,8 @@ from cyclopts import App, Parameter
 
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.permissions import EVERYTHING, grant_words
-from polywire.cli.options import examples
 from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import examples
 from polywire.server.users import add_user, read_users, remove_user
 
 app = App(

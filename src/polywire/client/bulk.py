@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from polywire.client.base import TopicInfo
 from polywire.client.blocking import FramedSocket, more_follows
-from polywire.client.connect import split_address, split_brokers
+from polywire.client.brokers import split_address, split_brokers
 from polywire.client.failures import beyond
 from polywire.client.login import Login, split_login
 from polywire.client.sockets import Place, Sockets

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polywire.cli.main import run
-from polywire.cli.options import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from tests.certificates import Certificates
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polywire.cli.main import run
-from polywire.cli.options import EXIT_DONE, EXIT_FAILED
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.records.columns import Record

@@ -14,8 +14,8 @@ import pytest
 from cyclopts import App
 
 from polywire.cli.main import app, run
-from polywire.cli.options import EXIT_DONE
 from polywire.cli.output import ListFormat
+from polywire.cli.usage import EXIT_DONE
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.records.columns import Record

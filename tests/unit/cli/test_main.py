@@ -15,9 +15,10 @@ from cyclopts import App
 
 from polywire.__main__ import main
 from polywire.build_info import VERSION
+from polywire.cli.connection import CONNECT_VARIABLE
 from polywire.cli.main import POSIX_MODULES, app, run
-from polywire.cli.options import CONNECT_VARIABLE, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.cli.serve import Durability, Wires
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import Dialect
 from polywire.types import Level
@@ -64,6 +65,22 @@ for words in groups:  # parents first, so that a listing cannot depend on a load
     if parent.default_command is None:
         groups += [(*words, name) for name in parent if not name.startswith("-")]
 """
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("polywire.cli.main", "asyncio polywire.client.polywire rich.progress"),
+        ("polywire.cli.top", "asyncio polywire.client.polywire"),
+        ("polywire.cli.cluster", "polywire.log polywire.cluster.migration"),
+        ("polywire.client.bulk", "asyncio pyarrow"),
+    ],
+)
+def test_a_module_that_starts_quickly_loads_nothing_heavy(module: str, heavy: str) -> None:
+    """Every command waits for these imports, and so does every Spark worker for the last."""
+    program = f"import sys, {module}; print(*sys.modules.keys() & set({heavy.split()}))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
 
 
 def test_every_listing_describes_its_commands() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from polywire.cli import main
-from polywire.cli.options import EXIT_FAILED
 from polywire.cli.pipeline import cause
+from polywire.cli.usage import EXIT_FAILED
 from polywire.errors import ErrorCode, Unavailable
 from polywire.testing.thread import BrokerThread
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console, Group
 
 from polywire.cli.main import run
-from polywire.cli.options import EXIT_FAILED
 from polywire.cli.top import Sample, _tables, default_http, view
+from polywire.cli.usage import EXIT_FAILED
 
 
 def sample(at: float, *, received: int, topics: dict[str, int], lags: Mapping[str, int | None]) -> Sample:

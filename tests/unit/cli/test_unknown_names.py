@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from polywire.cli.main import app, run
-from polywire.cli.options import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.records.columns import Record

@@ -12,8 +12,8 @@ import pytest
 
 from polywire.client import bulk
 from polywire.client.arrow import chunk_to_arrow
+from polywire.client.brokers import split_address
 from polywire.client.bulk import BulkConnection
-from polywire.client.connect import split_address
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, encode_head

@@ -1,17 +1,13 @@
-"""Parameters that several commands share, the client that a command runs with, and the end of every help text: examples and
-exit codes.
-"""
+"""The ``--address`` option, and the client that a command runs with."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from polywire.cli.output import Failed, note
 from polywire.client.base import WireClient
@@ -19,38 +15,6 @@ from polywire.client.group_names import no_such_group, no_such_topic
 from polywire.client.link import CONNECT_S, Link
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
-
-EXIT_CODES: Final = "Exit codes:"
-HELP_FORMAT: Final = "plaintext"  # otherwise cyclopts would interpret brackets and back-ticks as markup
-
-Topic = Annotated[str, Parameter(help="Full name of the topic: topic, or stream.topic outside the stream default.")]
-OnlyPartition = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Read only this partition.")]
-Count = Annotated[
-    int | None, Parameter(name=("--count", "-n"), help="Stop after this many records.", validator=Number(gte=1))
-]
-DataDir = Annotated[
-    Path, Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="Data directory, as passed to polywire serve --data-dir.")
-]
-
-EXIT_DONE: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
-EXIT_MEANINGS: Final = {
-    EXIT_DONE: "success",
-    EXIT_FAILED: "the command failed; standard error gives the reason",
-    EXIT_USAGE: "wrong usage",
-    EXIT_INTERRUPTED: "interrupted",
-}
-
-
-def examples(*lines: str, exits: Mapping[int, str] | None = None) -> str:
-    """Return the end of a command's help: examples and exit codes. ``exits`` has the codes that only this command uses."""
-    title = "Example" if len(lines) == 1 else "Examples"
-    codes = sorted((EXIT_MEANINGS | dict(exits or {})).items())
-    meanings = [f"  {code:<3}  {meaning}" for code, meaning in codes]
-    return "\n".join([f"{title}:", *(f"  {line}" for line in lines), EXIT_CODES, *meanings])
-
 
 Result = TypeVar("Result")
 
