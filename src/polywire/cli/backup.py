@@ -68,6 +68,20 @@ _PAUSE_SECONDS: Final = 0.02
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 MakeReplay = Callable[[], Replay]
+LIST_COLUMNS: Final = (
+    "backup",
+    "taken_at",
+    "through",
+    "segments",
+    "bytes",
+    "copied_segments",
+    "copied_bytes",
+    "damaged",
+)
+DAMAGED: Final = {EXIT_DAMAGED: "something is damaged; the rest can be restored"}
+Shelf = Annotated[Path, Parameter(help="Directory of backups, preferably on another disk.")]
+BackupPath = Annotated[Path, Parameter(help="A backup, or a directory of backups, of which the newest is used.")]
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 class _LogChanged(Exception):
@@ -461,18 +475,6 @@ def _link(source: Path, target: Path) -> bool:
     return True
 
 
-LIST_COLUMNS: Final = (
-    "backup",
-    "taken_at",
-    "through",
-    "segments",
-    "bytes",
-    "copied_segments",
-    "copied_bytes",
-    "damaged",
-)
-DAMAGED: Final = {EXIT_DAMAGED: "something is damaged; the rest can be restored"}
-
 app = App(
     name="backup",
     help_epilogue=examples(
@@ -480,9 +482,6 @@ app = App(
         "polywire backup restore backups --data-dir restored",
     ),
 )
-Shelf = Annotated[Path, Parameter(help="Directory of backups, preferably on another disk.")]
-BackupPath = Annotated[Path, Parameter(help="A backup, or a directory of backups, of which the newest is used.")]
-Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 @app.command(help_epilogue=examples("polywire backup create /mnt/backups --data-dir polywire-data", exits=DAMAGED))

@@ -42,6 +42,7 @@ offsets_app = App(
 Group = Annotated[str, Parameter(help="Name of the group.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 DryRun = Annotated[bool, Parameter(name="--dry-run", negative="", help="Show the new offsets without committing them.")]
+OnlyReset = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Reset only this partition.")]
 
 
 class ExportFormat(Enum):
@@ -285,7 +286,6 @@ app = App(
     name="group",
     help_epilogue=examples("polywire group list", "polywire group describe billing"),
 )
-OnlyReset = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Reset only this partition.")]
 
 
 @app.command(

@@ -29,6 +29,14 @@ from polywire.records.columns import Event, Header, HeaderKind, Record
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # fits a record of 10 MB as base64; a longer line indicates a wrong file
 READ_BYTES_MAX: Final = 1024 * 1024  # all whole lines from one read are sent in one produce request
+_ASSIGNED_BY_BROKER: Final = frozenset({"topic", "partition", "offset", "timestamp"})
+_RECORD_FIELDS: Final = frozenset(
+    {"key", "key_base64", "value", "value_base64", "headers", "id", "origin_timestamp", "event"}
+)
+_HEADER_FIELDS: Final = frozenset({"key", "key_base64", "key_kind", "value", "value_base64", "value_kind"})
+_EVENT_FIELDS: Final = frozenset({"type", "schema_version", "aggregate_version", "metadata", "metadata_base64"})
+FETCH_RECORDS_MAX: Final = 10_000
+FOLLOW_WAIT_MS: Final = 30_000  # longest wait of one request for new records; the next request follows at once
 
 
 class LineReader:
@@ -77,14 +85,6 @@ async def _readable(descriptor: int) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(descriptor)
-
-
-_ASSIGNED_BY_BROKER: Final = frozenset({"topic", "partition", "offset", "timestamp"})
-_RECORD_FIELDS: Final = frozenset(
-    {"key", "key_base64", "value", "value_base64", "headers", "id", "origin_timestamp", "event"}
-)
-_HEADER_FIELDS: Final = frozenset({"key", "key_base64", "key_kind", "value", "value_base64", "value_kind"})
-_EVENT_FIELDS: Final = frozenset({"type", "schema_version", "aggregate_version", "metadata", "metadata_base64"})
 
 
 class LineFormat(Enum):
@@ -293,8 +293,6 @@ app = App(
     ),
 )
 
-FETCH_RECORDS_MAX: Final = 10_000
-FOLLOW_WAIT_MS: Final = 30_000  # longest wait of one request for new records; the next request follows at once
 
 Form = Annotated[
     LineFormat,

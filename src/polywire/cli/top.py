@@ -37,6 +37,24 @@ from polywire.types import spell_address
 MONTH_S: Final = 30 * 86_400
 
 Rows = list[dict[str, Any]]
+HTTP_PORT: Final = 9080
+HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
+PATHS: Final = ("overview", "topics", "groups")
+ROWS_MAX: Final = 20  # rows of a table on the terminal: the busiest topics, and the groups with the largest lag
+TIMEOUT_S: Final = 10.0
+UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+KIBI: Final = 1024.0
+NOTHING: Final = "–"
+SIZES: Final = (
+    "received_per_s",
+    "sent_per_s",
+    "stored_bytes",
+    "unstored_bytes",
+    "cache_bytes",
+    "put_bytes_per_s",
+    "got_bytes_per_s",
+)
+EXACT: Final = ("price_per_1000", "cost", "cost_of_30_days")
 
 
 def bucket_rows(before: Mapping[str, Any] | None, now: Mapping[str, Any], seconds: float) -> dict[str, Rows]:
@@ -93,25 +111,6 @@ def _charges(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any
         rows.append(row)
     return rows
 
-
-HTTP_PORT: Final = 9080
-HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
-PATHS: Final = ("overview", "topics", "groups")
-ROWS_MAX: Final = 20  # rows of a table on the terminal: the busiest topics, and the groups with the largest lag
-TIMEOUT_S: Final = 10.0
-UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-KIBI: Final = 1024.0
-NOTHING: Final = "–"
-SIZES: Final = (
-    "received_per_s",
-    "sent_per_s",
-    "stored_bytes",
-    "unstored_bytes",
-    "cache_bytes",
-    "put_bytes_per_s",
-    "got_bytes_per_s",
-)
-EXACT: Final = ("price_per_1000", "cost", "cost_of_30_days")
 
 app = App(
     name="top",

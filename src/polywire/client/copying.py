@@ -38,6 +38,14 @@ from polywire.records.columns import Header, HeaderKind, Record
 
 MILLISECOND_US: Final = 1000
 _PLAIN_KINDS: Final = frozenset({HeaderKind.RAW, HeaderKind.STRING, HeaderKind.NULL})
+VERSION: Final = 1
+RUNS_MAX: Final = 10_000  # runs that are stored per partition; a topic without gaps has one run
+PAUSE_S: Final = 0.2  # pause before a failed connection is retried
+# limit for records read back from the target; if there are more, another producer must have written some
+DOUBTFUL_MAX: Final = 100_000
+RECORDS_AT_ONCE: Final = 2_000  # records per write, which is the maximum number with an unknown outcome after a crash
+_OF_RECORDS: Final = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_BATCH, ErrorCode.RECORD_TOO_LARGE})
+MEMBER: Final = "polywire-copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +121,6 @@ def _time_us(record: Record, target: Carried, lost: Counter[str]) -> int | None:
         return None
     lost["microseconds"] += bool(time_us % MILLISECOND_US)
     return time_us - time_us % MILLISECOND_US
-
-
-VERSION: Final = 1
-RUNS_MAX: Final = 10_000  # runs that are stored per partition; a topic without gaps has one run
 
 
 @dataclass(slots=True)
@@ -216,14 +220,6 @@ class CopyState:
         made = self.path.with_name(self.path.name + ".new")
         made.write_text(text, encoding="utf-8")
         made.replace(self.path)
-
-
-PAUSE_S: Final = 0.2  # pause before a failed connection is retried
-# limit for records read back from the target; if there are more, another producer must have written some
-DOUBTFUL_MAX: Final = 100_000
-RECORDS_AT_ONCE: Final = 2_000  # records per write, which is the maximum number with an unknown outcome after a crash
-_OF_RECORDS: Final = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_BATCH, ErrorCode.RECORD_TOO_LARGE})
-MEMBER: Final = "polywire-copy"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,32 @@ from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level, TopicName, check_topic_name
 
 Ask = Callable[[str], Awaitable[bytes]]
+OPEN_TIMEOUT_S: Final = 10.0
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # limit for the values of one batch; a larger record is sent alone
+BATCH_RECORDS_MAX: Final = 10_000
+FETCH_RECORDS: Final = 1_000  # records per request; the protocol limits records, not bytes
+WAIT_MS_MAX: Final = 25_000  # milliseconds per request; a longer wait takes several requests
+MEMBER: Final = "polywire"  # a fetch must name a member, which the broker does not check
+ABILITIES: Final = frozenset(
+    {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.GENERATIONS,
+        Ability.KEYS_READ,
+        Ability.BINARY_VALUES,
+        Ability.WHITE_SPACE_VALUES,
+        Ability.CHOOSE_PARTITION,
+        Ability.CREATE_TOPIC,
+        Ability.DELETE_TOPIC,
+        Ability.BOUNDS,
+        Ability.LONG_POLL,
+        Ability.LEVELS,
+        Ability.GROUPS,
+        Ability.AT_ONCE,
+        Ability.POSITIONS,
+    }
+)
+_ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
 
 
 class Groups:
@@ -85,36 +111,6 @@ class Groups:
                 raise
             return None
         return number(reply, "offset")
-
-
-OPEN_TIMEOUT_S: Final = 10.0
-BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # limit for the values of one batch; a larger record is sent alone
-BATCH_RECORDS_MAX: Final = 10_000
-FETCH_RECORDS: Final = 1_000  # records per request; the protocol limits records, not bytes
-WAIT_MS_MAX: Final = 25_000  # milliseconds per request; a longer wait takes several requests
-MEMBER: Final = "polywire"  # a fetch must name a member, which the broker does not check
-
-ABILITIES: Final = frozenset(
-    {
-        Ability.EMPTY_VALUES,
-        Ability.SAME_HASH,
-        Ability.GENERATIONS,
-        Ability.KEYS_READ,
-        Ability.BINARY_VALUES,
-        Ability.WHITE_SPACE_VALUES,
-        Ability.CHOOSE_PARTITION,
-        Ability.CREATE_TOPIC,
-        Ability.DELETE_TOPIC,
-        Ability.BOUNDS,
-        Ability.LONG_POLL,
-        Ability.LEVELS,
-        Ability.GROUPS,
-        Ability.AT_ONCE,
-        Ability.POSITIONS,
-    }
-)
-
-_ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
 
 
 class _Connection(FramedConnection):

@@ -43,6 +43,17 @@ from polywire.records.fields import header_fields
 from polywire.records.rows import from_records, to_records
 from polywire.types import Assignor, Buffer, Level, PositionKind
 
+OPEN_TIMEOUT_S: Final = 10.0
+FETCH_BYTES_MAX: Final = 4 << 20  # per fetch; 1 MiB of stored data becomes about 10 MB of Python objects
+EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
+BATCH_BYTES: Final = 1 << 20  # the records of one call are split into batches of about this size
+RECORD_OVERHEAD_BYTES: Final = 64  # upper bound for the size of a record without key and value
+ABILITIES: Final = frozenset(Ability)
+_H = TypeVar("_H", bound=Head)
+_E = TypeVar("_E", bound=messages.KeptEntry)
+_I = TypeVar("_I", TransactionInfo, WriterInfo)
+_flags: Final = header_fields("flags")
+
 
 class _Pending:
     """A request in flight. ``parts`` has the payloads of the response frames received so far."""
@@ -164,20 +175,6 @@ def _ignore(done: asyncio.Future[Any]) -> None:
     """Retrieve the outcome. Otherwise asyncio would report an exception that was never retrieved."""
     if not done.cancelled():
         done.exception()
-
-
-OPEN_TIMEOUT_S: Final = 10.0
-FETCH_BYTES_MAX: Final = 4 << 20  # per fetch; 1 MiB of stored data becomes about 10 MB of Python objects
-EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
-BATCH_BYTES: Final = 1 << 20  # the records of one call are split into batches of about this size
-RECORD_OVERHEAD_BYTES: Final = 64  # upper bound for the size of a record without key and value
-
-ABILITIES: Final = frozenset(Ability)
-
-_H = TypeVar("_H", bound=Head)
-_E = TypeVar("_E", bound=messages.KeptEntry)
-_I = TypeVar("_I", TransactionInfo, WriterInfo)
-_flags: Final = header_fields("flags")
 
 
 class PolywireClient(Scope):

@@ -28,6 +28,14 @@ from polywire.types import Buffer
 TAIL_BYTES: Final = 64 * 1024  # enough for the footer of most segments
 AHEAD_MAX: Final = 512  # 32 MiB: two round trips of parallel reads
 THREADS: Final = 256
+CHUNKS: Final = "chunks"
+# small reads of a blob fetch chunks of this size, because a request takes as long as transferring 1 MiB
+CHUNK_BYTES: Final = 1 << 20
+LITTLE_BYTES: Final = CHUNK_BYTES // 4
+TRIES: Final = 6
+PAUSE_FIRST_S: Final = 0.1
+RETRY_MS: Final = 1000
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +77,6 @@ class Tails:
         """Stop reading ahead."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._ahead.clear()
-
-
-CHUNKS: Final = "chunks"
-# small reads of a blob fetch chunks of this size, because a request takes as long as transferring 1 MiB
-CHUNK_BYTES: Final = 1 << 20
-LITTLE_BYTES: Final = CHUNK_BYTES // 4
-TRIES: Final = 6
-PAUSE_FIRST_S: Final = 0.1
-RETRY_MS: Final = 1000
-
-_Result = TypeVar("_Result")
 
 
 class RemoteBlob:

@@ -38,6 +38,8 @@ DELETED_PER_S: Final = 20  # far below the thousands of requests per second that
 # journal objects, and as many blobs, in one run, to limit memory; the next run deletes the rest
 SWEPT_MAX: Final = 10_000
 HEAD_BYTES: Final = START_BYTES_MAX + 1
+SWEEP_INTERVAL_S: Final = 24 * 3600.0  # each run lists all objects and reads every start below the floor
+logger: Final = structlog.get_logger("polywire.cluster")
 
 
 def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Steps[int]:
@@ -96,11 +98,6 @@ def _is_litter(head: bytes, seed: int) -> bool:
     if len(head) > START_BYTES_MAX:
         return True
     return read_group(head, 0, seed) is not None and start_of(head, seed) == 0
-
-
-SWEEP_INTERVAL_S: Final = 24 * 3600.0  # each run lists all objects and reads every start below the floor
-
-logger: Final = structlog.get_logger("polywire.cluster")
 
 
 class GarbageCollector:

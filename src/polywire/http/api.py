@@ -37,6 +37,13 @@ from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level, PositionKind, TopicName
 
 QUANTILE: Final = 0.99
+TOPICS_MAX: Final = 2_000  # topics of one list
+GROUPS_MAX: Final = 1_000  # groups in one list, and pairs of a group and a topic in the metrics
+MEMBERS_MAX: Final = 1_000  # members of one group
+PARTITIONS_MAX: Final = 10_000  # partitions of one topic
+CONNECTIONS_MAX: Final = 1_000  # clients in one list
+OFFSET_MAX: Final = 2**63 - 1
+RECORDS_USUAL: Final = 50
 
 
 def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
@@ -79,15 +86,6 @@ def _requests(one: BucketRequests) -> Mapping[str, Any]:
         "seconds": round(one.durations.sum_s, 6),
         "p99_s": bound_s if isfinite(bound_s) else None,
     }
-
-
-TOPICS_MAX: Final = 2_000  # topics of one list
-GROUPS_MAX: Final = 1_000  # groups in one list, and pairs of a group and a topic in the metrics
-MEMBERS_MAX: Final = 1_000  # members of one group
-PARTITIONS_MAX: Final = 10_000  # partitions of one topic
-CONNECTIONS_MAX: Final = 1_000  # clients in one list
-OFFSET_MAX: Final = 2**63 - 1
-RECORDS_USUAL: Final = 50
 
 
 class Api:

@@ -55,6 +55,12 @@ _OWNER_BITS: Final = 2**64 - 1  # makes the number of an owner, which may be neg
 ID_TRIES_MAX: Final = 1_000
 # how long a response waits until other processes have applied the commit; they apply it in any case
 SETTLED_S: Final = 5.0
+LETTERS_MAX: Final = 1_000  # records of one redrive
+LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes of one redrive, headers included; at least one letter is always sent
+TARGETS_MAX: Final = 100  # topics named in one request
+TARGET_BYTES_MAX: Final = 511  # length of a topic's name; a longer header is ignored
+_PREFIX: Final = b"dead."
+_DIGITS_MAX: Final = 9
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
@@ -238,14 +244,6 @@ class Redrive:
             staged.append(done)
         await asyncio.gather(*staged)
         return Response(b"{}", media_type="application/json")
-
-
-LETTERS_MAX: Final = 1_000  # records of one redrive
-LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes of one redrive, headers included; at least one letter is always sent
-TARGETS_MAX: Final = 100  # topics named in one request
-TARGET_BYTES_MAX: Final = 511  # length of a topic's name; a longer header is ignored
-_PREFIX: Final = b"dead."
-_DIGITS_MAX: Final = 9
 
 
 @dataclass(slots=True)

@@ -22,6 +22,13 @@ import msgspec
 from polywire.records.columns import Header, HeaderKind, text_of, typed
 
 SLICE_S: Final = 0.003  # seconds of processor time per slice
+PIECE_BYTES: Final = (
+    192 * 1024
+)  # bytes encoded at once, in less than a millisecond; a multiple of 3, so that pieces of base64 can be joined
+SHORT_BYTES: Final = 4 * 1024  # text up to this size stays text, even if JSON must escape most of its characters
+LIST_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a list
+_AS_THEY_ARE: Final = frozenset({HeaderKind.NULL, HeaderKind.RAW, HeaderKind.STRING})
+_Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Slices:
@@ -45,15 +52,6 @@ class Slices:
         await asyncio.sleep(0)
         self._end = thread_time() + SLICE_S
         self.count += 1
-
-
-PIECE_BYTES: Final = (
-    192 * 1024
-)  # bytes encoded at once, in less than a millisecond; a multiple of 3, so that pieces of base64 can be joined
-SHORT_BYTES: Final = 4 * 1024  # text up to this size stays text, even if JSON must escape most of its characters
-LIST_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a list
-_AS_THEY_ARE: Final = frozenset({HeaderKind.NULL, HeaderKind.RAW, HeaderKind.STRING})
-_Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Listing:

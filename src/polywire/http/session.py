@@ -24,6 +24,8 @@ BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # body of a request
 HEADERS_MAX: Final = 100  # headers of a request
 _END: Final = b"\r\n\r\n"
 _DIGITS_MAX: Final = 15  # of a Content-Length
+IDLE_S: Final = 60.0  # for the next request to arrive completely
+log = structlog.get_logger("polywire.http")
 
 
 class Refusal(Enum):
@@ -68,10 +70,6 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
     if length > body_bytes_max:
         return Refusal.BODY_TOO_LARGE
     return end + len(_END) + length
-
-
-IDLE_S: Final = 60.0  # for the next request to arrive completely
-log = structlog.get_logger("polywire.http")
 
 
 class Exchange(Protocol):

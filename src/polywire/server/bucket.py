@@ -43,6 +43,8 @@ OPENING_END_S: Final = 1.0  # time for that thread to notice an interruption
 BLOB_TIMEOUT_S: Final = 120  # enough to transfer a segment of 64 MiB or more
 
 _Result = TypeVar("_Result")
+POLL_S: Final = 0.25
+_READ_BYTES: Final = 64 * 1024
 
 
 async def open_in_bucket(
@@ -140,10 +142,6 @@ def check_identity(identity: Identity, processes: int) -> None:
             f"the log in this bucket has {shards} (use --processes {identity.shards}, or remove --processes)"
             f" processes={processes}",
         )
-
-
-POLL_S: Final = 0.25
-_READ_BYTES: Final = 64 * 1024
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -17,6 +17,13 @@ from polywire.server.arena import Memory, rounded
 from polywire.server.memory import ReceiveMemory
 from polywire.server.shared_chunk import READ_BYTES
 
+FREE_BYTES_MIN: Final = 4 * 1024  # with less free memory, a new buffer is better than a short read
+# factor: a buffer grows to at most this many times the bytes received, even if a request claims to be longer
+GROWTH: Final = 4
+STALLED_TICKS: Final = 2  # ticks (one to two seconds) after which a slow request can be closed when memory is short
+SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # while memory is short, a slower request counts as stalled
+BYTES_PER_S_MIN: Final = 64  # a slower request always counts as stalled
+
 
 def unread_bytes(transport: Any) -> int:
     """Return how many bytes the socket has received that the event loop has not read yet; 0 if it is closed."""
@@ -24,14 +31,6 @@ def unread_bytes(transport: Any) -> int:
         return int.from_bytes(ioctl(transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4)), byteorder)
     except (AttributeError, OSError, ValueError):
         return 0
-
-
-FREE_BYTES_MIN: Final = 4 * 1024  # with less free memory, a new buffer is better than a short read
-# factor: a buffer grows to at most this many times the bytes received, even if a request claims to be longer
-GROWTH: Final = 4
-STALLED_TICKS: Final = 2  # ticks (one to two seconds) after which a slow request can be closed when memory is short
-SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # while memory is short, a slower request counts as stalled
-BYTES_PER_S_MIN: Final = 64  # a slower request always counts as stalled
 
 
 class ReceiveBuffer:

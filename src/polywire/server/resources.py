@@ -29,6 +29,23 @@ _GROUPS: Final = Path("/sys/fs/cgroup")
 _MEMBERSHIP: Final = Path("/proc/self/cgroup")
 _UNKNOWN_BYTES: Final = 1024 * 1024 * 1024  # used if the system does not report its memory
 
+# File descriptors
+PROCESS: Final = 24  # standard streams, the event loop, listeners, the lock of the data directory
+LOG: Final = 12  # a segment, a snapshot and a journal file being written, their directories, files being deleted
+PER_SLOT: Final = 2  # descriptors of a journal file: one to write, one for the mapping
+PER_BLOB: Final = 2  # descriptors of a segment file: one for normal reads, one for direct I/O
+BLOBS_MIN: Final = 2  # one to read, one to merge
+BOUNDLESS: Final = 1 << 20  # stands for "no limit": more than the broker can use
+BLOB_SHARE: Final = 4  # a quarter of the remaining descriptors may go to segments
+CONNECTIONS_MIN: Final = 8  # with fewer connections, an operator could not connect to diagnose the problem
+
+# Garbage collections
+YOUNG_MAX: Final = 700  # new objects before a collection of the youngest generation; Python's own default
+YOUNGER_RUNS: Final = 5  # collections of the youngest generation before one of the middle generation
+# Seconds without a connection before all objects are collected. A client that connects at that moment has to wait.
+ALONE_S: Final = 60
+MIDDLE_RUNS: Final = 1  # collections of the middle generation before a full one, which then visits some 10,000 objects
+
 
 def memory_bytes(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
     """Return how many bytes of memory this process can use: that of the machine, or less if a control group limits it.
@@ -60,16 +77,6 @@ def _group_directories(groups: Path, membership: Path) -> list[Path]:
                 inner = groups / path.lstrip("/")
                 return [inner, *(above for above in inner.parents if above.is_relative_to(groups))]
     return []
-
-
-PROCESS: Final = 24  # standard streams, the event loop, listeners, the lock of the data directory
-LOG: Final = 12  # a segment, a snapshot and a journal file being written, their directories, files being deleted
-PER_SLOT: Final = 2  # descriptors of a journal file: one to write, one for the mapping
-PER_BLOB: Final = 2  # descriptors of a segment file: one for normal reads, one for direct I/O
-BLOBS_MIN: Final = 2  # one to read, one to merge
-BOUNDLESS: Final = 1 << 20  # stands for "no limit": more than the broker can use
-BLOB_SHARE: Final = 4  # a quarter of the remaining descriptors may go to segments
-CONNECTIONS_MIN: Final = 8  # with fewer connections, an operator could not connect to diagnose the problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +112,6 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return BOUNDLESS if soft == resource.RLIM_INFINITY else soft
-
-
-YOUNG_MAX: Final = 700  # new objects before a collection of the youngest generation; Python's own default
-YOUNGER_RUNS: Final = 5  # collections of the youngest generation before one of the middle generation
-# Seconds without a connection before all objects are collected. A client that connects at that moment has to wait.
-ALONE_S: Final = 60
-MIDDLE_RUNS: Final = 1  # collections of the middle generation before a full one, which then visits some 10,000 objects
 
 
 class Collector:

@@ -28,6 +28,9 @@ STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 OnStop = Callable[[signal.Signals], object]
 """Called on the event loop with the signal."""
+log = structlog.get_logger("polywire.server")
+Load = Callable[[], object]
+"""Loads a file. If it raises BrokerError or OSError, the previous content remains in use."""
 
 
 class Signals:
@@ -78,13 +81,6 @@ class Signals:
                 self._stop(number)
         elif self._reload is not None:
             self._reload()
-
-
-log = structlog.get_logger("polywire.server")
-
-
-Load = Callable[[], object]
-"""Loads a file. If it raises BrokerError or OSError, the previous content remains in use."""
 
 
 class Reload:

@@ -61,6 +61,16 @@ polywire_bucket_carries %d
 _END: Final = b"\r\n\r\n"
 
 log = structlog.get_logger("polywire.server")
+LOOK_S: Final = 0.5  # pause between two checks of the leader
+RANK_S: Final = 0.5  # delay per better-ranked standby, so that not all standbys try to take over at once
+REFUSED_MAX: Final = 2  # checks that find the port closed before the leader counts as dead
+HANDING_OVER_S: Final = 10.0  # after a handover was requested, how long the leader checks often whether it has happened
+KNOCK_TIMEOUT_S: Final = 2.0
+# a leader that could not write a heartbeat for this long steps down, before standbys consider it dead
+SILENT_S: Final = 0.75 * NODE_TIMEOUT_S
+UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
+OnDeposed = Callable[[str], object]
+"""Called with the reason when this broker must stop leading."""
 
 
 class StandbyHealth:
@@ -152,20 +162,6 @@ def _answer(status: str, text: str, *, content_type: str = TEXT_TYPE, whole: boo
         "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
     )
     return (head + (text if whole else "")).encode()
-
-
-LOOK_S: Final = 0.5  # pause between two checks of the leader
-RANK_S: Final = 0.5  # delay per better-ranked standby, so that not all standbys try to take over at once
-REFUSED_MAX: Final = 2  # checks that find the port closed before the leader counts as dead
-HANDING_OVER_S: Final = 10.0  # after a handover was requested, how long the leader checks often whether it has happened
-KNOCK_TIMEOUT_S: Final = 2.0
-# a leader that could not write a heartbeat for this long steps down, before standbys consider it dead
-SILENT_S: Final = 0.75 * NODE_TIMEOUT_S
-UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
-
-
-OnDeposed = Callable[[str], object]
-"""Called with the reason when this broker must stop leading."""
 
 
 def _ignore(_: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from polywire.types import Buffer
 
+LONG_BYTES: Final = 64 * 1024  # takes some 5 µs; shorter copies keep the GIL
+
 
 class _PyBuffer(ctypes.Structure):
     """CPython's ``Py_buffer`` (C API reference, "Buffer Protocol")."""
@@ -55,8 +57,6 @@ def find_call(name: str, *arguments: Any, brief: bool = False) -> Callable[..., 
         function.restype = ctypes.c_int
     return function
 
-
-LONG_BYTES: Final = 64 * 1024  # takes some 5 µs; shorter copies keep the GIL
 
 _memmove: Final = find_call("memmove", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memset: Final = find_call("memset", ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)

@@ -17,6 +17,8 @@ from polywire.matching import WORD, consists_of
 from polywire.store.base import BLOB_NAME_BYTES_MAX
 from polywire.types import Buffer, shard_name
 
+FIRST: Final = 0  # most buckets have no other shard
+
 
 class ObjectChanged(Exception):
     """Raised by ``replace`` if the object was changed since it was read. The object is left unchanged."""
@@ -108,9 +110,6 @@ class Rooted:
 
     def delete(self, name: str) -> None:
         self._objects.delete(self._root + name)
-
-
-FIRST: Final = 0  # most buckets have no other shard
 
 
 def shard_root(shard: int) -> str:
