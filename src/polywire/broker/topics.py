@@ -413,8 +413,9 @@ def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList |
 
 
 def upgraded(settings: TopicSettings) -> TopicSettings:
-    """Return the settings with the access list in its present field, wherever it was stored. Unreadable options deny
-    everyone.
+    """Return the settings with the access list in the field used now; earlier releases stored it in options.
+
+    Options that cannot be read deny everyone.
     """
     stored = settings.wire_options.get(ACCESS_OPTIONS)
     if settings.access is not None or not stored:

@@ -1,4 +1,4 @@
-"""The base of all asynchronous connections. It handles closing, and matches replies that arrive in order to calls.
+"""The base of all asynchronous connections. It handles closing. Replies arrive in the order of the calls, and each call gets its reply.
 
 A lost connection is never reopened. Each pending call then fails with its own copy of the error.
 """

@@ -96,7 +96,7 @@ class Consumer:
                 zone.
             auto_commit: commit offsets automatically.
             commit_interval_s: interval of automatic commits, in seconds.
-            buffer_bytes: maximum size of fetched records that are not delivered yet, as stored.
+            buffer_bytes: maximum stored size of records that are fetched but not delivered yet.
             reconnect_s: how long to retry a lost connection, in seconds.
 
         Raises:

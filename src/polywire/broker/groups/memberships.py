@@ -119,7 +119,7 @@ class TopicGroups:
         return not memberships.topics
 
     def end(self, group: str, memberships: Memberships, topic_ids: Collection[bytes]) -> None:
-        """Remove a member: leave all its topics and release all its partitions, also in the topics with the given ids.
+        """Remove a member: leave all its topics, and release its partitions in these and in the topics with the given ids.
 
         If this raises Busy(DISK_FULL), the member remains.
         """

@@ -453,7 +453,7 @@ class Segment:
         return memoryview(found)
 
     def staged(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Return a staged batch like ``stored``; a damaged local copy of a remote blob is discarded and read again."""
+        """Return a staged batch. As in ``stored``, a damaged local copy of a remote blob is discarded and read again."""
         found = self.stored(start, stop, strict=strict)
         if not check_body(found, 0) and self._store.drop_copy(self.name):
             return self.stored(start, stop, strict=strict)
