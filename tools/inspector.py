@@ -357,7 +357,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
     "forget_memory": "for users",
     "MemoryObjects.deliver": "for users: applies the requests that a fault has delayed",
-    "Answer.call": "which call is answered: an error alone does not say it, and the group's model in the tests checks it",
     "Page.value_bytes": "for users of the admin API, whose answer the page is",
     "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",
     "TailIndex.drop_slot": "drop_front by what a slot holds, for tests of the index alone",

@@ -10,7 +10,9 @@ from typing import Final
 
 import pytest
 
+from polywire.broker import api
 from polywire.broker.broker import Broker
+from polywire.broker.state import WriteBatchVerbs
 from polywire.protocols.cursus.context import CursusBroker
 from polywire.protocols.flux.context import FluxBroker
 from polywire.protocols.iggy.context import IggyBroker
@@ -24,7 +26,7 @@ SEES: Final[Mapping[type, str]] = {
     CursusBroker: "TopicVerbs RecordVerbs ProducerVerbs PositionVerbs events groups transactions",
     FluxBroker: "TopicVerbs RecordVerbs PositionVerbs WireStateVerbs groups",
     IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs groups streams",
-    Kafka07Broker: "TopicVerbs RecordVerbs",
+    Kafka07Broker: "Topics Records",
     KafkaBroker: "TopicVerbs GroupTopics RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs branches classic"
     " consumers epoch transactions",
     PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work transactions",
@@ -59,10 +61,10 @@ def parts_of(port: type) -> dict[str, set[str]]:
     """Return the facade bases of a port with their methods, and the broker parts that it names."""
     parts: dict[str, set[str]] = {}
     for kind in inspect.getmro(port):
-        if kind in (WireBroker, *inspect.getmro(WireBroker)):
+        if kind in (WireBroker, WriteBatchVerbs, *inspect.getmro(WireBroker)):
             continue
         own = {name for name in vars(kind) if not name.startswith("_")}
-        if kind in inspect.getmro(Broker):
+        if kind in inspect.getmro(Broker) or kind.__module__ == api.__name__:
             parts[kind.__name__] = own | {name for name in inspect.get_annotations(kind) if not name.startswith("_")}
         else:
             parts.update({name: {name} for name in own})

@@ -24,6 +24,7 @@ from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.kafka import produce
 from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.factory import KafkaFactory
+from polywire.protocols.kafka07.messages import Request
 from polywire.protocols.kafka07.session import KafkaSession
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
@@ -94,11 +95,9 @@ def _stored_at_once(
     session.broker.produce(partition, batch, by=session.caller, level=Level.SYNCED, done=done)
 
 
-def _reported_at_once(session: KafkaSession, then: Callable[[], None]) -> None:
+def _reported_at_once(session: KafkaSession, data: memoryview, request: Request) -> None:
     """Answer a request after sets before they are stored."""
-    session._dirty = False
-    session.broker.commit()
-    then()
+    session._commands[request.kind].handler(session, data, request)
 
 
 def _overtakes(old: Callable[..., None], queue: AppendQueue, *args: Any, **named: Any) -> None:
@@ -255,7 +254,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "stored-first",
         "over Kafka 0.7 an answer waits for the sets before it",
-        replaced(KafkaSession, "_settle", _reported_at_once),
+        replaced(KafkaSession, "_begin", _reported_at_once),
         test=test_stored.test_requests_after_sets_wait_for_the_durability_of_the_broker,
     ),
     WiresMutation(

@@ -325,6 +325,9 @@ class RecordVerbs(Protocol):
             check_alive(partition)
         return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
 
+    def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
+        """Return None, because the offsets of a partition of this process are always current; see ``api.Records``."""
+
     def locate(
         self,
         partition: Partition,

@@ -86,6 +86,14 @@ class TopicLookup(Protocol):
         """
         return self._catalog.topics(internal=internal)
 
+    def watch_topics(self, changing: Callable[[bytes], None]) -> Callable[[], None]:
+        """Call ``changing`` with the id of each topic that is about to be created, changed or deleted.
+
+        Returns a function that ends this.
+        """
+        self._catalog.watchers.append(changing)
+        return partial(self._catalog.watchers.remove, changing)
+
     def partition_count(self, full_name: str) -> int:
         """Return a topic's number of partitions, or the default number if it does not exist."""
         topic = self._catalog.find(full_name)

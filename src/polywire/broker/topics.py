@@ -92,6 +92,18 @@ class Topic:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={self.name.full!r}")
         return self.partitions
 
+    def state(self) -> TopicState:
+        """Return the topic as snapshots store it."""
+        return TopicState(
+            id=self.id,
+            stream=self.name.stream,
+            topic=self.name.topic,
+            created_at_us=self.created_at_us,
+            settings=self.settings,
+            incarnations=tuple([partition.incarnation for partition in self.partitions]),
+            owner=self.owner,
+        )
+
     def __repr__(self) -> str:
         return f"Topic({self.name.full!r}, partitions={len(self.partitions)})"
 
@@ -154,6 +166,7 @@ class Catalog:
         "next_incarnation",
         "streams",
         "version",
+        "watchers",
     )
 
     def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
@@ -170,6 +183,8 @@ class Catalog:
         self.leaving = 0
         """Deleted partitions that the log has yet to drop; they count towards the limit."""
         self.version = 0  # increases whenever a topic is created or deleted
+        self.watchers: Final[list[Callable[[bytes], None]]] = []
+        """Called with the id of each topic that is about to be created, changed or deleted."""
         # cached until the version changes, because sorting thousands of topics takes milliseconds
         self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}
 
@@ -306,13 +321,13 @@ class Catalog:
 
     def apply_added(self, change: PartitionsAdded) -> None:
         """Apply an addition of partitions; they have no log yet."""
-        self._views.changing(change.id)
+        self._changing(change.id)
         topic = self._by_id[change.id]
         self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
 
     def apply_removed(self, change: PartitionsRemoved) -> list[int]:
         """Apply a removal of partitions and return their incarnations."""
-        self._views.changing(change.id)
+        self._changing(change.id)
         topic = self._by_id[change.id]
         ended = topic.partitions[change.partition_count :]
         del topic.partitions[change.partition_count :]
@@ -324,14 +339,14 @@ class Catalog:
 
     def apply_configured(self, change: TopicConfigured) -> None:
         """Apply a change of a topic's settings."""
-        self._views.changing(change.id)
+        self._changing(change.id)
         topic, settings = self._by_id[change.id], upgraded(change.settings)
         self._usage.charge(Kind.TOPICS, topic.owner, 0, settings.size - topic.settings.size)
         topic.settings = settings
 
     def apply_deleted(self, change: TopicDeleted) -> Topic:
         """Apply the deletion of a topic and all its partitions."""
-        self._views.changing(change.id)
+        self._changing(change.id)
         topic = self._by_id.pop(change.id)
         self.version += 1
         del self._by_name[topic.name.full]
@@ -345,6 +360,7 @@ class Catalog:
 
     def restore_topic(self, state: TopicState) -> Topic:
         """Load a topic from a snapshot; its partitions have no log yet."""
+        self._changing(state.id)
         name = TopicName(state.stream, state.topic)
         meant = TopicName.parse(name.full)
         if name.stream == DEFAULT_STREAM and not is_internal(meant):
@@ -357,6 +373,11 @@ class Catalog:
         self._by_id[topic.id] = topic
         self._add(topic, state.incarnations)
         return topic
+
+    def _changing(self, topic_id: bytes) -> None:
+        self._views.changing(topic_id)
+        for watcher in self.watchers:
+            watcher(topic_id)
 
     def _add(self, topic: Topic, incarnations: range | tuple[int, ...]) -> None:
         self._usage.charge(Kind.PARTITIONS, topic.owner, len(incarnations), 0)
@@ -374,19 +395,7 @@ class Catalog:
 
     def _stored(self, id_: bytes) -> Sequence[TopicState]:
         topic = self._by_id.get(id_)
-        if topic is None:
-            return ()
-        return (
-            TopicState(
-                id=topic.id,
-                stream=topic.name.stream,
-                topic=topic.name.topic,
-                created_at_us=topic.created_at_us,
-                settings=topic.settings,
-                incarnations=tuple([partition.incarnation for partition in topic.partitions]),
-                owner=topic.owner,
-            ),
-        )
+        return () if topic is None else (topic.state(),)
 
 
 class _Policy(msgspec.Struct):

@@ -128,8 +128,8 @@ class Located:
     more: bool
 
 
-class PartitionLog(Protocol):
-    """State of one partition. The end of every offset range is exclusive."""
+class PartitionView(Protocol):
+    """State of one partition, as any process of the broker sees it. The end of every offset range is exclusive."""
 
     @property
     def incarnation(self) -> int:
@@ -156,14 +156,6 @@ class PartitionLog(Protocol):
     def next_address(self) -> int:
         """Kafka 0.7 address of the next record."""
 
-    @property
-    def last_append_time_us(self) -> int:
-        """Append time of the last batch; 0 if there is none."""
-
-    @property
-    def stored_bytes(self) -> int:
-        """Total size of the readable batches, in bytes."""
-
     def read(
         self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None
     ) -> Read | Handle:
@@ -176,17 +168,6 @@ class PartitionLog(Protocol):
             bytes_max: size limit of the result; a first batch that is larger is returned nevertheless.
             then: called with the result if it is not returned.
             offset_end: stop with the batch that reaches this offset.
-
-        Raises:
-            Missing: OFFSET_OUT_OF_RANGE: ``offset`` is below first_offset or above next_offset.
-        """
-
-    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
-        """Locate the sealed, readable records from ``offset`` up to ``offset_end``, exclusive.
-
-        A located blob may be deleted at any time after the answer, because its records are trimmed, compacted or
-        rewritten. Returns the answer if it is in memory; otherwise ``then`` is called later, unless the handle is
-        cancelled.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE: ``offset`` is below first_offset or above next_offset.
@@ -216,6 +197,29 @@ class PartitionLog(Protocol):
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE.
+        """
+
+
+class PartitionLog(PartitionView, Protocol):
+    """One partition, as the process that stores it sees it."""
+
+    @property
+    def last_append_time_us(self) -> int:
+        """Append time of the last batch; 0 if there is none."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Total size of the readable batches, in bytes."""
+
+    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
+        """Locate the sealed, readable records from ``offset`` up to ``offset_end``, exclusive.
+
+        A located blob may be deleted at any time after the answer, because its records are trimmed, compacted or
+        rewritten. Returns the answer if it is in memory; otherwise ``then`` is called later, unless the handle is
+        cancelled.
+
+        Raises:
+            Missing: OFFSET_OUT_OF_RANGE: ``offset`` is below first_offset or above next_offset.
         """
 
     def epoch_end(self, epoch: int) -> int:

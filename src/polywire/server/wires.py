@@ -19,6 +19,8 @@ from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
+from polywire.routing.broker import RoutedBroker
+from polywire.routing.session import RouterFactory
 from polywire.server.config import AUTO, ServeConfig, parse_address
 
 if TYPE_CHECKING:
@@ -91,12 +93,12 @@ def shard_factories(
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
     kafka = KafkaFactory(broker, _led_settings(config), off_loop=off_loop, shards=shard)
     transactions = KafkaLinkFactory(kafka, shard.key)
+    routed = RoutedBroker(broker, shard)
     inside: list[SessionFactory] = [
         FluxLinkFactory(flux),
         CursusLinkFactory(cursus, shard.key),
         IggyLinkFactory(iggy, shard.key),
         transactions,
-        Kafka07Factory(broker, off_loop=off_loop),
         PolywireFactory(broker),
     ]
     outside: list[SessionFactory] = [
@@ -104,12 +106,13 @@ def shard_factories(
         CarryingCursusFactory(cursus, shard),
         CarryingIggyFactory(iggy, shard),
         kafka,
-        Kafka07Factory(broker, off_loop=off_loop, shards=shard),
+        Kafka07Factory(routed, off_loop=off_loop),
         PolywireFactory(broker, shard),
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
     # Transactions that are already decided must be completed even if Kafka has been turned off in the meantime.
-    return outside, spoken if transactions in spoken else [*spoken, transactions]
+    always: list[SessionFactory] = [RouterFactory(broker, shard.key), transactions]
+    return outside, [*always, *(factory for factory in spoken if factory is not transactions)]
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:

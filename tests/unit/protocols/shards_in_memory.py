@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.protocols.runtime.session import Session, SessionFactory
 from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
+from polywire.server.placement import INTERNAL
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Buffer
 from tests.unit.protocols.polywire.peer import CapturedOutput
+
+KEY: Final = bytes(range(KEY_BYTES))
 
 
 class LinkOutput(CapturedOutput):
@@ -109,7 +113,7 @@ class MemoryShards:
         """make_factory: of sessions that forward nothing."""
         self.count = count
         self.own = own
-        self.key = bytes(range(KEY_BYTES))
+        self.key = KEY
         self.loop = ManualLoop()
         self.brokers = [
             Broker.over(
@@ -124,6 +128,8 @@ class MemoryShards:
         self.links: list[MemoryLink] = []
 
     def shard_of(self, full_name: str) -> int | None:
+        if full_name.startswith(INTERNAL):
+            return None
         return next((number for number, one in enumerate(self.brokers) if one.find_topic(full_name)), None)
 
     def home(self, full_name: str) -> int:
@@ -156,6 +162,10 @@ class ShardedConversation:
         if not self.session.paused():
             taken = self.session.receive(memoryview(bytearray(self._unread)))
             del self._unread[:taken]
+
+    def finish(self, data: bytes = b"") -> None:
+        """Deliver the last bytes of the client."""
+        self.session.finish(memoryview(bytes(self._unread) + data))
 
     def pass_by(self, seconds: float = 0) -> None:
         """Run everything that is due, and offer waiting bytes again."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from polywire.broker.record_verbs import RecordVerbs
-from polywire.broker.topic_verbs import TopicVerbs
+from polywire.broker.api import Records, Topics
 from polywire.protocols.runtime.broker import WireBroker
 
 
-class Kafka07Broker(TopicVerbs, RecordVerbs, WireBroker, Protocol):
+class Kafka07Broker(Topics, Records, WireBroker, Protocol):
     """Implicit creation of topics, and records."""

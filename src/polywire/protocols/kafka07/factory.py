@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.permissions import Action
-from polywire.protocols.kafka07.carrying import CarryingKafkaSession
 from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.messages import NAME_BYTES_MAX, RequestType
@@ -16,7 +15,6 @@ from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import Shards
 
 WIRE: Final = "kafka07"
 _FIRST_BYTE_MAX: Final = (FRAME_BYTES_MAX >> 24).to_bytes()
@@ -32,24 +30,12 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 
 
 class Kafka07Factory:
-    """Implements ``protocols.runtime.session.SessionFactory``.
+    """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    Args:
-        off_loop: queue for large requests, shared by the process.
-        shards: shards to which sessions forward requests; None without other shards.
-    """
+    __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers")
 
-    __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers", "_shards")
-
-    def __init__(
-        self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None, shards: Shards | None = None
-    ) -> None:
-        """Create the factory.
-
-        ``off_loop`` is the queue for large requests, shared by the process. ``shards`` is None if there are no other
-        shards.
-        """
-        self._shards: Final = shards
+    def __init__(self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None) -> None:
+        """Create the factory. ``off_loop`` is the queue for large requests, shared by the process."""
         self._broker = broker
         self._producer = Producer(broker)
         self._reply_buffers = ReplyBuffers()
@@ -82,15 +68,4 @@ class Kafka07Factory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """Return a session for a new connection."""
-        if self._shards is not None:
-            return CarryingKafkaSession(
-                self._shards,
-                self._broker,
-                self._producer,
-                self._reply_buffers,
-                self._off_loop,
-                COMMANDS,
-                output,
-                resume,
-            )
         return KafkaSession(self._broker, self._producer, self._reply_buffers, self._off_loop, COMMANDS, output, resume)

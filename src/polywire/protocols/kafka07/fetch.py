@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from polywire.broker.api import TopicPending
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
@@ -66,6 +67,7 @@ class FetchReply:
 
     Entries before ``_number`` are complete: they are in ``_parts`` and ``_blocks[-1][_begun:_at]``. ``_capacity`` bytes
     of that block may be used. No read is held between calls. ``_waits_for`` is the pending lookup, read or time slice.
+    The offsets of the partition of entry ``_current`` were requested just now.
     """
 
     __slots__ = (
@@ -76,6 +78,7 @@ class FetchReply:
         "_bridges",
         "_broker",
         "_capacity",
+        "_current",
         "_done",
         "_entry_at",
         "_fetch",
@@ -94,7 +97,7 @@ class FetchReply:
         self,
         broker: Kafka07Broker,
         reply_buffers: ReplyBuffers,
-        read_cursors: dict[int, ReadCursor],
+        read_cursors: dict[Partition, ReadCursor],
         fetch: Fetch,
         done: Callable[[Parts, Release], None],
         *,
@@ -115,6 +118,7 @@ class FetchReply:
         self._entry_at = NOT_BEGUN
         self._size = 0
         self._number = 0
+        self._current = NOT_BEGUN
         self._written = 0
         self._reads = 0
         self._bridges = 0
@@ -148,13 +152,27 @@ class FetchReply:
         """Write the entry. Return False if something must be waited for first."""
         try:
             partition = self._partition(entry)
+            if partition is not None and self._current != self._number:
+                self._waits_for = self._broker.when_current(partition, self._refreshed)
+                if self._waits_for is not None:
+                    return False
             if partition is None or not self._has_bytes(partition, entry):
                 self._put_code(WireError.NONE)
                 return True
             return self._seek(partition, entry)
+        except TopicPending as pending:
+            self._waits_for = pending.then(self.run)
+            return False
         except BrokerError as error:
             self._refuse(error)
             return True
+
+    def _refreshed(self, result: BrokerError | None) -> None:
+        """Continue, because the offsets of the next entry's partition are current."""
+        self._current = self._number
+        if result is not None:
+            self._refuse(result)
+        self.run()
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
         """Return the partition, or None if the request names no topic.
@@ -179,7 +197,7 @@ class FetchReply:
 
     def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
         """Find the offset at which to start reading."""
-        cursor = self._read_cursors.get(partition.incarnation)
+        cursor = self._read_cursors.get(partition)
         if cursor is not None and cursor.serves(entry.address, partition.log.first_offset):
             return self._read_from(partition, entry, cursor.offset)
         found = partition.log.offset_of_address(entry.address, partial(self._found, partition, entry), covering=True)
@@ -337,9 +355,9 @@ class FetchReply:
         self._begin_entry()
 
     def _remember(self, partition: Partition, cursor: ReadCursor) -> None:
-        if len(self._read_cursors) >= READ_CURSORS_MAX and partition.incarnation not in self._read_cursors:
+        if len(self._read_cursors) >= READ_CURSORS_MAX and partition not in self._read_cursors:
             self._read_cursors.clear()
-        self._read_cursors[partition.incarnation] = cursor
+        self._read_cursors[partition] = cursor
 
     # Bytes of the response
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from polywire.broker.api import TopicPending
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
-from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
+from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError
 from polywire.log.base import Completion, Handle
 from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
@@ -48,29 +49,54 @@ class OffsetsReply:
 
     def run(self) -> None:
         """Start. ``done`` may be called before this returns. Raises PeerError if the connection must be closed."""
-        request = self._request
         try:
-            name = topic_name(request.topic)
-            self._authorize(Action.TOPIC_DESCRIBE, name)
-            if not 0 <= request.partition < self._broker.partition_count(name):
-                raise Missing(
-                    ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={request.partition}"
-                )
+            self._find()
         except BrokerError as error:
             raise PeerError(f"cannot list offsets: {error.message}", fatal=True) from None
+
+    def _find(self) -> None:
+        """Find the partition. Raises BrokerError."""
+        request = self._request
+        try:
+            partition = self._partition(topic_name(request.topic), request.partition)
+        except TopicPending as pending:
+            self._waits_for = pending.then(self._find_again)
+            return
         if request.count_max < 0:
-            raise PeerError(f"number of offsets is negative count={request.count_max}", fatal=True)
-        topic = self._broker.find_topic(name)
-        partition = None if topic is None else topic.partitions[request.partition]
-        if partition is None or partition.log.next_offset == 0:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"number of offsets is negative count={request.count_max}")
+        if partition is None:
             self._done([0] if request.time_ms in (LATEST, EARLIEST) else [])
-        else:
+            return
+        self._waits_for = self._broker.when_current(partition, partial(self._current, partition))
+        if self._waits_for is None:
             self._begin(partition)
+
+    def _find_again(self) -> None:
+        try:
+            self._find()
+        except BrokerError as error:
+            self._done(error)
+
+    def _partition(self, name: str, number: int) -> Partition | None:
+        """Return the partition, or None if there is no such topic. Raises Missing, Denied."""
+        self._authorize(Action.TOPIC_DESCRIBE, name)
+        if not 0 <= number < self._broker.partition_count(name):
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={number}")
+        topic = self._broker.find_topic(name)
+        return None if topic is None else topic.partitions[number]
+
+    def _current(self, partition: Partition, result: BrokerError | None) -> None:
+        if result is None:
+            self._begin(partition)
+        else:
+            self._done(result)
 
     def _begin(self, partition: Partition) -> None:
         """Find the newest address."""
         log, time_ms = partition.log, self._request.time_ms
-        if time_ms == EARLIEST:
+        if log.next_offset == 0:
+            self._done([0] if time_ms in (LATEST, EARLIEST) else [])
+        elif time_ms == EARLIEST:
             self._take_offset(partition, log.first_offset, log.first_offset)
         elif time_ms == LATEST or time_ms >= TIME_MS_MAX:
             self._take_offset(partition, log.first_offset, log.readable_offset)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from polywire.broker.owners import Caller
@@ -142,6 +143,15 @@ class Producer:
 
     def _batch(self, data: Buffer, spans: memoryview, rows: array[int], flags: memoryview) -> bytearray:
         return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: decoder.crcs_of(self._run, rows)})
+
+    def find_topics(self, sets: Sequence[OpenedSet], peer: Peer) -> None:
+        """Find or create the topics of message sets, so that ``take_sets`` need not. Raises TopicPending.
+
+        Rejected topics and those after them are ignored; ``take_sets`` rejects them.
+        """
+        with suppress(PeerError):
+            for entry, _ in sets:
+                self._target(entry.topic, entry.partition, peer)
 
     def take_sets(self, sets: Iterable[OpenedSet], append: Append, peer: Peer) -> Iterator[bool]:
         """Append the message sets of a decoded request, batch by batch.

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
+from polywire.broker.api import TopicPending
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
@@ -73,14 +74,14 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     * a request waits until earlier message sets are stored (``_behind``),
     * a large request is prepared in a thread (``_large``) and stored in slices (``_storing``).
 
-    ``_is_inside`` says whether only a part of a message set has been stored so far.
+    ``_is_inside`` says whether only a part of a message set has been stored so far. ``_unsettled`` batches are not known
+    to be stored.
     """
 
     __slots__ = (
         "_append_queue",
         "_behind",
         "_commands",
-        "_dirty",
         "_is_inside",
         "_large",
         "_off_loop",
@@ -90,6 +91,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         "_read_cursors",
         "_reply_buffers",
         "_storing",
+        "_unsettled",
     )
 
     def __init__(
@@ -110,10 +112,10 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._large: OffLoopWork | None = None
         self._storing: Iterator[bool] = iter(())
         self._is_inside = False
-        self._read_cursors: dict[int, ReadCursor] = {}
+        self._read_cursors: dict[Partition, ReadCursor] = {}
         self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._space_found, self._refused)
         self._pending: FetchReply | OffsetsReply | None = None
-        self._dirty = False
+        self._unsettled = 0
         self._behind: Callable[[], None] | None = None
         self._principal: Principal | None = None
 
@@ -127,33 +129,44 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return LENGTH_BYTES + FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
-        return self.owes() or super()._waits()
+        is_busy = self._pending is not None or self._behind is not None or self._large is not None
+        return is_busy or bool(self._append_queue.waiting) or super()._waits()
 
     def owes(self) -> bool:
-        """Whether a request is unanswered."""
+        """Whether a request is unanswered, or a message set not stored yet."""
         is_busy = self._pending is not None or self._behind is not None or self._large is not None
-        return is_busy or bool(self._append_queue.waiting)
+        return is_busy or self._unsettled > 0
 
     def _receive(self, data: memoryview) -> int:
         at = self._wanted = 0
         now = self.broker.clock.monotonic
         quantum_end = now() + QUANTUM_S
-        while len(data) - at >= LENGTH_BYTES:
-            reason, at, end = self._producer.take_run(data, at, self._append, self._peer)
-            if reason == decoder.MORE or self._waits():
-                if reason == decoder.MORE and len(data) - at >= LENGTH_BYTES:
-                    self._wanted = LENGTH_BYTES + frame_length(data, at)
+        while len(data) - at >= LENGTH_BYTES and (taken := self._take_some(data, at)):
+            at += taken
+            if self._waits():
                 break
-            if reason == decoder.FRAME:
-                frame_length(data, at)
-                self._handle(data, at + LENGTH_BYTES, end)
-                at = end
-                if self._waits():
-                    break
             if now() >= quantum_end:
                 self._end_quantum()
                 break
         return at
+
+    def _take_some(self, data: memoryview, start: int) -> int:
+        """Handle a run of message sets and the request after it. Return the number of bytes consumed. Raises PeerError.
+
+        The result is 0 if the request at ``start`` is incomplete or must wait.
+        """
+        at = start
+        try:
+            reason, at, end = self._producer.take_run(data, at, self._append, self._peer)
+            if reason == decoder.MORE and len(data) - at >= LENGTH_BYTES:
+                self._wanted = LENGTH_BYTES + frame_length(data, at)
+            elif reason == decoder.FRAME and not self._waits():
+                frame_length(data, at)
+                self._handle(data, at + LENGTH_BYTES, end)
+                at = end
+        except TopicPending as pending:
+            self._look_up(pending)
+        return at - start
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
         """Parse and execute one request that was not handled in bulk. Raises PeerError."""
@@ -180,44 +193,37 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def _begin(self, data: memoryview, request: Request) -> None:
         """Execute a request whose message sets are in ``data``. Raises PeerError."""
         command = self._commands[request.kind]
-        if self._dirty and not command.pipelined:
-            self._settle(partial(command.handler, self, memoryview(b""), request))
+        if self._unsettled and not command.pipelined:
+            # the response implies that all earlier message sets are stored
+            self._behind = partial(command.handler, self, memoryview(b""), request)
+            self.broker.commit()
         else:
             command.handler(self, data, request)
 
-    def _settle(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when all earlier message sets are stored, because the response implies that.
+    def _stored(self, result: int | BrokerError) -> None:
+        """Continue, because a batch is stored. An error closes the connection."""
+        self._unsettled -= 1
+        if self._phase is CLOSED:
+            return
+        if isinstance(result, BrokerError):
+            self.broker.loop.call_soon(self._fail, _not_stored(result))
+        elif not self._unsettled and self._behind is not None:
+            self._catch_up(self._behind)
+        elif not self._unsettled:
+            self._end_when_done()
 
-        Raises PeerError.
-        """
-        self._dirty = False
-        self._behind = then
-        try:
-            self.broker.settle(Level.WRITTEN, self._settled)
-        except BrokerError as error:
-            raise _not_stored(error) from None
-        self.broker.commit()
-
-    def _settled(self, result: int | BrokerError) -> None:
-        """Continue, because earlier message sets are stored.
+    def _catch_up(self, then: Callable[[], None]) -> None:
+        """Execute the request that waited for earlier message sets.
 
         An error is raised later, because the session may be in ``receive``.
         """
-        then, refusal = self._behind, None
-        if then is None or self._phase is CLOSED:
-            return
-        if isinstance(result, BrokerError):
-            refusal = _not_stored(result)
+        try:
+            then()
+        except PeerError as error:
+            self.broker.loop.call_soon(self._fail, error)
         else:
-            try:
-                then()
-            except PeerError as error:
-                refusal = error
-        if refusal is None:
             self._behind = None
             self._go_on()
-        else:
-            self.broker.loop.call_soon(self._fail, refusal)
 
     def fetch(self, _: memoryview, request: Fetch) -> None:
         """Handle FETCH and MULTIFETCH. Raises PeerError."""
@@ -285,6 +291,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             prepare = partial(open_sets, data, entries, EXPANDED_BYTES_MAX)
             self._large = self._off_loop.put(prepare, self._prepared, self.output.pin())
             return
+        self._producer.find_topics(sets, self._peer)
         for _ in self._producer.take_sets(sets, self._append, self._peer):
             pass  # there are few entries, and they are short
 
@@ -292,6 +299,11 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         """Continue with a large request, after it was decompressed."""
         if isinstance(sets, PeerError):
             self._fail(sets)
+            return
+        try:
+            self._producer.find_topics(sets, self._peer)
+        except TopicPending as pending:
+            pending.then(partial(self._prepared, sets))
             return
         self._storing = self._producer.take_sets(sets, self._append, self._peer)
         self._store()
@@ -324,8 +336,8 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
     def _append(self, partition: Partition, batch: bytearray) -> None:
         """Pass a batch to the broker. If the batch must wait for space, the connection waits, too."""
-        self._dirty = True
-        self._append_queue.produce(partition, batch, Level.WRITTEN, None)
+        self._unsettled += 1
+        self._append_queue.produce(partition, batch, Level.WRITTEN, self._stored)
 
     def _refused(self, done: Completion[int] | None, error: BrokerError) -> None:
         """Close the connection, because a message set was not stored and later ones must not be.

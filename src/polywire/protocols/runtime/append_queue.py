@@ -12,9 +12,10 @@ from typing import Final, Protocol
 
 import cython
 
+from polywire.broker.api import Records
 from polywire.broker.owners import NO_CALLER, Caller
-from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.topics import Partition
+from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -32,12 +33,16 @@ def notify(done: Completion[int] | None, error: BrokerError) -> None:
         done(error)
 
 
-class AppendBroker(RecordVerbs, Protocol):
+class AppendBroker(Records, Protocol):
     """The operations of the broker that appending uses."""
 
     @property
     def loop(self) -> Loop:
         """The event loop."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock."""
 
 
 @cython.cclass
@@ -84,7 +89,7 @@ class AppendQueue:
         except BrokerError as error:
             self.waiting.append((partition, batch, level, done, by))
             self._until = self._broker.clock.monotonic() + self._wait_s
-            self._retry_later(at_once=not _is_full(error))
+            self._retry_later(at_once=not is_full(error))
 
     def _retry_later(self, *, at_once: bool = False) -> None:
         loop = self._broker.loop
@@ -104,7 +109,7 @@ class AppendQueue:
             try:
                 self._broker.produce(partition, batch, by=by, level=level, done=done)
             except BrokerError as error:
-                full = _is_full(error)
+                full = is_full(error)
                 if full and not late:
                     self._retry_later()
                     return
@@ -131,7 +136,7 @@ def _ignore(_: Completion[int] | None, __: BrokerError) -> None:
     """Ignore a rejection."""
 
 
-def _is_full(error: BrokerError) -> bool:
+def is_full(error: BrokerError) -> bool:
     """Return whether the log is full and will remain full."""
     return isinstance(error, Busy) and error.code is ErrorCode.BUSY
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from polywire.broker.access import Access
+from polywire.broker.api import Settling
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SlicedWork
-from polywire.broker.state import WriteBatchVerbs
 from polywire.clock import Clock
 from polywire.log.base import Loop
 
 
-class WireBroker(WriteBatchVerbs, Protocol):
+class WireBroker(Settling, Protocol):
     """The part of the broker that every protocol uses."""
 
     @property

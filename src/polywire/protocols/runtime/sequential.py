@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import cython
 
+from polywire.broker.api import TopicPending
 from polywire.errors import PeerError
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.session import Output
@@ -68,6 +69,8 @@ class Wait:
     """The requested data may become available soon."""
     HOLDING: Final = 8
     """How the next request is handled depends on an outstanding response."""
+    LOOKING_UP: Final = 16
+    """Another process has yet to report the topic of the next request."""
 
 
 # Memory that is allocated for a request that claims this length; for more, up to four times the received bytes.
@@ -173,6 +176,15 @@ class BareSequential:
             self._held = False
             self._resume()
         self._end_when_done()
+
+    def _look_up(self, pending: TopicPending) -> None:
+        """Hold the request that raised this, which had no effect yet, until it can be offered again."""
+        self._reasons |= Wait.LOOKING_UP
+        pending.then(self._looked_up)
+
+    def _looked_up(self) -> None:
+        self._reasons &= ~Wait.LOOKING_UP
+        self._go_on()
 
     def drained(self) -> None:
         """Continue, because the client reads again."""

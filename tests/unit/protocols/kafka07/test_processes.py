@@ -23,7 +23,11 @@ from polywire.protocols.kafka07.messages import (
     split_multifetch_answer,
 )
 from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX
-from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
+from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S
+from polywire.routing import link
+from polywire.routing.broker import RoutedBroker
+from polywire.routing.session import RouterFactory
+from tests.unit.protocols.shards_in_memory import KEY, MemoryShards, ShardedConversation
 
 TOPICS = (b"a", b"bb", b"ccc", b"dddd")  # of shards 1, 2, 0 and 1
 FRAMES = (
@@ -42,8 +46,9 @@ class Conversation(ShardedConversation):
     """One connection in front of ``count`` shards."""
 
     def __init__(self, count: int, shards: MemoryShards | None = None) -> None:
-        shards = shards or MemoryShards(Kafka07Factory, count)
-        super().__init__(shards, Kafka07Factory(shards.brokers[0], shards=shards if count > 1 else None))
+        shards = shards or MemoryShards(lambda broker: RouterFactory(broker, KEY), count)
+        broker = RoutedBroker(shards.brokers[0], shards) if count > 1 else shards.brokers[0]
+        super().__init__(shards, Kafka07Factory(broker))
 
     def say(self, *frames: bytes) -> None:
         for frame in frames:
@@ -99,9 +104,9 @@ def test_a_read_waits_for_records_produced_to_other_shards() -> None:
 def test_records_are_stored_when_the_client_disconnects() -> None:
     conversation = Conversation(3)
     conversation.feed(encode_produce(b"a", 0, encode_set([b"1"])))
-    conversation.session.finish(memoryview(encode_produce(b"bb", 0, encode_set([b"2"])) + b"\0"))
+    conversation.finish(encode_produce(b"bb", 0, encode_set([b"2"])) + b"\0")
     assert not conversation.output.closed
-    for _ in range(3):
+    for _ in range(10):
         conversation.shards.loop.run_due()
     assert conversation.output.closed
     other = Conversation(3, conversation.shards)
@@ -117,13 +122,20 @@ def test_a_produce_continues_after_its_connection_is_lost() -> None:
     assert Conversation(3, conversation.shards).fetched(b"a") == encode_set([b"1", b"2"])
 
 
-def test_a_set_refused_by_another_shard_closes_the_connection() -> None:
+def test_a_set_for_a_partition_that_does_not_exist_closes_the_connection() -> None:
     conversation = Conversation(3)
     conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
-    conversation.feed(encode_produce(b"a", 99, encode_set([b"2"])))
-    with pytest.raises(PeerError):
-        conversation.shards.links[0].break_off()
-    assert conversation.session.paused() is False or conversation.output.closed
+    with pytest.raises(PeerError, match="no such partition"):
+        conversation.feed(encode_produce(b"a", 99, encode_set([b"2"])))
+
+
+def test_a_process_lost_with_unconfirmed_sets_closes_the_connection() -> None:
+    conversation = Conversation(3)
+    conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
+    conversation.feed(encode_produce(b"a", 0, encode_set([b"2"])))
+    conversation.shards.links[0].break_off()
+    with pytest.raises(PeerError, match="cannot be stored"):
+        conversation.pass_by()
 
 
 def test_a_lost_process_without_pending_requests_closes_no_connection() -> None:
@@ -134,14 +146,17 @@ def test_a_lost_process_without_pending_requests_closes_no_connection() -> None:
     assert conversation.fetched(b"a") == encode_set([b"1"])
 
 
-def test_requests_stop_when_a_shard_stops_reading() -> None:
+def test_sets_wait_while_too_many_are_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNANSWERED_BYTES_MAX", 1)
     conversation = Conversation(3)
     conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
-    conversation.shards.links[0].backlog = 1001
+    for number in (2, 3):  # in two quanta, because sets that arrive together are one batch
+        conversation.feed(encode_produce(b"a", 0, encode_set([b"%d" % number])))
     assert conversation.session.paused()
-    resumes = conversation.resumes
-    conversation.shards.links[0].relieve()
-    assert conversation.resumes == resumes + 1
+    for _ in range(3):
+        conversation.pass_by(BUSY_PAUSE_S)
+    assert not conversation.session.paused()
+    assert conversation.fetched(b"a") == encode_set([b"1", b"2", b"3"])
 
 
 def test_a_request_of_very_many_entries_is_split_over_shards() -> None:

@@ -1,0 +1,94 @@
+"""The broker as protocols use it, wherever a topic is: in this process, or in another one of the same broker.
+
+``Broker`` implements these verbs for the topics of its log, ``routing.RoutedBroker`` for the topics of all processes.
+The rules of results are those of the log (``log.base``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from polywire.broker.owners import NO_CALLER, Caller
+from polywire.broker.topics import Partition, Topic
+from polywire.log.base import Completion, Handle, Read
+from polywire.types import Buffer, Level, TopicName
+
+
+class TopicPending(Exception):
+    """Another process has the topic, or creates it, and has yet to report its state to this process.
+
+    Raised by verbs that look up or create topics, and only by the broker of several processes. Call the verb again
+    after ``then``. A verb that is called again does not raise it forever: it returns, or raises a BrokerError.
+    """
+
+    def __init__(self, full_name: str, then: Callable[[Callable[[], None]], Handle]) -> None:
+        super().__init__(full_name)
+        self.then = then
+        """Calls a callback once the state of the topic is known, unless the returned handle is cancelled."""
+
+
+class Topics(Protocol):
+    """Topics. Each verb may raise ``TopicPending``."""
+
+    def find_topic(self, full_name: str) -> Topic | None:
+        """Return the topic with this full name, or None."""
+
+    def resource(self, full_name: str) -> Topic | TopicName:
+        """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
+
+    def partition_count(self, full_name: str) -> int:
+        """Return a topic's number of partitions, or the default number if it does not exist."""
+
+    def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
+        """Return the topic with this name; create it with the default settings if it is missing.
+
+        Raises Invalid(INVALID_TOPIC), Busy(BUSY, DISK_FULL), and Missing(TOPIC_MISSING) if topics are not created
+        automatically.
+        """
+
+
+class Records(Protocol):
+    """Records of partitions."""
+
+    def produce(
+        self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
+    ) -> None:
+        """Append one validated batch; see ``RecordVerbs.produce``."""
+
+    def fetch(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        bytes_max: int,
+        then: Completion[Read],
+        offset_end: int | None = None,
+    ) -> Read | Handle:
+        """Read stored batches, beginning with the one that contains ``offset``; see ``PartitionLog.read``.
+
+        Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE), or passes it to ``then``.
+        """
+
+    def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
+        """Return None if the offsets of ``partition.log`` are current, as they always are in the partition's process.
+
+        Otherwise request them, and call ``then`` when they are known.
+        """
+
+
+class Settling(Protocol):
+    """When earlier requests are stored."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether to pause reading from producers."""
+
+    def settle(self, level: Level, done: Completion[int]) -> None:
+        """Call ``done`` once everything added to the log of this process so far has reached ``level``."""
+
+    def commit(self) -> None:
+        """Write the write batch of this process now."""
+
+    def probe(self, done: Completion[int]) -> None:
+        """Check whether the log of this process would accept a record; see ``WriteBatchVerbs.probe``."""

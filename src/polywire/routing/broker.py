@@ -1,0 +1,164 @@
+"""The broker of several processes, as a protocol of one of them uses it.
+
+Topics of this process are used directly. Each call for a topic of another process is one request over the link to it,
+which repeats neither decoding nor permission checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from polywire.broker.access import Access
+from polywire.broker.api import TopicPending
+from polywire.broker.broker import Broker
+from polywire.broker.owners import NO_CALLER, Caller
+from polywire.broker.record_verbs import check_alive
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.sliced import SlicedWork
+from polywire.broker.topics import Partition, Topic
+from polywire.clock import Clock
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Completion, Handle, Loop, Read
+from polywire.protocols.runtime.shards import Shards
+from polywire.routing import messages
+from polywire.routing.link import ShardLink
+from polywire.routing.messages import Verb
+from polywire.routing.topics import RemoteLog, RemoteTopics
+from polywire.types import Buffer, Level, TopicName
+
+FOUND_S: Final = 0.05  # time for the request that asked; a topic that is created meanwhile is known nevertheless
+
+
+class RoutedBroker:
+    """Implements the verbs of ``broker.api``.
+
+    ``_found`` has the answers to requests for topics that this process did not know, for ``FOUND_S``: the error, or None
+    if the topic does not exist.
+    """
+
+    __slots__ = ("_found", "_links", "_local", "_remote", "_shards", "access", "clock", "loop", "settings", "sliced")
+
+    def __init__(self, local: Broker, shards: Shards) -> None:
+        """Open the links to all other shards."""
+        self._local: Final = local
+        self._shards: Final = shards
+        self._remote: Final = RemoteTopics()
+        self._found: Final[dict[str, BrokerError | None]] = {}
+        self.access: Final[Access] = local.access
+        self.clock: Final[Clock] = local.clock
+        self.loop: Final[Loop] = local.loop
+        self.settings: Final[BrokerSettings] = local.settings
+        self.sliced: Final[SlicedWork] = local.sliced
+        self._links: Final = {
+            shard: ShardLink(shards, shard, self, local.loop) for shard in range(shards.count) if shard != shards.own
+        }
+
+    def close(self) -> None:
+        """Close all links."""
+        for link in self._links.values():
+            link.close()
+
+    def topics_came(self, link: ShardLink, topics: messages.Topics) -> None:
+        """See ``TopicsOwner``."""
+        self._remote.apply(link, topics)
+
+    # Topics
+
+    def find_topic(self, full_name: str) -> Topic | None:
+        """See ``api.Topics``."""
+        topic = self._local.find_topic(full_name) or self._remote.find(full_name)
+        if topic is not None:
+            return topic
+        shard = self._shards.shard_of(full_name)
+        if shard is None or shard == self._shards.own:
+            return None
+        if full_name in self._found:
+            error = self._found[full_name]
+            if error is not None:
+                raise error
+            return None
+        raise TopicPending(full_name, partial(self._ask, Verb.FIND, shard, messages.Named(full_name)))
+
+    def _ask(self, verb: Verb, shard: int, named: messages.Named, then: Callable[[], None]) -> Handle:
+        def answered(result: messages.Empty | BrokerError) -> None:
+            self._found[named.name] = result if isinstance(result, BrokerError) else None
+            self.loop.call_later(FOUND_S, self._found.pop, named.name, None)
+            then()
+
+        return self._links[shard].call(verb, named, messages.Empty, answered)
+
+    def resource(self, full_name: str) -> Topic | TopicName:
+        """See ``api.Topics``."""
+        return self.find_topic(full_name) or TopicName.parse(full_name)
+
+    def partition_count(self, full_name: str) -> int:
+        """See ``api.Topics``."""
+        topic = self.find_topic(full_name)
+        return self.settings.partition_count if topic is None else len(topic.partitions)
+
+    def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
+        """See ``api.Topics``."""
+        topic = self.find_topic(full_name)
+        if topic is not None:
+            return topic
+        if not self.settings.auto_create:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+        shard = self._shards.home(full_name)
+        if shard == self._shards.own:
+            return self._local.ensure_topic(full_name, by=by)
+        error = self._found.get(full_name)
+        if error is not None:
+            raise error
+        named = messages.Named(full_name, by.owner)
+        raise TopicPending(full_name, partial(self._ask, Verb.CREATE, shard, named))
+
+    # Records
+
+    def produce(
+        self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
+    ) -> None:
+        """See ``api.Records``. Raises Busy(BUSY) if too many bytes are on the way to the other process."""
+        log = partition.log
+        if isinstance(log, RemoteLog):
+            check_alive(partition)
+            log.append(batch, by.owner, level, done)
+        else:
+            self._local.produce(partition, batch, by=by, level=level, done=done)
+
+    def fetch(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        bytes_max: int,
+        then: Completion[Read],
+        offset_end: int | None = None,
+    ) -> Read | Handle:
+        """See ``api.Records``."""
+        return self._local.fetch(partition, offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
+
+    def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
+        """See ``api.Records``."""
+        log = partition.log
+        return log.refresh(then) if isinstance(log, RemoteLog) else None
+
+    # The log of this process
+
+    @property
+    def congested(self) -> bool:
+        """See ``api.Settling``."""
+        return self._local.congested
+
+    def settle(self, level: Level, done: Completion[int]) -> None:
+        """See ``api.Settling``."""
+        self._local.settle(level, done)
+
+    def commit(self) -> None:
+        """See ``api.Settling``."""
+        self._local.commit()
+
+    def probe(self, done: Completion[int]) -> None:
+        """See ``api.Settling``."""
+        self._local.probe(done)

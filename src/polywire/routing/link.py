@@ -1,0 +1,228 @@
+"""The link of a process to one other shard. All connections of clients share it.
+
+* Calls are sent in order. A shard appends the batches of a partition in the order in which they arrive.
+* Each call ends once: with its result, or with Unavailable(STOPPING) if the link is lost.
+* A lost link is opened again, at once for the next call and otherwise after a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from polywire.errors import BrokerError, Busy, ErrorCode, PeerError, Unavailable
+from polywire.log.base import Completion, Handle, Loop
+from polywire.protocols.polywire.codec import MORE, PREFIX_BYTES, Prefix
+from polywire.protocols.polywire.errors import error_of
+from polywire.protocols.polywire.messages import Failure
+from polywire.protocols.runtime.shards import Link, Shards
+from polywire.routing import messages
+from polywire.routing.messages import Topics, Verb, decode, decode_frame, encode, frame_bytes, is_error
+from polywire.types import Buffer
+
+UNANSWERED_BYTES_MAX: Final = (
+    16 * 1024 * 1024
+)  # batches on the way to one shard; the shard may have to hold all of them
+RETRY_S: Final = 0.2  # pause before a lost link is opened again
+LOST: Final = "the process of this topic has ended and is being restarted: the outcome of the request is unknown"
+_CORRELATION_MASK: Final = 0xFFFFFFFF
+
+_Head = TypeVar("_Head", bound=msgspec.Struct)
+Answered = Callable[[bytes, memoryview], None]
+"""Gets the head and the payload of a response."""
+
+
+class TopicsOwner(Protocol):
+    """Receiver of the topics of other shards."""
+
+    def topics_came(self, link: ShardLink, topics: Topics) -> None:
+        """Apply the states of topics."""
+
+
+class Call:
+    """An unanswered call."""
+
+    __slots__ = ("_link", "answered", "correlation", "failed", "size")
+
+    def __init__(
+        self, link: ShardLink, correlation: int, answered: Answered, failed: Callable[[BrokerError], None], size: int
+    ) -> None:
+        self._link: Final = link
+        self.correlation: Final = correlation
+        self.answered = answered
+        self.failed = failed
+        self.size: Final = size
+
+    def cancel(self) -> None:
+        """Ignore the response."""
+        self.answered, self.failed = _ignore, _ignore
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+class ShardLink:
+    """The link to ``shard``. Implements ``LinkPeer``.
+
+    ``_unsent`` are frames of this pass of the loop. ``_pieces`` are received bytes, ``_received`` in total; they have no
+    complete frame as long as there are fewer than ``_wanted``.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_correlation",
+        "_is_closed",
+        "_link",
+        "_loop",
+        "_owner",
+        "_pieces",
+        "_received",
+        "_retry",
+        "_shards",
+        "_unsent",
+        "_wanted",
+        "shard",
+        "unanswered_bytes",
+    )
+
+    def __init__(self, shards: Shards, shard: int, owner: TopicsOwner, loop: Loop) -> None:
+        """Create the link, and open it."""
+        self.shard: Final = shard
+        self.unanswered_bytes = 0
+        self._shards: Final = shards
+        self._owner: Final = owner
+        self._loop: Final = loop
+        self._link: Link | None = None
+        self._calls: dict[int, Call] = {}
+        self._correlation = 0
+        self._pieces: list[bytes] = []
+        self._received = self._wanted = 0
+        self._unsent: list[bytes] = []
+        self._retry: Handle | None = None
+        self._is_closed = False
+        self._open()
+
+    def close(self) -> None:
+        """Close the link. Calls get no result."""
+        self._is_closed = True
+        self._calls.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+        self._drop()
+
+    # Calls
+
+    def call(
+        self, verb: Verb, head: msgspec.Struct, kind: type[_Head], then: Completion[_Head], payload: Buffer = b""
+    ) -> Handle:
+        """Send a call whose response has a head of this kind and no payload. ``then`` gets the head or an error.
+
+        Raises Busy(BUSY) if too many bytes are unanswered.
+        """
+
+        def answered(received: bytes, _: memoryview) -> None:
+            then(decode(received, kind))
+
+        return self.send(verb, head, answered, then, payload)
+
+    def send(
+        self,
+        verb: Verb,
+        head: msgspec.Struct,
+        answered: Answered,
+        failed: Callable[[BrokerError], None],
+        payload: Buffer = b"",
+    ) -> Call:
+        """Send a call. Raises Busy(BUSY) as ``call``."""
+        size = len(payload)
+        if size and self.unanswered_bytes and self.unanswered_bytes + size > UNANSWERED_BYTES_MAX:
+            raise Busy(ErrorCode.BUSY, f"too many bytes are on the way to a shard limit={UNANSWERED_BYTES_MAX}")
+        if self._link is None:
+            self._open()
+        self._correlation = correlation = (self._correlation + 1) & _CORRELATION_MASK
+        call = self._calls[correlation] = Call(self, correlation, answered, failed, size)
+        self.unanswered_bytes += size
+        frame = encode(verb, correlation, head, payload_bytes=size)
+        # the payload is copied, because the caller may change its buffer before it is sent
+        self._write(b"".join((frame, payload)) if size else frame)
+        return call
+
+    def _write(self, frame: bytes) -> None:
+        self._unsent.append(frame)
+        if len(self._unsent) == 1:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send the frames of this pass with one write."""
+        frames, self._unsent = self._unsent, []
+        if self._link is not None and frames:
+            self._link.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    # Link
+
+    def _open(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        self._pieces, self._received, self._wanted = [], 0, 0
+        self._unsent.clear()
+        self._link = self._shards.connect(self.shard, self)
+        self._link.write(messages.MAGIC + self._shards.key)
+        self.send(Verb.SUBSCRIBE, messages.Empty(), self._topics_came, _ignore)
+
+    def _topics_came(self, head: bytes, _: memoryview) -> None:
+        self._owner.topics_came(self, decode(head, Topics))
+
+    def received(self, data: bytes) -> None:
+        """See ``LinkPeer``."""
+        self._pieces.append(data)
+        self._received += len(data)
+        if self._received < self._wanted:
+            return
+        whole, at = data if len(self._pieces) == 1 else b"".join(self._pieces), 0
+        view = memoryview(whole)
+        try:
+            while (prefix := decode_frame(view, at)) is not None:
+                head = at + PREFIX_BYTES
+                at = head + prefix.length
+                self._answer(prefix, whole[head : head + prefix.head_bytes], view[head + prefix.head_bytes : at])
+        except PeerError:
+            self._drop()
+            self.lost()
+            return
+        rest = whole[at:]
+        self._pieces, self._received, self._wanted = [rest] if rest else [], len(rest), frame_bytes(rest)
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _answer(self, prefix: Prefix, head: bytes, payload: memoryview) -> None:
+        call = self._calls.get(prefix.correlation) if prefix.flags & MORE else self._calls.pop(prefix.correlation, None)
+        if call is None:
+            return
+        if not prefix.flags & MORE:
+            self.unanswered_bytes -= call.size
+        if is_error(prefix):
+            call.failed(error_of(decode(head, Failure)))
+        else:
+            call.answered(head, payload)
+
+    def relieved(self) -> None:
+        """See ``LinkPeer``. Batches are limited by ``UNANSWERED_BYTES_MAX``, so there is nothing to continue."""
+
+    def lost(self) -> None:
+        """See ``LinkPeer``."""
+        self._link = None
+        self._unsent.clear()
+        calls, self._calls = list(self._calls.values()), {}
+        self.unanswered_bytes = 0
+        if self._is_closed:
+            return
+        self._retry = self._loop.call_later(RETRY_S, self._open)
+        for call in calls:
+            call.failed(Unavailable(ErrorCode.STOPPING, LOST))

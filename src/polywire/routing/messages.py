@@ -1,0 +1,174 @@
+"""Messages between the processes of one broker.
+
+A link opens with ``MAGIC`` and the key that the processes share. Then both sides send frames like those of the `polywire`
+protocol: a prefix, a head as MessagePack, and a payload. A request has a correlation id, which its response repeats.
+Responses have any order.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, TypeVar
+
+import msgspec
+
+from polywire.broker.changes import TopicState
+from polywire.errors import PeerError
+from polywire.protocols.polywire.codec import ERROR, PREFIX, PREFIX_BYTES, Prefix
+from polywire.types import Buffer
+
+MAGIC: Final = b"\xf3LINK\0\0\1"
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_Head = TypeVar("_Head", bound=msgspec.Struct)
+
+
+class Verb(IntEnum):
+    """Requests."""
+
+    SUBSCRIBE = 1
+    """Send all topics of this shard, and from then on each change. Every response is ``Topics``."""
+    FIND = 2
+    """Answer after sending the present state of a topic to subscribers."""
+    CREATE = 3
+    """Create a topic with the default settings, if it does not exist. Answered like FIND."""
+    PRODUCE = 4
+    FETCH = 5
+    BOUNDS = 6
+    LOOK_UP = 7
+
+
+class Empty(msgspec.Struct, frozen=True, array_like=True):
+    """A head without content."""
+
+
+class Topics(msgspec.Struct, frozen=True, array_like=True):
+    """States of topics, and ids of deleted ones. is_all: topics of the shard that are not in the list do not exist."""
+
+    topics: tuple[TopicState, ...]
+    deleted: tuple[bytes, ...] = ()
+    is_all: bool = False
+
+
+class Named(msgspec.Struct, frozen=True, array_like=True):
+    """A topic by full name. owner: for CREATE, the user who is charged for it."""
+
+    name: str
+    owner: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A partition."""
+
+    topic_id: bytes
+    partition: int
+
+
+class Produce(msgspec.Struct, frozen=True, array_like=True):
+    """A stored batch, which is the payload. owner: of the user who sends it."""
+
+    topic_id: bytes
+    partition: int
+    level: int
+    owner: int
+
+
+class Appended(msgspec.Struct, frozen=True, array_like=True):
+    """The result of PRODUCE and LOOK_UP."""
+
+    offset: int
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """A read; see ``PartitionLog.read``."""
+
+    topic_id: bytes
+    partition: int
+    offset: int
+    bytes_max: int
+    offset_end: int | None
+
+
+class Bounds(msgspec.Struct, frozen=True, array_like=True):
+    """The present state of a partition; see ``PartitionLog``."""
+
+    first_offset: int
+    next_offset: int
+    readable_offset: int
+    next_address: int
+
+
+class Fetched(msgspec.Struct, frozen=True, array_like=True):
+    """The result of FETCH: stored batches, which are the payload.
+
+    next_offset: offset after their last record. bounds: the state of the partition after the read.
+    """
+
+    next_offset: int
+    readable_offset: int
+    bounds: Bounds
+
+
+class Key(IntEnum):
+    """The kind of value in a LOOK_UP."""
+
+    TIME = 0
+    """The offset at a time."""
+    ADDRESS = 1
+    """The offset of an address."""
+    COVERED_ADDRESS = 2
+    """The offset of the record that covers an address."""
+    OFFSET = 3
+    """The address of an offset."""
+
+
+class LookUp(msgspec.Struct, frozen=True, array_like=True):
+    """A search in one partition."""
+
+    topic_id: bytes
+    partition: int
+    key: int
+    value: int
+
+
+REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
+    Verb.SUBSCRIBE: Empty,
+    Verb.FIND: Named,
+    Verb.CREATE: Named,
+    Verb.PRODUCE: Produce,
+    Verb.FETCH: Fetch,
+    Verb.BOUNDS: Place,
+    Verb.LOOK_UP: LookUp,
+}
+
+
+def encode(verb: int, correlation: int, head: msgspec.Struct, *, payload_bytes: int = 0, flags: int = 0) -> bytes:
+    """Return prefix and head of a frame; the payload follows."""
+    body = _encoder.encode(head)
+    return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body
+
+
+def decode_frame(data: Buffer, at: int) -> Prefix | None:
+    """Return the prefix at ``at`` if its frame is complete. The other process has checked the lengths."""
+    if len(data) - at < PREFIX_BYTES:
+        return None
+    length, verb, flags, _, correlation, head_bytes = PREFIX.unpack_from(data, at)
+    return Prefix(length, verb, flags, correlation, head_bytes) if at + PREFIX_BYTES + length <= len(data) else None
+
+
+def frame_bytes(data: Buffer) -> int:
+    """Return the size of the frame that begins with these bytes, or of its prefix if that is incomplete."""
+    return PREFIX_BYTES if len(data) < PREFIX_BYTES else PREFIX_BYTES + int(PREFIX.unpack_from(data)[0])
+
+
+def decode(head: Buffer, kind: type[_Head]) -> _Head:
+    """Decode a head. Raises PeerError(fatal=True) if the other process has another version."""
+    try:
+        return msgspec.msgpack.decode(head, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"link has an invalid head kind={kind.__name__} reason={error}", fatal=True) from None
+
+
+def is_error(prefix: Prefix) -> bool:
+    """Return whether a response is an error."""
+    return bool(prefix.flags & ERROR)

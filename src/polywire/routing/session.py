@@ -1,0 +1,286 @@
+"""The receiving end of a link: executes the calls of another process on the broker of this one.
+
+* Batches of a partition are appended in the order in which they arrive. If the log is full, those of one partition wait,
+  and no other call does.
+* Subscribers get the state of a topic before the response to a call that creates or finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from polywire.broker.changes import TopicState
+from polywire.broker.owners import Caller
+from polywire.broker.topics import is_internal
+from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
+from polywire.log.base import Completion, Handle, Read
+from polywire.protocols.polywire.codec import ERROR, FRAME_BYTES_MAX, MORE, PREFIX_BYTES
+from polywire.protocols.polywire.errors import failure_of
+from polywire.protocols.runtime.append_queue import AppendQueue, is_full
+from polywire.protocols.runtime.framed import FramedSession
+from polywire.protocols.runtime.links import check_opening
+from polywire.protocols.runtime.sequential import CLOSED
+from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import KEY_BYTES
+from polywire.routing import messages
+from polywire.routing.messages import MAGIC, Key, Verb, decode_frame, encode, frame_bytes
+from polywire.types import Buffer, Level
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+    from polywire.broker.topics import Partition
+
+WIRE: Final = "link"
+BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log, as in the protocols
+TOPICS_AT_ONCE: Final = 500  # topics of one frame; encoding them takes some milliseconds
+OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
+
+
+class LinkSession(FramedSession["Broker"]):
+    """One link. Invariant: each call except SUBSCRIBE gets one response.
+
+    ``_waiting`` has the batches that wait for space in the log, by partition. ``_changed`` are topics whose state the
+    subscriber does not know.
+    """
+
+    __slots__ = ("_answers", "_calls", "_changed", "_end_watch", "_key", "_owed", "_subscription", "_waiting")
+
+    def __init__(self, broker: Broker, key: bytes, output: Output, resume: Callable[[], None]) -> None:
+        super().__init__(broker, output, resume)
+        self._key = key
+        self._answers: list[Buffer] = []
+        self._calls: dict[int, Handle] = {}
+        self._changed: set[bytes] = set()
+        self._owed = 0
+        self._subscription = 0
+        self._waiting: dict[Partition, AppendQueue] = {}
+        self._end_watch: Callable[[], None] | None = None
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The longest frame: a batch and its head."""
+        return FRAME_BYTES_MAX
+
+    def owes(self) -> bool:
+        """Whether a call is unanswered."""
+        return self._owed > 0
+
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        if self._key:
+            return OPENING_BYTES
+        size = frame_bytes(data[at : at + PREFIX_BYTES])
+        if size > self.frame_bytes_max:
+            raise PeerError(f"frame is too long bytes={size}", fatal=True)
+        return size
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        if self._key:
+            check_opening(bytes(data[at:end]), MAGIC + self._key)
+            self._key = b""
+            return True
+        prefix = decode_frame(data, at)
+        assert prefix is not None, "the frame is complete"
+        head = at + PREFIX_BYTES
+        payload = head + prefix.head_bytes
+        kind = messages.REQUESTS.get(prefix.verb)
+        if kind is None:
+            raise PeerError(f"unknown verb verb={prefix.verb}", fatal=True)
+        request = messages.decode(data[head:payload], kind)
+        self._owed += 1
+        try:
+            _COMMANDS[prefix.verb](self, prefix.correlation, request, data[payload:end])
+        except BrokerError as error:
+            self._refuse(prefix.correlation, error)
+        return True
+
+    # Responses
+
+    def _answer(self, correlation: int, head: msgspec.Struct) -> None:
+        self._owed -= 1
+        self._send(encode(0, correlation, head))
+
+    def _refuse(self, correlation: int, error: BrokerError) -> None:
+        self._owed -= 1
+        self._send(encode(0, correlation, failure_of(error), flags=ERROR))
+
+    def _ended(self, correlation: int, result: Any, kind: Callable[[Any], msgspec.Struct]) -> None:
+        """Answer a call with the result of a completion."""
+        self._calls.pop(correlation, None)
+        if self._phase is CLOSED:
+            return
+        if isinstance(result, BrokerError):
+            self._refuse(correlation, result)
+        else:
+            self._answer(correlation, kind(result))
+        self._end_when_done()
+
+    def _send(self, frame: bytes) -> None:
+        self._answers.append(frame)
+        if len(self._answers) == 1:
+            self.broker.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send the responses of this pass of the loop with one write."""
+        answers, self._answers = self._answers, []
+        if answers and self._phase is not CLOSED:
+            self.output.write(answers[0] if len(answers) == 1 else b"".join(answers))
+
+    # Topics
+
+    def _subscribe(self, correlation: int, _: messages.Empty, __: memoryview) -> None:
+        self._owed -= 1  # it is answered as long as the link lasts
+        self._subscription = correlation
+        self._end_watch = self.broker.watch_topics(self._topic_changed)
+        states = [topic.state() for topic in self.broker.topics()]
+        self._report(states[:TOPICS_AT_ONCE], (), is_all=True)
+        for at in range(TOPICS_AT_ONCE, len(states), TOPICS_AT_ONCE):
+            self._report(states[at : at + TOPICS_AT_ONCE], ())
+
+    def _topic_changed(self, topic_id: bytes) -> None:
+        """Report the state of a topic at the end of this pass, because it is about to change."""
+        self._changed.add(topic_id)
+        if len(self._changed) == 1:
+            self.broker.loop.call_soon(self._report_changes)
+
+    def _report_changes(self) -> None:
+        changed, self._changed = list(self._changed), set()
+        if changed and self._phase is not CLOSED:
+            topics = {topic_id: self.broker.topic_of_id(topic_id) for topic_id in changed}
+            states = [topic.state() for topic in topics.values() if topic is not None and not is_internal(topic.name)]
+            self._report(states, [topic_id for topic_id, topic in topics.items() if topic is None])
+
+    def _report(self, states: Sequence[TopicState], deleted: Sequence[bytes], *, is_all: bool = False) -> None:
+        head = messages.Topics(tuple(states), tuple(deleted), is_all)
+        self._send(encode(0, self._subscription, head, flags=MORE))
+
+    def _find(self, correlation: int, _: messages.Named, __: memoryview) -> None:
+        self._report_changes()
+        self._answer(correlation, messages.Empty())
+
+    def _create(self, correlation: int, named: messages.Named, _: memoryview) -> None:
+        self.broker.ensure_topic(named.name, by=Caller(None, named.owner))
+        self._report_changes()
+        self._answer(correlation, messages.Empty())
+
+    # Records
+
+    def _partition(self, topic_id: bytes, number: int) -> Partition:
+        topic = self.broker.topic_of_id(topic_id)
+        if topic is None or number >= len(topic.partitions):
+            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={number}")
+        found: Partition = topic.partitions[number]
+        return found
+
+    def _produce(self, correlation: int, head: messages.Produce, batch: memoryview) -> None:
+        partition = self._partition(head.topic_id, head.partition)
+        done = partial(self._ended, correlation, kind=messages.Appended)
+        by, level = Caller(None, head.owner), Level(head.level)
+        queue = self._waiting.get(partition)
+        if queue is None:
+            try:
+                self.broker.produce(partition, batch, by=by, level=level, done=done)
+                return
+            except BrokerError as error:
+                if not is_full(error):
+                    raise
+            queue = AppendQueue(self.broker, BUSY_WAIT_S, partial(self._stopped_waiting, partition))
+            self._waiting[partition] = queue
+        queue.produce(partition, bytearray(batch), level, done, by=by)
+        if not queue.waiting:
+            self._stopped_waiting(partition)
+
+    def _stopped_waiting(self, partition: Partition) -> None:
+        self._waiting.pop(partition, None)
+
+    def _fetch(self, correlation: int, head: messages.Fetch, _: memoryview) -> None:
+        partition = self._partition(head.topic_id, head.partition)
+        then = partial(self._fetched, correlation, partition)
+        read = self.broker.fetch(
+            partition, head.offset, bytes_max=head.bytes_max, then=then, offset_end=head.offset_end
+        )
+        if isinstance(read, Read):
+            then(read)
+        else:
+            self._calls[correlation] = read
+
+    def _fetched(self, correlation: int, partition: Partition, read: Read | BrokerError) -> None:
+        self._calls.pop(correlation, None)
+        if isinstance(read, BrokerError):
+            self._ended(correlation, read, messages.Appended)
+            return
+        self._owed -= 1
+        size = sum([len(chunk) for chunk in read.chunks])
+        fetched = messages.Fetched(read.next_offset, read.readable_offset, _bounds(partition))
+        self._flush()
+        self.output.write_many([encode(0, correlation, fetched, payload_bytes=size), *read.chunks], read.pin.release)
+        self._end_when_done()
+
+    def _ask_bounds(self, correlation: int, head: messages.Place, _: memoryview) -> None:
+        self._answer(correlation, _bounds(self._partition(head.topic_id, head.partition)))
+
+    def _search(self, correlation: int, head: messages.LookUp, _: memoryview) -> None:
+        log = self._partition(head.topic_id, head.partition).log
+        then: Completion[int] = partial(self._ended, correlation, kind=messages.Appended)
+        if head.key == Key.TIME:
+            found = log.offset_at(head.value, then)
+        elif head.key == Key.OFFSET:
+            found = log.address_of_offset(head.value, then)
+        else:
+            found = log.offset_of_address(head.value, then, covering=head.key == Key.COVERED_ADDRESS)
+        if isinstance(found, int):
+            then(found)
+        else:
+            self._calls[correlation] = found
+
+    def close(self) -> None:
+        """Release everything, because the link is closed. Batches that wait for space are stored nevertheless."""
+        self._enter(CLOSED)
+        if self._end_watch is not None:
+            self._end_watch()
+        for call in self._calls.values():
+            call.cancel()
+        self._calls.clear()
+        self._answers.clear()
+
+
+def _bounds(partition: Partition) -> messages.Bounds:
+    log = partition.log
+    return messages.Bounds(log.first_offset, log.next_offset, log.readable_offset, log.next_address)
+
+
+_COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] = {
+    Verb.SUBSCRIBE: LinkSession._subscribe,
+    Verb.FIND: LinkSession._find,
+    Verb.CREATE: LinkSession._create,
+    Verb.PRODUCE: LinkSession._produce,
+    Verb.FETCH: LinkSession._fetch,
+    Verb.BOUNDS: LinkSession._ask_bounds,
+    Verb.LOOK_UP: LinkSession._search,
+}
+
+
+class RouterFactory:
+    """Opens the receiving ends of links. Implements ``SessionFactory``."""
+
+    __slots__ = ("_broker", "_key")
+
+    wire: Final = WIRE
+
+    def __init__(self, broker: Broker, key: bytes) -> None:
+        """Create the factory. ``key`` is known to the processes of this broker only."""
+        self._broker: Final = broker
+        self._key: Final = key
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Return whether the prefix is the beginning of a link."""
+        if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
+            return False
+        return True if len(prefix) >= len(MAGIC) else None
+
+    def open(self, output: Output, resume: Callable[[], None]) -> LinkSession:
+        """Return a session for a link."""
+        return LinkSession(self._broker, self._key, output, resume)

@@ -1,0 +1,175 @@
+"""Topics of other shards, as those reported them last, and the state of their partitions.
+
+A partition's bounds are as old as the last response about it; see ``RoutedBroker.when_current``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, cast
+
+from polywire.broker.changes import TopicState
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.log.base import Completion, Handle, PartitionLog, Pin, Read
+from polywire.records.compression import Compression
+from polywire.routing.link import ShardLink
+from polywire.routing.messages import (
+    Appended,
+    Bounds,
+    Fetch,
+    Fetched,
+    Key,
+    LookUp,
+    Place,
+    Produce,
+    Topics,
+    Verb,
+    decode,
+)
+from polywire.types import Buffer, Level, TopicName
+
+
+class NoPin:
+    """The pin of a read whose bytes belong to the reader."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+NO_PIN: Final[Pin] = NoPin()
+UNKNOWN: Final = Bounds(0, 0, 0, 0)
+
+
+class RemoteLog:
+    """A partition of another shard. Implements ``PartitionView``."""
+
+    __slots__ = ("_bounds", "_link", "_number", "_topic_id", "compression", "incarnation")
+
+    def __init__(self, link: ShardLink, topic_id: bytes, number: int, incarnation: int) -> None:
+        self._link: Final = link
+        self._topic_id: Final = topic_id
+        self._number: Final = number
+        self._bounds = UNKNOWN
+        self.incarnation: Final = incarnation
+        self.compression: Compression | None = None
+
+    @property
+    def first_offset(self) -> int:
+        """See ``PartitionView``."""
+        return self._bounds.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """See ``PartitionView``."""
+        return self._bounds.next_offset
+
+    @property
+    def readable_offset(self) -> int:
+        """See ``PartitionView``."""
+        return self._bounds.readable_offset
+
+    @property
+    def next_address(self) -> int:
+        """See ``PartitionView``."""
+        return self._bounds.next_address
+
+    def append(self, batch: Buffer, owner: int, level: Level, done: Completion[int] | None) -> None:
+        """Append a batch. ``done`` gets the offset of its first record. Raises Busy(BUSY)."""
+        head = Produce(self._topic_id, self._number, level, owner)
+        self._link.call(Verb.PRODUCE, head, Appended, partial(_offset, done), batch)
+
+    def read(self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None) -> Handle:
+        """See ``PartitionView``. An invalid offset is reported to ``then``."""
+
+        def answered(received: bytes, payload: memoryview) -> None:
+            head = decode(received, Fetched)
+            self._bounds = head.bounds
+            then(Read([payload] if len(payload) else [], head.next_offset, head.readable_offset, NO_PIN))
+
+        head = Fetch(self._topic_id, self._number, offset, bytes_max, offset_end)
+        return self._link.send(Verb.FETCH, head, answered, then)
+
+    def refresh(self, then: Completion[None]) -> Handle:
+        """Request the present bounds, and call ``then`` when they are known."""
+
+        def came(bounds: Bounds | BrokerError) -> None:
+            if isinstance(bounds, BrokerError):
+                then(bounds)
+            else:
+                self._bounds = bounds
+                then(None)
+
+        return self._link.call(Verb.BOUNDS, Place(self._topic_id, self._number), Bounds, came)
+
+    def offset_at(self, time_us: int, then: Completion[int]) -> Handle:
+        """See ``PartitionView``."""
+        return self._look_up(Key.TIME, time_us, then)
+
+    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> Handle:
+        """See ``PartitionView``."""
+        return self._look_up(Key.COVERED_ADDRESS if covering else Key.ADDRESS, address, then)
+
+    def address_of_offset(self, offset: int, then: Completion[int]) -> Handle:
+        """See ``PartitionView``."""
+        return self._look_up(Key.OFFSET, offset, then)
+
+    def _look_up(self, key: Key, value: int, then: Completion[int]) -> Handle:
+        head = LookUp(self._topic_id, self._number, key, value)
+        return self._link.call(Verb.LOOK_UP, head, Appended, partial(_offset, then))
+
+
+def _offset(done: Completion[int] | None, result: Appended | BrokerError) -> None:
+    if done is not None:
+        done(result if isinstance(result, BrokerError) else result.offset)
+
+
+class RemoteTopics:
+    """The topics of other shards. A topic remains when the link to its shard is lost."""
+
+    __slots__ = ("_by_name", "_by_shard")
+
+    def __init__(self) -> None:
+        self._by_name: Final[dict[str, Topic]] = {}
+        self._by_shard: Final[dict[int, dict[bytes, Topic]]] = {}
+
+    def find(self, full_name: str) -> Topic | None:
+        """Return the topic with this full name."""
+        return self._by_name.get(full_name)
+
+    def apply(self, link: ShardLink, update: Topics) -> None:
+        """Apply the states that a shard has reported."""
+        topics = self._by_shard.setdefault(link.shard, {})
+        if update.is_all:
+            present = {state.id for state in update.topics}
+            for topic_id in [topic_id for topic_id in topics if topic_id not in present]:
+                self._delete(topics, topic_id)
+        for topic_id in update.deleted:
+            self._delete(topics, topic_id)
+        for state in update.topics:
+            self._put(topics, link, state)
+
+    def _delete(self, topics: dict[bytes, Topic], topic_id: bytes) -> None:
+        topic = topics.pop(topic_id, None)
+        if topic is None:
+            return
+        for partition in topic.partitions:
+            partition.ended = True
+        if self._by_name.get(topic.name.full) is topic:
+            del self._by_name[topic.name.full]
+
+    def _put(self, topics: dict[bytes, Topic], link: ShardLink, state: TopicState) -> None:
+        topic = topics.get(state.id)
+        if topic is None:
+            name = TopicName(state.stream, state.topic)
+            topic = topics[state.id] = Topic(name, state.id, state.settings, state.created_at_us, state.owner)
+            self._by_name[name.full] = topic
+        topic.settings = state.settings
+        for partition in topic.partitions[len(state.incarnations) :]:
+            partition.ended = True
+        del topic.partitions[len(state.incarnations) :]
+        for number in range(len(topic.partitions), len(state.incarnations)):
+            partition = Partition(topic, number, state.incarnations[number])
+            view = RemoteLog(link, topic.id, number, partition.incarnation)
+            partition.attach(cast(PartitionLog, view))  # protocols that the router serves use views only
+            topic.partitions.append(partition)
