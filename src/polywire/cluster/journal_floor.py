@@ -2,10 +2,18 @@
 
 A floor with a wrong checksum raises Corrupt.
 
-``` 0 u32 magic "PWF1"    8 u64 floor: number of the object       16 u64 base: number of the object whose group permits
-4 u32 version 1                                                  this floor, because it lists the segments 24 u64 start
-32 u64 sealed: everything up to this    40 zeros    56 u64 XXH64 of bytes 0 to 56 sequence is in segments ``` A shard
-without a floor object has the floor 1.
+```
+ 0 u32 magic "PWF1"
+ 4 u32 version 1
+ 8 u64 floor: number of the object
+16 u64 base: number of the object whose group permits this floor, because it lists the segments
+24 u64 start
+32 u64 sealed: everything up to this sequence is in segments
+40 zeros
+56 u64 XXH64 of bytes 0 to 56
+```
+
+A shard without a floor object has the floor 1.
 """
 
 from __future__ import annotations

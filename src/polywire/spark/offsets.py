@@ -3,8 +3,10 @@
 Keys are sorted, because Spark compares offsets as strings. Every position includes its partition's incarnation, so a
 re-created topic is never mistaken for the old one.
 
-``` {"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
-    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1} ```
+```
+{"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
+    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
+```
 
 ``next`` is exclusive. ``begin`` is present only in the offset that ends a partition's first batch. It records where the
 query started, because Spark does not store that. So a batch that is repeated after a crash covers the same records.

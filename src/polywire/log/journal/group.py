@@ -3,13 +3,18 @@
 Building makes one call per entry; the call for a batch also assigns its offsets. Verifying makes one call per group.
 Nothing is read beyond the buffer, whatever lengths the bytes contain.
 
-``` group header, 64 bytes                             directory entry, 32 bytes 0 u32 magic "PWG1" (0x31475750)
-0 u32 kind (``EntryKind``) 4 u32 length   whole group, multiple of 8          4 u32 length, unpadded; entries start at
-multiples of 8 8 u64 start                                        8 u64 partition 16 u64 sequence
-16 u64 argument 24 u64 synced                                      24 u64 checksum  batch: its header_checksum; 32 u64
-previous                                                     staged: XXH64 of token and batch header; 40 u32 entries
-44 u32 mark   48 i64 time_us                       others: XXH64 of the entry 56 u64 checksum  XXH64 of the journal's
-seed, bytes 0..56 and the directory 64 directory, then entries in its order ```
+```
+group header, 64 bytes                             directory entry, 32 bytes
+ 0 u32 magic "PWG1" (0x31475750)                    0 u32 kind (``EntryKind``)
+ 4 u32 length   whole group, multiple of 8          4 u32 length, unpadded; entries start at multiples of 8
+ 8 u64 start                                        8 u64 partition
+16 u64 sequence                                    16 u64 argument
+24 u64 synced                                      24 u64 checksum  batch: its header_checksum;
+32 u64 previous                                                     staged: XXH64 of token and batch header;
+40 u32 entries   44 u32 mark   48 i64 time_us                       others: XXH64 of the entry
+56 u64 checksum  XXH64 of the journal's seed, bytes 0..56 and the directory
+64 directory, then entries in its order
+```
 
 The seed is secret, so a producer cannot forge bytes that are accepted as a group, even if a reused slot still contains
 them. The mark is 32 bits of the XXH64 of the seed and bytes 0..44. It rejects most other bytes before a long hash is
@@ -300,7 +305,7 @@ class GroupHead:
     def staged(self, front: bytes, batch_bytes: int, partition: int, expires_at_us: int) -> None:
         """Add a staged batch.
 
-        ``front`` is its token and batch header, and all that the checksum covers; its body follows.
+        ``front`` is its token and batch header, which are all that the checksum covers. Its body follows.
         """
         lent: Lent = lend(front)
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))

@@ -4,8 +4,10 @@ Each segment contains a run of every partition with data in it: 100 GB with ten 
 runs. So entries are packed, 64 per block. A block stores the differences from each field's minimum, with only as many
 bits as they need.
 
-``` block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences |
-3 zeros | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte ```
+```
+block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences | 3 zeros
+       | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
+```
 
 Searches are binary over blocks, then over the entries of one block.
 """
