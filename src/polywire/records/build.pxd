@@ -1,4 +1,4 @@
-# C-level face of build.py for the other compiled modules; it holds declarations only.
+# C declarations of build.py for the other compiled modules.
 
 cdef bytearray allocate(long long *places, Py_ssize_t count)
 cdef void finish(unsigned char *p, const long long *places, Py_ssize_t count) noexcept nogil

@@ -1,4 +1,4 @@
-# C-level face of check.py for the other compiled modules; it holds declarations only.
+# C declarations of check.py for the other compiled modules.
 
 cdef int sizes_fit(const unsigned char *p, const long long *places, Py_ssize_t count) noexcept nogil
 cdef long long flagged(const unsigned char *p, Py_ssize_t at, Py_ssize_t count, int bit) noexcept nogil

@@ -1,5 +1,5 @@
-# Fields of a stored batch's header (decision 0101) for the other compiled modules, inlined. ``at`` is where the batch begins, in memory that
-# holds its whole header.
+# Inlined access to the fields of a stored batch's header (decision 0101) for the other compiled modules. The batch begins at ``at``, and the
+# memory at ``p`` contains its whole header.
 
 from polywire.records.memory cimport load_i64, load_u32, load_u64
 

@@ -1,5 +1,5 @@
-# CRC-32 by carry-less multiplication, where the processor has it: the one function of this package that is written in C, because no other
-# language of ours has a word for the instruction (decision 0108). checksum.py asks for it, and does without it elsewhere.
+# CRC-32 by carry-less multiplication, on processors that support it. It is the only function of this package that is written in C, because
+# Cython cannot express the instruction (decision 0108). checksum.py checks for support and otherwise uses tables.
 #
 # Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009), for reflected bits: 128 bits of
 # remainder are multiplied over the next 16 bytes, then reduced to 64 bits and to 32 (Barrett). The constants are that paper's for 0xEDB88320:

@@ -1,4 +1,4 @@
-# C-level face of header.py for the other compiled modules; it holds declarations only.
+# C declarations of header.py for the other compiled modules.
 
 cdef Py_ssize_t fill_layout(const unsigned char *p, Py_ssize_t at, Py_ssize_t limit, long long *places) noexcept nogil
 cdef void seal_header(unsigned char *p, Py_ssize_t at) noexcept nogil

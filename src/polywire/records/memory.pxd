@@ -1,5 +1,5 @@
-# C-level face of memory.py for the other compiled modules: its class, and the loads and stores that must be inlined.
-# Compiled code assumes a little-endian machine; nothing is assumed of alignment.
+# C declarations of memory.py for the other compiled modules: its class, and the loads and stores that must be inlined.
+# Compiled code assumes a little-endian machine; it assumes nothing about alignment.
 
 from libc.string cimport memcpy, memset
 

@@ -1,3 +1,3 @@
-# C-level face of reshape.py for the other compiled modules; it holds declarations only.
+# C declarations of reshape.py for the other compiled modules.
 
 cdef Py_ssize_t small_records(const unsigned char *p, Py_ssize_t at, Py_ssize_t size) noexcept nogil

@@ -1,4 +1,4 @@
-# C-level face of runs.py for the other compiled modules; it holds declarations only.
+# C declarations of runs.py for the other compiled modules.
 
 from polywire.records.memory cimport Lent
 

@@ -1,4 +1,4 @@
-# C-level face of xxh3.py for the other compiled modules, and the one product that needs 128 bits.
+# C declarations of xxh3.py for the other compiled modules, and the only multiplication that needs 128 bits.
 
 cdef extern from *:
     """

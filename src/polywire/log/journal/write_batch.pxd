@@ -1,4 +1,4 @@
-# C-level face of write_batch.py for the other compiled modules; it holds declarations only.
+# C declarations of write_batch.py for the other compiled modules.
 
 
 cdef class Draft:
