@@ -58,7 +58,7 @@ __all__ = [
     "Where",
 ]
 
-KEPT_AS: Final = "access"  # the key under which users are stored, one value each, among the states of the protocols
+KEPT_AS: Final = "access"  # users are stored like the state of a protocol of this name, one value per user
 NEXT_ID_KEY: Final = "next_id"  # stored with the users, so that a restart does not reuse ids
 TOKEN_BYTES: Final = 32
 

@@ -49,7 +49,7 @@ class Aggregate:
         self.version = version
 
     def whose(self, count: int) -> Mapping[int, int]:
-        """Return, by owner, how many of the ``count`` oldest offsets are charged to it."""
+        """Return how many of the ``count`` oldest offsets are charged to each owner."""
         return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
 
     def forget(self, count: int) -> None:

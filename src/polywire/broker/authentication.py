@@ -56,8 +56,8 @@ class AuthBroker(Protocol):
 class Authentication(Authorization):
     """The identity of clients; a subclass provides the users.
 
-    Invariant: ``_logins`` counts how often a user's logins were ended. ``_salting`` has the secret if it could not be
-    stored.
+    Invariant: ``_logins`` counts how often a user's logins were ended. ``_salting`` has the secret for salts if it
+    could not be stored.
     """
 
     __slots__ = ("_on_end", "_salting")

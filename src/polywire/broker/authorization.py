@@ -1,4 +1,4 @@
-"""Check permissions, and audit events: all protocols authorize actions here (decision 0115).
+"""Permission checks and audit events. All protocols authorize actions here (decision 0115).
 
 * A topic's access list applies to every client, even on a broker without users. A refusal looks the same whether or not
   the topic exists.
@@ -76,7 +76,7 @@ class Authorization(ABC):
             raise self.refusal(principal, action, where)
 
     def authorize_somewhere(self, principal: Principal | None, action: Action) -> None:
-        """Refuse an action that the user may perform on no resource at all; check the actual resource later.
+        """Refuse an action that the user may not perform on any resource. The caller checks the actual resource later.
 
         Raises Denied(LOGIN_REQUIRED, DENIED).
         """

@@ -32,9 +32,9 @@ from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
 from polywire.log.base import Completion, Loop, Need, Staging
 from polywire.types import Level
 
-AGAIN_S: Final = 0.1  # before a decision is sent again; doubled with each attempt
+AGAIN_S: Final = 0.1  # seconds before a decision is sent again; doubled with each attempt
 AGAIN_S_MAX: Final = 5.0
-LOOK_S: Final = 5.0  # between two checks of participants that have been open for long
+LOOK_S: Final = 5.0  # seconds between two checks of participants that have been open for long
 # after this time, a participant asks its coordinator for the outcome; normally the coordinator sends it earlier
 DOUBT_US: Final = 10_000_000
 # tokens of ended participants to remember, because a permission to participate may arrive after the end

@@ -163,8 +163,8 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         """Open the broker of a data directory: recover its state and sync a new epoch. Creates a missing directory.
 
         Args:
-            log_settings: sizes of the journal. Durability and the limit of staged bytes come from ``settings``. If a
-                group of the journal is small, batches and records are limited to what it can hold.
+            log_settings: sizes of the journal. Durability and the limit of staged bytes come from ``settings``. If
+                journal groups are small, batches and records are limited to what one group can hold.
             on_failure: called on the loop when storage fails; afterwards the broker acknowledges nothing.
             make_worker: creates the log's threads; tests replace it.
 

@@ -265,7 +265,7 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A transactional id has this epoch and a transaction without data in this state.
+    """The epoch of a transactional id, and the state of its transaction, which has no data.
 
     Sequences continue while epoch and producer stay the same; without a producer they restart. token: identifies the
     staged data. home: in a participant, the coordinator shard. If the change ends a transaction with participants in
@@ -503,7 +503,7 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         scope: if the transaction has ``offsets`` and no producer: topic, group, member and generation of its first
             offsets; ``held`` has all others.
-        batches: older brokers wrote 0; it then counts as the number of records.
+        batches: number of batches; older brokers wrote 0, which counts as the number of records.
         began_at_us: older brokers wrote -1.
         home: like ``shards``, see ``Transaction``.
     """
@@ -582,7 +582,7 @@ def decode_change(data: bytes) -> Change:
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _newer("a change of the broker's state", f"bytes={len(data)} reason={error}") from error
+        raise _newer("change of the broker's state", f"bytes={len(data)} reason={error}") from error
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
@@ -590,13 +590,13 @@ def decode_snapshot(data: bytes) -> Snapshot:
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _newer("the broker's state", f"bytes={len(data)} reason={error}") from error
+        raise _newer("state of the broker", f"bytes={len(data)} reason={error}") from error
     if snapshot.version not in (SNAPSHOT_VERSION, DECIDED_VERSION):
-        raise _newer("the broker's state", f"version={snapshot.version}")
+        raise _newer("state of the broker", f"version={snapshot.version}")
     return snapshot
 
 
 def _newer(what: str, facts: str) -> Corrupt:
     return Corrupt(
-        ErrorCode.NEWER_FORMAT, f"a newer version of Polywire wrote this (start that version): {what} {facts}"
+        ErrorCode.NEWER_FORMAT, f"a newer version of Polywire wrote this {what} (start that version) {facts}"
     )

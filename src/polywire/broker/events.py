@@ -25,7 +25,7 @@ from polywire.types import Buffer, Level
 
 ENTRY_BYTES: Final = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
 CHANGE_BYTES: Final = 64  # bytes of a journalled change, without key and payload
-FORGET_INTERVAL_S: Final = 10.0  # between two searches for events that retention has removed
+FORGET_INTERVAL_S: Final = 10.0  # seconds between two searches for events that retention has removed
 
 
 class Events:

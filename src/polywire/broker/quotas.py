@@ -137,7 +137,7 @@ class Quotas:
             self._check(kind.value, whose, own, usage.count(kind) + count, limit, share, reserved)
         if size > 0:
             own = usage.bytes_of(whose) + size
-            what = f"bytes of state with these {kind.value}"
+            what = f"bytes of state, including these {kind.value}"
             limit = settings.state_bytes_max
             self._check(what, whose, own, usage.bytes + size, limit, self.share(limit), settings.reserved_bytes)
 

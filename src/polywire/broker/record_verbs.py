@@ -1,9 +1,9 @@
 """Operations that store and read records, and those of idempotent producers.
 
-* An ordinary batch goes to the log after one check of its header. ``Admission`` checks all others, with the sequences of
-  idempotent producers, before the log assigns offsets.
-* Records within returned bounds are synced before the bounds are returned, so a crash cannot lose them
-  (concepts: durability#what-a-crash-may-take).
+* An ordinary batch goes to the log after one check of its header. ``Admission`` checks all others, including the
+  sequences of idempotent producers, before the log assigns offsets.
+* Records within returned bounds are synced before the bounds are returned, so a crash cannot lose them (concepts:
+  durability#what-a-crash-may-take).
 * Producer ids are never reused.
 """
 

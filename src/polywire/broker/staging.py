@@ -506,8 +506,9 @@ class StagingVerbs(RecordVerbs, Protocol):
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices, for publishes with thousands of batches; put it into ``publish_work``. Raises as
-        ``publish``.
+        """Publish in slices, for publishes with thousands of batches; put the iterator into ``publish_work``.
+
+        Raises as ``publish``.
         """
         return self.staging.publishing(writer, number, tokens, by=by, done=done)
 

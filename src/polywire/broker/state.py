@@ -2,7 +2,7 @@
 
 * The state implements ``log.base.Replay``. Live requests and recovery change it with the same functions: a live request
   builds a change, adds it to the write batch and applies it.
-* The same changes and batches in the same order give the same state, also if they begin with a snapshot.
+* The same changes and batches in the same order give the same state, even if a snapshot replaces the first of them.
 * Applying a change never fails, because the change was checked before it was made.
 * The broker stores values for single protocols without interpreting them. A value that a client stores is charged to
   the client's quota. A value that the protocol itself stores is not charged.

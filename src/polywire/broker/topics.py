@@ -1,7 +1,7 @@
 """Topics, partitions and their catalogue.
 
 * A full name is unique over all streams and identifies one stream and topic (decision 0116).
-* Incarnation numbers increase and are never reused, also after a restart.
+* Incarnation numbers increase and are never reused, even after a restart.
 * A change is first checked (``check_*``); applying it (``apply_*``) then cannot fail.
 * An access list that an earlier release stored among the options of the Cursus protocol applies to all protocols.
 """

@@ -278,7 +278,7 @@ class TransactionTable:
                 self._moving.pop(scope.group, None)
 
     def apply_joined(self, change: changes.TransactionJoined) -> None:
-        """Apply that more shards may have participants."""
+        """Record that more shards may have participants."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         found.state = TransactionState.SHARED
@@ -307,7 +307,7 @@ class TransactionTable:
         return id_ in self._deciding
 
     def apply_partitions(self, change: changes.TransactionPartitions) -> None:
-        """Apply that a transaction may stage for more partitions."""
+        """Record that a transaction may stage for more partitions."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size

@@ -520,8 +520,8 @@ class Transactions:
 
         Raises, or calls ``done`` with, Missing(STAGE_MISSING) if its records have expired, Missing(PARTITION_MISSING)
         if a partition was deleted, Busy(DISK_FULL), exceptions of ``confirm``, and Invalid, Denied,
-        Missing(MEMBER_MISSING) or Busy(BUSY) if the offsets must not be stored; then nothing has changed.
-        Conflict(PRODUCER_FENCED) if it was aborted in the meantime.
+        Missing(MEMBER_MISSING) or Busy(BUSY) if the offsets must not be stored; then nothing has changed. If it was
+        aborted in the meantime, the error is Conflict(PRODUCER_FENCED).
         """
         assert transaction.is_open, "only an open transaction can be committed"
         level = level_of(transaction, level)

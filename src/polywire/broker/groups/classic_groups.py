@@ -40,7 +40,7 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
 
-KEEP_AGAIN_S: Final = 1.0  # after a failed write of a group; clients that were refused retry at this rate, too
+KEEP_AGAIN_S: Final = 1.0  # seconds until a failed write of a group is retried; refused clients retry at this rate, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ClassicGroups:
     def join(
         self, group: str, join: Join, *, new_id: str, by: Caller = NO_CALLER, done: Completion[IdGiven | Joined]
     ) -> None:
-        """Join or rejoin; ``done`` gets the generation once all members have joined. Call ``check_topics`` before.
+        """Join or rejoin; ``done`` gets the generation once all members have joined. Call ``check_topics`` first.
 
         new_id: a unique id, for a member that has none. by: the caller, who becomes the owner of a group without an
         owner. Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group,

@@ -76,7 +76,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as shown to others: its metadata for the assignment protocol in use, and its assignment."""
+    """A member as shown to clients: its metadata for the assignment protocol in use, and its assignment."""
 
     id: str
     instance_id: str | None
@@ -98,7 +98,7 @@ class Joined:
     """The answer to a join: a generation begins or continues.
 
     member_id: the member that gets this answer. members: only for the leader. skip_assignment: the leader must not
-    assign, because the assignments stay.
+    assign, because the assignments stay the same.
     """
 
     member_id: str
@@ -136,7 +136,9 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A member. Invariant: ``heard_at`` counts only while none of the member's calls waits; ``is_new`` until its first
+    """A member.
+
+    Invariant: ``heard_at`` counts only while none of the member's calls waits; ``is_new`` is set until its first
     generation begins.
     """
 

@@ -141,10 +141,10 @@ class Coordinator:
 
         assignor: changes the group's assignor; None leaves it, and a new group uses round robin. first_generation: the
         generation of a group that this call creates, before the member is counted. named_alone: the protocol's group
-        names do not include a topic, so a name has one topic at a time. If it joins with another topic, this protocol's
-        members leave the old topic, and the generation continues in the new one. connected: the member sends no
-        heartbeats; the caller removes it when its connection ends. watched: like ``connected``, but after a restart of
-        the broker the member can return within the session timeout. is_consumer: the member is a consumer of Kafka's
+        names do not include a topic, so a name has one topic at a time. If a member joins it with another topic, this
+        protocol's members leave the old topic, and the generation continues in the new one. connected: the member sends
+        no heartbeats; the caller removes it when its connection ends. watched: like ``connected``, but after a restart
+        of the broker the member can return within the session timeout. is_consumer: the member is a consumer of Kafka's
         newer protocol. by: the caller, who becomes the owner of a group without an owner. done: called once the group
         is journalled at ``level``. Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group,
         Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group of this name reads the topic and the broker cannot assign

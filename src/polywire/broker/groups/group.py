@@ -210,7 +210,7 @@ class Holdings:
 
 
 class AllHoldings:
-    """The holdings of all groups and topics, with a number per group for its last change of a holder.
+    """The holdings of all groups and topics, and for each group a number that identifies its last change of a holder.
 
     Invariant: a number in ``_turns`` is never used again.
     """

@@ -2,8 +2,8 @@
 
 * A member of a Kafka group has one membership for each of its topics (concepts: groups#handing-over). Each membership
   is assigned partitions like a member of any other protocol, and the coordinator knows which partitions it holds.
-  Members that wait for released partitions learn of the release from a new generation, unless another notification is
-  earlier.
+  Members that wait for released partitions learn of the release from a new generation, unless another notification
+  reaches them earlier.
 * In a classic group that shares topics with members of other protocols, the broker assigns in place of the group's
   leader (concepts: groups#one-group-for-all). A partition that a member still reads is assigned to no other member.
 * Memberships are added and removed in short steps, however large the group is. A group's assignments wait until all of
@@ -547,7 +547,7 @@ class SharedGroups:
             shared.joined(member)
 
     def follow(self, group: ClassicGroup) -> None:
-        """Update the memberships of a shared group; shared ends when its last member has left."""
+        """Update the memberships of a shared group. Sharing ends when the group's last member has left."""
         if not group.is_shared:
             return
         if not group.has_members:

@@ -163,7 +163,7 @@ class Positions:
         return held
 
     def _charge(self, held: Held, sign: int) -> None:
-        """Charge all of this to its owner (``sign`` 1), or refund it (-1)."""
+        """Charge these offsets to their owner (``sign`` 1), or refund them (-1)."""
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
         size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
         self.count += sign * len(held.partitions)
