@@ -132,7 +132,7 @@ def _answer(write: Callable[[bytes], None], content: bytes) -> _Answer:
 
 def _read_back(objects: Objects, name: str) -> Finding:
     """Test that reads return the last write or deletion, and that a range read returns the requested range."""
-    what = "reads find what was written last"
+    what = "reads return the last write"
     try:
         objects.create(name, [b"0123456789"])
         if objects.read(name).content != b"0123456789" or objects.size(name) != 10:

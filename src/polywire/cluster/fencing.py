@@ -149,7 +149,7 @@ def read_journal(seed: int) -> Steps[JournalChain]:
     """Read the chain from the floor up to the first free number; raise Corrupt.
 
     R: an object is valid only if the floor, read after the object, is not above its number. Below the floor any object
-    may exist. One example is the start of a broker that was suspended, which may even fit the chain.
+    may exist. One example is the start of a broker that was suspended. It may even fit the chain.
     """
     while True:
         floor, _ = yield ReadFloor()

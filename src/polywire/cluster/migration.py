@@ -186,8 +186,9 @@ class _Migration:
         return copied, size
 
     def _copy(self, name: str) -> int:
-        """Store a blob and read it back to compare the content, also if an earlier attempt stored it. Raise Busy or
-        Corrupt.
+        """Store a blob and read it back to compare the content, even if an earlier attempt stored it.
+
+        Raise Busy or Corrupt.
         """
         content = self._offline.store.get(name)
         with suppress(BlobExists):  # already stored, perhaps by an earlier attempt

@@ -61,7 +61,7 @@ class Loss:
 
     Attributes:
         groups: number of journal groups that are cut off.
-        unknown: number of groups whose header is damaged; later groups show only a part of their content.
+        unknown: number of groups whose header is damaged; their content is known only in part, from later groups.
         records: lost offsets by partition; later records get these offsets again.
         damaged: offsets by partition of batches that stay in the log but cannot be read.
     """

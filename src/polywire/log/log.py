@@ -45,7 +45,7 @@ from polywire.types import Buffer, Level
 # space that listing segments in the journal may take: up to a page of padding, and a page for the group
 NAMING_BYTES: Final = 2 * PAGE_BYTES
 EXPIRY_SECONDS: Final = 5.0
-TOKENS_EXPIRED_MAX: Final = 1000  # at most this many in one write batch
+TOKENS_EXPIRED_MAX: Final = 1000  # most tokens that expire in one write batch
 
 
 class FileLog:
@@ -296,7 +296,7 @@ class FileLog:
     # Syncs and sealing
 
     def broker_state(self) -> tuple[Encoding, int]:
-        self.write()  # write what the broker has already applied to the journal; completions keep their order
+        self.write()  # write to the journal what the broker has already applied; completions keep their order
         if self._broker_state is None:
             self._broker_state = self._replay.encoding()
         return self._broker_state, self._rests_on

@@ -76,7 +76,7 @@ class LogSettings:
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
         last = max(
             kept // 2, 4 * PAGE_BYTES
-        )  # space to list segments: two pages, and one that each of two syncs may leave unused
+        )  # space to list segments: two pages, and two more because each of two syncs may leave one unused
         return kept, max(kept * 3 // 4, last + PAGE_BYTES // 2), last
 
     @property

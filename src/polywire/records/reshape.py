@@ -63,8 +63,8 @@ _NO_PRODUCER = cython.declare(cython.longlong, -1)
 def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
     """Return the record count of a small plain batch that may be merged with others of the same columns; else 0.
 
-    Batches of producers are not merged. Neither are batches that already have offsets, because merging relies on these
-    and a client may send any numbers.
+    Batches of producers are not merged. Neither are batches that already have offsets, because merging would rely on
+    these, and a client may have sent arbitrary ones.
     """
     if size < _HEADER_BYTES or size >= _SMALL_BYTES or load_flags(p, at) > 1:
         return 0

@@ -191,7 +191,7 @@ class GroupWriter:
         self.write()
         self.check_open()
         if not self._fits(size, need):
-            reason = f"too much waits to be sealed slots={len(self._journal.slots) - 1}"
+            reason = f"too many full journal files wait to be sealed slots={len(self._journal.slots) - 1}"
             raise Busy(ErrorCode.BUSY, reason, retry_after_ms=BUSY_RETRY_MS)
 
     def refresh(self) -> None:

@@ -350,7 +350,8 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
     """Find what is left of a torn group: bytes where the next group would begin, with two of its four header fields.
 
-    One of the two must be the sequence or the predecessor, which distinguishes it from older groups at this position.
+    One of the two must be the sequence or the checksum of the previous group, because older groups at this position
+    match neither.
     """
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES

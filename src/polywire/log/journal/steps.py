@@ -1,6 +1,6 @@
 """Additions to a write batch other than appended batches; each is a step (decision 0107).
 
-A step is first prepared and then entered into the journal group, which never fails.
+A step is first prepared. Entering it into the journal group afterwards never fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Make groups durable: the interface, and its implementation that flushes a disk. The other one uploads to a bucket.
+"""Make groups durable: the interface, and its implementation that flushes a disk.
+
+The other implementation uploads to a bucket.
 
 * Groups become durable in order, and callbacks are called in the order of requests.
 * The flusher runs one flush at a time in one thread, on request and periodically while data is unsynced.

@@ -120,8 +120,9 @@ class ColdReads:
     def glance(
         self, segment: Segment, partition: int, offset: int, bytes_max: int, end: int, *, more: bool
     ) -> Window | None:
-        """Read up to ``bytes_max`` bytes, below offset ``end``, of one segment; None if they are not in memory or too
-        many.
+        """Read up to ``bytes_max`` bytes of one segment, below offset ``end``.
+
+        Return None if they are not in memory or too many.
 
         ``more``: the reader also wants the following data.
         """

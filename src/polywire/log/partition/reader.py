@@ -31,7 +31,8 @@ from polywire.store.base import blob_corrupt
 from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
-FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention, so that the reader's thread can also do other work
+# footers fetched at once for retention, so that the reader's thread can also do other work
+FOOTERS_FETCHED_MAX: Final = 16
 EXTENTS_MAX: Final = 8  # more pieces than this are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
 _offset: Final = header_fields("base_offset")

@@ -1,4 +1,4 @@
-"""Index of a partition's unsealed batches, with the selections that reads and the sealer need, one call for each.
+"""Index of a partition's unsealed batches. Reads and the sealer select entries with one call.
 
 Nothing is allocated per batch, and every search is binary.
 """

@@ -41,8 +41,8 @@ Source = tuple[Segment, SegmentRun]
 class Merge:
     """Blobs that one new blob replaces, and the new blob's content: the runs of each partition, in offset order.
 
-    ``damaged``: segments with a wrong checksum. ``over`` is completed when the new blob is on disk or not needed, or
-    with the error.
+    ``damaged``: segments with a wrong checksum. ``over`` is called when the new blob is on disk or not needed, or with
+    the error.
     """
 
     old: Sequence[Sealed]
@@ -136,8 +136,9 @@ def plan(state: LogState, group: Group) -> Merge | None:
 
 
 def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
-    """Return whether readers of these offsets still use this blob: they are neither trimmed nor compacted into another
-    one.
+    """Return whether readers of these offsets still use this blob.
+
+    They do unless the offsets were trimmed, or compacted into another blob.
     """
     number = partition.runs.find_offset(run.next_offset - 1)
     return (

@@ -368,7 +368,7 @@ class Sealer:
         if self._stopped:
             return
         self.advance()
-        assert not isinstance(groups, BrokerError), f"reading says of each what is wrong with it error={groups}"
+        assert not isinstance(groups, BrokerError), f"each group has its own error error={groups}"
         if self._running or self._replacing:
             self._tidy_soon(again)
             return

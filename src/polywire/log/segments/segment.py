@@ -338,8 +338,8 @@ class Segment:
     def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
         """Read bytes [start, stop), not verified, into the caller's memory; return None if that needs a disk.
 
-        only_known: also return None unless the bytes are known to be in memory, because even a test whether they are
-        makes the system read them.
+        only_known: also return None unless the bytes are known to be in memory, because even checking for that makes
+        the system read them.
         """
         try:
             blob = self._store.open(self.name)
