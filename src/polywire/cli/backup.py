@@ -2,7 +2,7 @@
 
 * A backup can be made while the broker runs, and does not change the data directory.
 * It is one consistent state of the log, and contains everything acknowledged before it began.
-* Under its final name it is complete and synced.
+* A backup that has its final name is complete and synced.
 * A restore never overwrites data: its target must be empty or missing.
 
 ```
@@ -555,7 +555,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def damages(findings: Sequence[Finding]) -> int:
-    """Print damage that the backup contains because the data directory has it, and return the exit code."""
+    """Print the damage that the backup copied from the data directory, and return the exit code."""
     for finding in unsound(findings):
         note(f"damaged path={finding.path!r} {finding.message}", style="red")
     return exit_code(findings)

@@ -183,7 +183,7 @@ def latency(
     async def work(topic: str) -> None:
         count = rate * seconds
         async with Producer(address, linger_ms=0) as producer:
-            # not measured: the first record of a topic includes the topic's setup
+            # not measured: the latency of a topic's first record includes the topic's setup
             await producer.send_and_wait(topic, b"." * size)
             async with Consumer(address, topic) as consumer:
                 await consumer.batch(1, timeout_s=QUIET_SECONDS)

@@ -295,7 +295,7 @@ def _identity(objects: Objects) -> Identity:
 def seen_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
     """Return all brokers with their states.
 
-    Waits for a heartbeat of each, but at most as long as a live broker needs for one.
+    Waits for a heartbeat of each broker, but no longer than a live broker takes to send one.
     """
     nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
     brokers, begun = nodes.read(), clock.monotonic()

@@ -1,4 +1,4 @@
-"""``polywire log verify``: read all data of a data directory or a bucket that a broker would read, and report damage."""
+"""``polywire log verify``: read all data of a log in a directory or a bucket, and report damage."""
 
 from __future__ import annotations
 

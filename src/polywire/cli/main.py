@@ -45,7 +45,7 @@ NOUNS: Final = {
     """,
     "pipeline": "Run prebuilt Spark jobs between topics and tables.",
     "user": "Manage the users file.",
-    "backup": "Take, list, verify and restore backups of a data directory.",
+    "backup": "Create, list, verify and restore backups of a data directory.",
     "segment": "List, inspect and verify the sealed segments of a data directory offline.",
     "log": "Verify and repair the log of a data directory offline, or verify the log of a bucket.",
     "cluster": "Manage a log in a bucket and the brokers that serve it.",

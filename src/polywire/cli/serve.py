@@ -250,8 +250,8 @@ class Storage:
     cache_mib: Annotated[
         int,
         Parameter(
-            help="Memory in MiB for the records that were moved to segments last, at most a quarter of the machine's memory. "
-            "Consumers that lag slightly read them without the disk. 0 disables this cache."
+            help="Memory in MiB for the records most recently moved to segments, at most a quarter of the machine's "
+            "memory. Consumers that lag slightly read them without the disk. 0 disables this cache."
         ),
     ] = CACHE_MIB
     delete_grace_s: Annotated[
@@ -261,8 +261,8 @@ class Storage:
     balance_s: Annotated[
         float,
         Parameter(
-            help="Seconds a preferred standby must be healthy before it takes over its shard, so that all machines lead equally "
-            "many. At most one shard moves every ten minutes. 0 disables rebalancing."
+            help="Seconds a preferred standby must be healthy before it takes over its shard. This spreads leadership "
+            "evenly over the machines and moves at most one shard every ten minutes. 0 disables it."
         ),
     ] = 30.0
     bucket_prices: Annotated[
@@ -305,8 +305,8 @@ class Storage:
     owner_share: Annotated[
         float,
         Parameter(
-            help="Share that one user, or one client address without a login, can take of --state-mib and of each limit on "
-            "the number of such objects."
+            help="Share of --state-mib that one user, or one client address without a login, can use. The same share "
+            "applies to each limit on the number of groups, writers and similar objects."
         ),
     ] = 0.5
     scrub_hours: Annotated[
@@ -346,9 +346,9 @@ class Process:
     shard_port: Annotated[
         int,
         Parameter(
-            help="First port of the listeners that belong to one process each; every process uses the next 20 ports. Kafka clients, "
-            "other machines of the bucket and, without a bucket, Cursus clients connect to them. With 0, the system chooses the "
-            "ports if there is a bucket; otherwise process N listens N x 100 above the shared port."
+            help="First port of the listeners that each process has for itself; 20 ports are reserved for each process. Kafka "
+            "clients, other machines of the bucket and, without a bucket, Cursus clients connect to them. With 0, the system "
+            "chooses the ports if there is a bucket; otherwise process N listens N x 100 above the shared port."
         ),
     ] = 0
     detach: Annotated[
