@@ -76,7 +76,7 @@ class BrokerError(Exception):
         code: identifies the error.
         message: begins in lower case and ends with facts as ``key=value``.
         retry: when a retry can succeed.
-        retry_after_ms: milliseconds after which the limit has usually cleared; None if unknown.
+        retry_after_ms: milliseconds after which a retry usually succeeds; None if unknown.
     """
 
     retry: ClassVar[Retry] = Retry.NEVER

@@ -46,7 +46,7 @@ def is_pattern(text: str) -> bool:
 def matches(pattern: str, text: str) -> bool:
     """Return whether the pattern matches the whole text, in at most ``len(pattern) * len(text)`` steps.
 
-    Only the last ``*`` is extended: whatever an earlier one could match in addition, the last one can match, too.
+    After a mismatch only the last ``*`` is extended, because it can match whatever an extended earlier one could.
     """
     index = position = 0  # index in the pattern, position in the text
     star, star_end = -1, 0  # index of the last ``*``, end of the text that it matches

@@ -70,7 +70,7 @@ def _escape(char: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Encode a text as UTF-8. Surrogates for invalid bytes, which a protocol has decoded, become these bytes again."""
+    """Encode a text as UTF-8. Surrogates that stand for undecodable bytes become these bytes again."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -132,7 +132,7 @@ def test_quality_detects_gaps_and_duplicates(spark: SparkSession, served: Served
     ]
     assert [(part.records, part.missing, part.repeated) for part in found.partitions] == [(50, 0, 0), (4, 0, 0)]
     assert len(found.problems) == 3
-    assert "not as it should be" in page.read_text(encoding="utf-8")
+    assert "problems were found" in page.read_text(encoding="utf-8")
     land(spark, served.address, topic, tmp_path / "table", tmp_path / "checkpoint", parse="json:p string, n long")
     again = quality(spark, path=tmp_path / "table")
     assert again.sound
@@ -204,5 +204,5 @@ def test_the_command_runs_a_pipeline(
     assert main.run(["pipeline", "run", "land", *settings]) == EXIT_DONE, "nothing is left to read"
     asked = [f"--set=path={tmp_path / 'table'}", "--set=expected=3"]
     assert main.run(["pipeline", "run", "quality", *asked]) == EXIT_FAILED
-    assert "3 records were expected, 2 are there" in capsys.readouterr().err
+    assert "3 records were expected, 2 exist" in capsys.readouterr().err
     assert spark.range(1).count() == 1  # the existing session still works

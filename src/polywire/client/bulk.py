@@ -268,8 +268,8 @@ class BulkConnection:
 
         Args:
             topics: full names, at most 1,000.
-            times_us: at most 16 times, in microseconds since 1970. ``PartitionRange.time_offsets`` has an offset for
-                each.
+            times_us: up to 16 points in time, in microseconds since 1970. ``PartitionRange.time_offsets`` has an offset
+                for each.
 
         Raises:
             Missing: TOPIC_MISSING.

@@ -349,9 +349,8 @@ class Copy:
     async def commit_positions(self, groups: Sequence[str]) -> list[tuple[str, int, int, int]]:
         """Commit the groups' offsets at the target, after everything is copied.
 
-        Returns (group, partition, source offset, target offset) for each. Raises Invalid if offsets cannot be
-        translated:
-        a protocol has no offsets, or records changed their partition.
+        Returns (group, partition, source offset, target offset) for each. Raises Invalid if a protocol has no offsets,
+        or if records changed their partition.
         """
         moved: list[tuple[str, int, int, int]] = []
         async with connected(self.source.url) as source, connected(self.target.url) as target:
@@ -495,15 +494,17 @@ class _Session:
         place = await self._begin(number) if progress.place is None else progress.place
         first = await self._from.first(number)
         if place < first:
-            self._copy.outcome.remarks[f"retention was faster partition={number} offsets={first - place}"] = None
+            self._copy.outcome.remarks[
+                f"retention removed records before they were copied partition={number} offsets={first - place}"
+            ] = None
             place = first
         while place < stop:
             records, following = await self._from.read(number, place)
             if following <= place:  # retention may have removed the remaining records
                 following = beyond(place, await self._from.first(number), "offset")
-                self._copy.outcome.remarks[f"retention was faster partition={number} offsets={following - place}"] = (
-                    None
-                )
+                self._copy.outcome.remarks[
+                    f"retention removed records before they were copied partition={number} offsets={following - place}"
+                ] = None
             chosen = [record for record in records if record.offset < stop]
             if len(chosen) < len(records):
                 following = records[len(chosen)].offset

@@ -335,7 +335,7 @@ class CursusClient(Scope):
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return a group's next offset to read.
 
-        The result is 0 if nothing was committed, because the protocol does not distinguish the two.
+        The result is 0 if nothing was committed, because the protocol does not distinguish this from offset 0.
         """
         return await self._groups.position(_word(group), _topic(topic), partition)
 

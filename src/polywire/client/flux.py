@@ -279,7 +279,7 @@ class FluxClient(Scope):
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return a group's next offset to read.
 
-        The result is 0 if nothing was committed, because the protocol does not distinguish the two.
+        The result is 0 if nothing was committed, because the protocol does not distinguish this from offset 0.
         """
         payload = await self._connection.ask(b"OFFSET|%b %b %d" % (_word(group), _topic(topic), partition))
         return understood(number, payload, b"offset")

@@ -209,7 +209,8 @@ def mark_lists(offsets: Buffer, row_count: int, target: Buffer) -> int:
 def number_rows(chunk: Buffer, plan: Buffer, deltas_column: int, target: Buffer) -> None:
     """Write the offset of each row as i64.
 
-    Offsets are consecutive from the batch's base offset. A compacted batch has a column with their distances from it.
+    Offsets are consecutive from the batch's base offset. A compacted batch has a column with the distance of each
+    offset from the base offset.
     """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)

@@ -90,7 +90,7 @@ _T = TypeVar("_T")
 
 def failure_of(status: int) -> BrokerError:
     """Return the error for a status."""
-    message = f"the broker refused status={status}"
+    message = f"the broker rejected the request status={status}"
     if status in _MISSING:
         return Missing(_MISSING[status], message)
     if status in _CONFLICTS:
@@ -350,7 +350,7 @@ class IggyClient(Scope):
         return -1
 
     async def _elsewhere(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
-        """Find a request that is not in the chosen partition. The topic may use another hash of the key."""
+        """Find sent records that are not in the chosen partition, because the topic uses another hash of the key."""
         for number in range(await self._partition_count(topic)):
             if number != chosen:
                 (offset,) = await self._find(topic, number, [(part[0].id or b"", len(part))])

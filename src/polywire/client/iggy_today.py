@@ -100,7 +100,11 @@ def may_be_token(secret: str) -> bool:
 def failure_of(status: int) -> BrokerError:
     """Return the error for a status."""
     known = _FAILURES.get(status)
-    return documented_failure_of(status) if known is None else type(known)(known.code, f"the broker refused {status=}")
+    return (
+        documented_failure_of(status)
+        if known is None
+        else type(known)(known.code, f"the broker rejected the request {status=}")
+    )
 
 
 def eviction_of(reason: int) -> BrokerError:

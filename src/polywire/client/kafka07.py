@@ -74,7 +74,7 @@ ABILITIES: Final = frozenset(
 class _Connection(FramedConnection):
     """A connection; a response is a body that begins with an error code."""
 
-    HANGING_UP = "the broker refused a request"
+    HANGING_UP = "the broker rejected a request"
     BODY_BYTES_MIN = 2
     BODY_BYTES_MAX = ANSWER_BYTES_MAX
 

@@ -57,7 +57,7 @@ _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
 def error_of(number: int, message: str | None = None) -> BrokerError:
     """Return the exception for an error code."""
     kind, code = _ERRORS.get(number, (Invalid, ErrorCode.INVALID_REQUEST))
-    return kind(code, message or f"the broker refuses code={number}")
+    return kind(code, message or f"the broker rejected the request code={number}")
 
 
 def check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> None:

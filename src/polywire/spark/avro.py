@@ -56,8 +56,8 @@ _WIDENED: Final[list[tuple[set[str], DataType]]] = [
 def spark_schema(schema: str) -> StructType:
     """Return Spark's columns for an Avro record schema.
 
-    Raises Invalid(INVALID_REQUEST) for a schema without such columns: another type than a record, or a union of several
-    types.
+    Raises Invalid(INVALID_REQUEST) if the schema is not a record, or has a type without a column, such as a union of
+    several types.
     """
     try:
         document = json.loads(schema)

@@ -19,7 +19,7 @@ LOGIN: Final = ("user", "password")
 # Spark's Kafka source and sink refuse these, too. The text says what to do instead.
 _CAST_COLUMNS: Final = "is not supported: keys and values are binary here; cast the columns in the query"
 _REFUSED_AS_BY_KAFKA: Final = {
-    "group.id": "is not supported: a query keeps its positions in its checkpoint; commitGroup shows them as a group's",
+    "group.id": "is not supported: a query keeps its positions in its checkpoint; set commitGroup to show them as a group",
     "auto.offset.reset": "is not supported: set startingOffsets",
     "enable.auto.commit": "is not supported: a query keeps its positions in its checkpoint; remove it",
     "interceptor.classes": "is not supported; remove it",
@@ -76,7 +76,7 @@ def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
     for address in found:
         host, colon, port = address.removeprefix("polywire+tls://").removeprefix("polywire://").rpartition(":")
         if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-            refuse(given[0], f"must be host:port, or several with commas between, not {address!r}")
+            refuse(given[0], f"must be host:port, or several separated by commas, not {address!r}")
     if not found:
         refuse(given[0], "is empty")
     return found
@@ -86,7 +86,7 @@ def _without_name(option: str, address: str) -> str:
     scheme, separator, rest = address.rpartition("://")
     name, _, place = rest.rpartition("@")
     if ":" in name:
-        refuse(option, "must not hold a password, because Spark shows it: set the options user and password")
+        refuse(option, "must not contain a password, because Spark shows it: set the options user and password")
     return f"{scheme}{separator}{place}"
 
 

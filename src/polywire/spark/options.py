@@ -237,7 +237,7 @@ def _push_filters(options: Mapping[str, str]) -> bool:
         refuse(
             "pushFilters",
             f"would make later queries over the same DataFrame skip records, because Spark retains the first query's filters; load one for "
-            f"each query and say pushFilters={ONE_QUERY}",
+            f"each query and set pushFilters={ONE_QUERY}",
         )
     if text.lower() not in ("false", ONE_QUERY.lower()):
         refuse("pushFilters", f"must be false or {ONE_QUERY}, not {text!r}")

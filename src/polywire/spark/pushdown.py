@@ -137,7 +137,7 @@ def _whole(value: object) -> int | None:
 
 
 def _micros(value: object) -> int | None:
-    """Return microseconds since 1970; None for a time without a time zone, because the column has none such."""
+    """Return microseconds since 1970; None for a time without a time zone, because the column has no such times."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     return (value - _EPOCH) // _MICROSECOND

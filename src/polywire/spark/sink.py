@@ -107,7 +107,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 def batch_write(options: SinkOptions) -> Write:
     """Return the name of a batch write: a new one unless the options name a transaction.
 
-    A transaction is specific to the topic option, like Delta's transactions are to a table.
+    A transaction is specific to the topic option, just as Delta's transactions are specific to a table.
     """
     transaction = options.transaction
     if transaction is None:

@@ -53,7 +53,7 @@ _ALLOWED = {
 
 
 class FaultyStore:
-    """A store around another one. ``pending`` is the number of faults that have not occurred yet."""
+    """A store that wraps another one. ``pending`` is the number of faults that have not occurred yet."""
 
     def __init__(self, store: Store, *, wait: Callable[[], None] = lambda: None) -> None:
         self._store = store

@@ -137,7 +137,7 @@ class MemoryLog:
         return self.crowded
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Register a callback. A test that resets ``crowded`` must call ``relieve``, which calls it."""
+        """Register a callback for ``relieve``, which a test must call after it resets ``crowded``."""
         self._on_relief.append(callback)
         if not self.crowded:
             self.relieve()

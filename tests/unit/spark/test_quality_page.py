@@ -45,7 +45,7 @@ def test_problems_are_listed() -> None:
     assert str(report(expected=101)).startswith("wrong: 101 records were expected")
     wrong = report(missing=2, repeated=1, corrupt=3, expected=101).problems
     assert wrong == (
-        "2 offsets are missing", "1 rows repeat an offset", "3 rows could not be read", "101 records were expected, 100 are there",
+        "2 offsets are missing", "1 rows repeat an offset", "3 rows could not be read", "101 records were expected, 100 exist",
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_the_page_is_well_formed_and_escapes_names() -> None:
     text = page(report())
     assert "a&lt;b&gt;" in text
     assert "p&amp;q" in text
-    assert "each record is there exactly once" in text
+    assert "each record exists exactly once" in text
     assert "<script" not in text
     assert "2 offsets are missing" in page(report(missing=2))
 

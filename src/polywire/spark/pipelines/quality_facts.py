@@ -88,7 +88,7 @@ class Quality:
             if count:
                 found.append(f"{count:,} {what}")
         if self.expected is not None and self.records != self.expected:
-            found.append(f"{self.expected:,} records were expected, {self.records:,} are there")
+            found.append(f"{self.expected:,} records were expected, {self.records:,} exist")
         return tuple(found)
 
     @property

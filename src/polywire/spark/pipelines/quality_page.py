@@ -63,9 +63,9 @@ def page(quality: Quality) -> str:
 
 def _verdict(quality: Quality) -> Iterable[str]:
     if quality.sound:
-        yield "<p class='verdict good'>each record is there exactly once</p>"
+        yield "<p class='verdict good'>each record exists exactly once</p>"
         return
-    yield "<p class='verdict bad'>not as it should be</p>"
+    yield "<p class='verdict bad'>problems were found</p>"
     yield "<ul>" + "".join(f"<li>{escape(problem)}</li>" for problem in quality.problems) + "</ul>"
 
 
@@ -155,7 +155,7 @@ def _rate_chart(quality: Quality) -> Iterable[str]:
 def _size_chart(quality: Quality) -> Iterable[str]:
     if not any(part.bytes for part in quality.partitions):
         return  # a parsed table has values only of rows that could not be parsed
-    yield "<h2>Sizes of values <span class='soft'>(bytes up to)</span></h2>"
+    yield "<h2>Sizes of values <span class='soft'>(upper limit in bytes)</span></h2>"
     yield _bars(
         [{0: count} for _, count in quality.sizes], {at: _bytes(size) for at, (size, _) in enumerate(quality.sizes)}
     )

@@ -27,8 +27,8 @@ STATE_SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    # It requires Hadoop's own class for local files, but our sessions use a faster one; disabling the cache keeps both
-    # separate.
+    # The provider requires Hadoop's own class for local files, but our sessions use a faster one. Without Hadoop's
+    # cache, each keeps its own class.
     "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }

@@ -60,18 +60,18 @@ class Setting:
 
 _HERE: Final = "polywire.spark.pipelines"
 PIPELINES: Final = (
-    Pipeline("land", f"{_HERE}.land:land", "a topic as a partitioned table (Parquet, Delta, Iceberg)"),
+    Pipeline("land", f"{_HERE}.land:land", "write a topic to a partitioned table (Parquet, Delta, Iceberg)"),
     Pipeline(
         "refine",
         f"{_HERE}.refine:refine",
         "parse records, drop duplicates, write unreadable records to a dead-letter topic",
     ),
-    Pipeline("windows", f"{_HERE}.windows:windows", "aggregates over windows of event time"),
+    Pipeline("windows", f"{_HERE}.windows:windows", "aggregate over windows of event time"),
     Pipeline("state", f"{_HERE}.state:state", "fold event-sourced records into the current state of each key"),
-    Pipeline("bridge", f"{_HERE}.bridge:bridge", "a topic into another one, also on another broker"),
-    Pipeline("replay", f"{_HERE}.replay:replay", "a table back into a topic, at a chosen speed"),
-    Pipeline("compact", f"{_HERE}.compact:compact", "the last value of each key into a new topic"),
-    Pipeline("quality", f"{_HERE}.quality:quality", "counts, gaps and duplicates of a topic or table, as a report"),
+    Pipeline("bridge", f"{_HERE}.bridge:bridge", "copy a topic into another one, on the same broker or another"),
+    Pipeline("replay", f"{_HERE}.replay:replay", "write a table back into a topic, at a chosen speed"),
+    Pipeline("compact", f"{_HERE}.compact:compact", "copy the last value of each key into a new topic"),
+    Pipeline("quality", f"{_HERE}.quality:quality", "report counts, gaps and duplicates of a topic or table"),
 )
 
 

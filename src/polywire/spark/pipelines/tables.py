@@ -3,8 +3,8 @@
 Spark's file sink lists valid Parquet files in ``_spark_metadata``. A killed run may leave files that are not listed, so
 read such a table with Spark or use that list.
 
-Spark writes Delta if its package is on the class path; otherwise the library ``deltalake`` on the driver does. Iceberg
-requires Spark's package. A repeated micro-batch adds no rows again, in any format.
+Spark writes Delta if Delta's package is on the class path; otherwise the library ``deltalake`` on the driver does.
+Iceberg requires its package for Spark. A repeated micro-batch adds no rows again, in any format.
 """
 
 from __future__ import annotations
