@@ -4,7 +4,7 @@
 * Passwords are stored as Argon2id hashes and tokens as digests. SCRAM verifiers are stored only where requested.
 * User ids are never reused.
 * A change of permissions applies to the next request of every logged-in connection.
-* A change that ends a login, such as a deleted user, notifies the owners of its connections.
+* A change that ends a login, such as the deletion of a user, notifies the owners of its connections.
 * A user can grant or revoke only permissions that it has itself.
 
 A broker without configured users is open: it requires no login and accepts the default users of other brokers.

@@ -192,7 +192,7 @@ class Authentication(Authorization):
     ) -> None:
         """Log in as ``log_in`` does, with a SCRAM proof over these messages.
 
-        It is queued like a password, although checking it takes almost no time.
+        The proof is queued like a password, although checking it takes almost no time.
         """
 
         def verified(right: bool | Busy) -> None:

@@ -3,7 +3,7 @@
 Each transaction has one coordinator shard, which alone decides its outcome. Every shard that stores records or offsets
 of the transaction has a *participant* (called branch in code). A participant is an open local transaction with the same
 token, and only the coordinator's decision ends it. The coordinator stores the list of participants before they stage
-anything. It stores its decision until every participant has applied it.
+anything. It retains its decision until every participant has applied it.
 
 * A decision is durable before it is sent, and comes only from the leader of the coordinator shard.
 * A participant is neither ended nor dropped before the coordinator has decided.
@@ -50,7 +50,7 @@ class Shards(Protocol):
     def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
         """Ask the coordinator for the outcome of a transaction.
 
-        ``then`` gets whether it commits, or None if it is open or the coordinator cannot be reached.
+        ``then`` gets whether the transaction commits, or None if it is open or the coordinator cannot be reached.
         """
 
 
@@ -303,7 +303,7 @@ class Branches:
         is_late = joined.token in self._ended
         if known is not None and known.home == joined.home:
             assert known.producer is not None, "a participant has a producer"
-            # a deleted id that is used again counts its epochs from the beginning
+            # if a deleted id is used again, its epochs restart at 0
             is_same = known.producer.id == joined.producer.id
             is_late = is_late or (is_same and known.epoch > joined.epoch) or self._transactions.is_ending(known)
         elif known is not None and known.is_open:

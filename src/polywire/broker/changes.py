@@ -143,7 +143,7 @@ class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
 class MemberStored(msgspec.Struct, frozen=True, array_like=True):
     """A member of a group and the protocol over which it joined.
 
-    connected: the membership ends with its connection; older records lack this field.
+    connected: the membership ends with the member's connection; older records lack this field.
     """
 
     id: str
@@ -252,7 +252,7 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         first_epoch: the epoch of the transactional id that corresponds to epoch 0 of this producer id.
-        asked_epoch: the epoch whose holder requested the present epoch; -1 if none did.
+        asked_epoch: the epoch whose holder requested the current epoch; -1 if none did.
         timeout_us: longest duration of a transaction.
         synced: whether staged data is synced before it is acknowledged.
     """

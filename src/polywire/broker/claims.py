@@ -19,7 +19,7 @@ class Claims(Protocol):
 
 
 class Alone:
-    """Claims of a broker that shares its namespace with no other: they do nothing."""
+    """Implements ``Claims`` for a broker that shares its namespace with no other: the methods do nothing."""
 
     def claim(self, full_name: str) -> None:
         pass

@@ -43,7 +43,7 @@ class Elsewhere(Protocol):
 
 
 class Nowhere:
-    """The topics of other shards for a single broker: there are none."""
+    """Implements ``Elsewhere`` for a single broker, which has no other shards."""
 
     version: Final = 0
 

@@ -35,7 +35,7 @@ class GroupTopics(Protocol):
         """Return a topic's number of partitions, or the default number if it does not exist (concepts:
         groups#positions).
 
-        last: the number in the group's last assignment, returned until the topic's shard has reported the present
+        last: the number in the group's last assignment, returned until the topic's shard has reported the current
         number.
         """
         topic = self._catalog.find(full_name)

@@ -31,11 +31,11 @@ from polywire.types import host_of
 FAILURES_KEPT_MAX: Final = (
     4_096  # addresses, connections and names with recent failures, some 200 bytes each; the oldest is dropped first
 )
-FAILURES_FORGOTTEN_S: Final = 60.0  # after this time without a new failure
+FAILURES_FORGOTTEN_S: Final = 60.0  # seconds without a new failure after which failures are forgotten
 ADDRESS_FREE: Final = 5  # failures of one address without a delay, because users mistype
 NAME_FREE: Final = 10  # failures of one name, from all addresses, without a delay
-DELAY_MIN_S: Final = 0.25  # doubles with each failure
-# short enough for a user who shares an address with an attacker to get in before its client times out
+DELAY_MIN_S: Final = 0.25  # seconds; doubles with each failure
+# short enough that a user who shares an address with an attacker can log in before the client times out
 ADDRESS_DELAY_MAX_S: Final = 2.0
 NAME_DELAY_MAX_S: Final = 1.0  # short, because guesses of a name's password must not lock out its owner
 PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that identify a site, which controls all addresses below
@@ -164,9 +164,9 @@ class Attempt:
 class LoginQueue:
     """Queued attempts, at most ``waiting_max``.
 
-    The attempt with the lowest turn is next. A new attempt gets a turn one above the last of its address, or one above
-    the turn of the attempt taken last. Within an address, names take turns in the same way, among attempts with equally
-    many failures.
+    The attempt with the lowest turn is next. A new attempt gets the turn after the last attempt of its address, but not
+    before the turn after the attempt taken last. Within an address, names take turns in the same way, among attempts
+    with equally many failures.
     """
 
     __slots__ = ("_attempts", "_last_turns", "_name_turns", "_order", "_turn", "_waiting_max")
@@ -349,7 +349,7 @@ class Passwords:
             del self._verifying[peer]
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
-        """Call ``done`` with a result that needs no thread, but later, never from inside this call."""
+        """Call ``done`` later, never from inside this call, with a result that needs no thread."""
         self._loop.call_soon(done, result)
 
     def close(self) -> None:

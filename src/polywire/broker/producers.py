@@ -1,4 +1,4 @@
-"""Sequence numbers by which duplicates are found: of idempotent producers, and of writers of staged data.
+"""Detect duplicates by sequence numbers: of idempotent producers, and of writers of staged data.
 
 These rules apply to a batch with a producer id, a producer epoch of 0 or more and consecutive sequences. ``known``,
 ``first`` and ``last`` are the epoch and the range of sequences that the partition has stored of this producer:
@@ -36,7 +36,7 @@ from polywire.log.base import Completion
 from polywire.types import Level
 
 OFFSET_UNKNOWN = -1
-JUST_NOW_US = -1  # the last use of a producer during recovery, until the present time is known
+JUST_NOW_US = -1  # the last use of a producer during recovery, until the current time is known
 SEQUENCE_MAX: Final = 2**63 - 1  # snapshots store sequences in 64 bits
 WRAP: Final = 1 << 31  # sequences of protocols that wrap are below this
 LOOKED_AT_ONCE: Final = 500  # producers to check before the caller may pause, which takes some 50 µs

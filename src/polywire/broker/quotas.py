@@ -24,7 +24,7 @@ TRANSACTIONAL_ID_BYTES: Final = 500
 WRITER_BYTES: Final = 300
 READER_BYTES: Final = 400
 POSITION_BYTES: Final = 150
-NUMBER_BYTES: Final = 100  # memory of a number stored under a number in a dictionary
+NUMBER_BYTES: Final = 100  # memory of an integer in a dictionary with integer keys
 KEY_BYTES: Final = 200
 AGGREGATE_BYTES: Final = 300
 EVENT_BYTES: Final = 8
@@ -49,7 +49,7 @@ class Kind(Enum):
 
 
 BULK: Final = frozenset({Kind.TOPICS, Kind.PARTITIONS, Kind.AGGREGATES, Kind.EVENTS, Kind.SNAPSHOT_BYTES})
-"""Kinds of which one owner often creates most items; its share of their limits is larger."""
+"""Kinds of which one owner often creates most items. One owner may use a larger share of their limits."""
 
 
 class Usage:

@@ -1,6 +1,6 @@
 """Operations that store and read records, and those of idempotent producers.
 
-* An ordinary batch goes to the log after one check of its header. ``Admission`` checks all others, including the
+* An ordinary batch goes to the log after one check of its header. ``Admission`` checks all other batches, including the
   sequences of idempotent producers, before the log assigns offsets.
 * Records within returned bounds are synced before the bounds are returned, so a crash cannot lose them (concepts:
   durability#what-a-crash-may-take).
@@ -225,7 +225,7 @@ class ManyBounds:
         sliced.put(self._take_ends)
 
     def _take_ends(self, end: float) -> bool:
-        """Record the current ends. One sync that begins after the last of them covers all."""
+        """Record the current ends. One sync that begins after the last end was recorded covers them all."""
         ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
         while len(ends) < len(partitions):
             partition = partitions[len(ends)]
@@ -358,7 +358,7 @@ class RecordVerbs(Protocol):
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
     def bounds(self, partition: Partition, *, then: Completion[Bounds]) -> None:
-        """Call ``then`` with the present first and next offset, epoch and next address, once these are synced.
+        """Call ``then`` with the current first and next offset, epoch and next address, once these are synced.
 
         Raises Missing(PARTITION_MISSING).
         """

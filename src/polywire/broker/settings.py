@@ -17,7 +17,7 @@ SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
 MEBI: Final = 1024 * 1024
-WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy stores the names of up to 1,000 groups there
+WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # options of one topic: Iggy stores the names of up to 1,000 groups there
 RECORD_ROOM_BYTES: Final = 4096  # bytes of a batch with one record, without key and value
 
 

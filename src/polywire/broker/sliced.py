@@ -16,7 +16,7 @@ from polywire.log.base import Loop
 
 SLICE_S: Final = 0.002  # longest time per pass of the loop; other responses are hardly delayed
 
-BUSY_PAUSE_S: Final = 0.005  # before a retry when the log was busy
+BUSY_PAUSE_S: Final = 0.005  # seconds until a retry when the log was busy
 
 Steps = Iterator[bool]
 """A change in steps. Each step yields whether the log needs time before the next step."""

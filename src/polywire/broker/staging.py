@@ -4,7 +4,7 @@
 * Publishing a sequence number again changes nothing. The caller gets the answer "duplicate" once the original is
   durable.
 * Staged data is invisible until published, and expires.
-* Only its owner can use a writer or a token.
+* A writer or a token can be used only by its owner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from polywire.types import Buffer, Level
 TOKEN_BYTES: Final = 16
 NO_WRITE: Final = ("", 0)  # for batches that are staged without naming a writer and number
 STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered; as many as batches can be staged
-TOKENS_MAX: Final = 10_000  # of one publish: one per task of a Spark job
+TOKENS_MAX: Final = 10_000  # tokens of one publish: one per task of a Spark job
 LOT_TOKENS: Final = 100  # tokens to process per slice, which takes some tenths of a millisecond
 
 
@@ -202,7 +202,9 @@ class StagedPublish:
         share = int(self._settings.staged_bytes_max * self._settings.bulk_share)
         if by.owner != UNOWNED and self._stagers.size_of(by.owner, now_us) + size > share:
             raise Busy(
-                ErrorCode.STAGE_FULL, f"one user or address has staged too much limit={share}", retry_after_ms=1000
+                ErrorCode.STAGE_FULL,
+                f"one user or address has staged too many bytes limit={share}",
+                retry_after_ms=1000,
             )
 
     def forget(self, tokens: Sequence[bytes]) -> None:
@@ -366,7 +368,7 @@ class StagedPublish:
     def _check(self, writer: str, number: int, tokens: Sequence[bytes]) -> None:
         check_name(writer, self._settings.name_bytes_max)
         if not 0 <= number < 2**63:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"number is out of range number={number}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"publish number is out of range number={number}")
         if len(tokens) > TOKENS_MAX or len(set(tokens)) != len(tokens):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"duplicate tokens, or too many count={len(tokens)} limit={TOKENS_MAX}"

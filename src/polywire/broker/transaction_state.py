@@ -111,7 +111,7 @@ class Transaction:
 
     @property
     def phase(self) -> TransactionState:
-        """The state, without the distinction whether other shards have participants."""
+        """The state, regardless of whether other shards have participants."""
         return TransactionState.OPEN if self.is_open else self.state
 
     @property

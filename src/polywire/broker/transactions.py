@@ -201,7 +201,7 @@ class Transactions:
         The producer id stays the same, with a new epoch, until its epochs are used up. Raises as ``begin_epoch``.
 
         Args:
-            asks_again: the caller claims to hold the id in the present or the previous epoch. If a holder repeats its
+            asks_again: the caller claims to hold the id in the current or the previous epoch. If a holder repeats its
                 request, it gets the same new epoch again.
             level: durability of the answer and of staged data.
             is_internal: the id is the broker's own.
@@ -219,7 +219,7 @@ class Transactions:
         return self._store(made, done, kept_at)
 
     def _raise_epoch(self, transaction: Transaction, *, asked_by_holder: bool) -> None:
-        """Begin the next epoch, with a new producer id if the present one has no epochs left."""
+        """Begin the next epoch, with a new producer id if the current one has no epochs left."""
         producer, last = transaction.producer, transaction.epoch
         transaction.epoch = last + 1
         if producer is None:
@@ -481,7 +481,7 @@ class Transactions:
     ) -> Transaction:
         """Abort the open transaction, if there is one.
 
-        raises_epoch: begin a new epoch, too. by_holder: the present holder requested this; otherwise it has yet to
+        raises_epoch: begin a new epoch, too. by_holder: the current holder requested this; otherwise it has yet to
         request the new epoch. Raises Busy(DISK_FULL).
         """
         assert transaction.is_open or raises_epoch, "an abort needs an open transaction or a new epoch"

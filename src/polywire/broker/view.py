@@ -1,4 +1,4 @@
-"""Iterate over a table as it was at one moment while it changes, to encode a snapshot in slices (decision 0106).
+"""Iterate over a changing table as it was at one moment, to encode a snapshot in slices (decision 0106).
 
 A view yields each entry as it was when the view was opened. Only entries that change before the view reaches them are
 copied.
@@ -38,7 +38,7 @@ class Views(Generic[Key]):
                 kept[key] = self._records_of(key)
 
     def open(self, keys: Iterable[Key]) -> Iterator[Sequence[Any]]:
-        """Yield the records that these keys have now. The keys must be all keys of the table; iterate to the end."""
+        """Yield the records that these keys have now. Pass all keys of the table, and iterate to the end."""
         kept: dict[Key, Sequence[Any]] = {}
         self._kept.append(kept)
         return self._look_through(keys, kept)

@@ -190,7 +190,8 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
             reason = f"{broken[0].message} path={str(backup / broken[0].path)!r}"
             raise Corrupt(ErrorCode.CORRUPT, f"a broker could not start from this backup: {reason}")
         undo.pop_all()
-    # The files are synced before the directory gets its name, and the parent after: a crash leaves the whole directory or none.
+    # The files are synced before the directory gets its name, its parent afterwards. So a crash leaves the whole
+    # directory or none.
     SYSTEM_FILES.sync_directory(unfinished)
     SYSTEM_FILES.rename(unfinished, directory)
     SYSTEM_FILES.sync_directory(directory.parent)

@@ -2,7 +2,7 @@
 
 * Every error is one line on standard error.
 * The exit codes are 0 for success, 1 for failure, 2 for wrong usage and 130 for an interrupt. A command may document
-  others.
+  further codes.
 """
 
 from __future__ import annotations

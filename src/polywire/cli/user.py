@@ -57,7 +57,7 @@ def add(
     permissions
         Comma-separated permissions: admin, manage_servers, read_servers, manage_users, read_users, manage_streams, read_streams,
         manage_topics, read_topics, consume, produce, group, transaction. PERMISSION@stream and PERMISSION@stream/topic limit one to a
-        stream or a topic. Defaults to all permissions for a new user, and to the present ones with --replace.
+        stream or a topic. Defaults to all permissions for a new user, and to the current ones with --replace.
     replace
         Change the password of an existing user, and its permissions if --permissions is given.
     scram

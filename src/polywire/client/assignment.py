@@ -1,7 +1,7 @@
 """The partitions assigned to a consumer, and its progress in each.
 
 * A consumer's position is the offset after the last record it delivered. It commits an offset only when the application
-  has finished the records before it.
+  has finished all earlier records.
 * A partition that is assigned again continues at its position, unless another member has committed a later offset.
 """
 

@@ -2,12 +2,12 @@
 
 * Records of a partition are copied in order and exactly once, even if a broker or the copy itself crashes. This
   requires that no other producer writes to the target.
-* Before a copy resumes, it reads the target after the last known offset. It does not write the records again that it
-  finds there.
-* The state file is replaced atomically: after a crash, it has the latest or the previous state. A state file that belongs
-  to another copy is rejected.
-* Fields that the target protocol does not support are removed and counted. Values do not change, except that a null value
-  becomes an empty one if the target protocol has no null values.
+* Before a copy resumes, it reads the target after the last known offset. Records that it finds there are not written
+  again.
+* The state file is replaced atomically: after a crash, it has the latest or the previous state. A state file that
+  belongs to another copy is rejected.
+* Fields that the target protocol does not support are removed and counted. Values do not change, except that a null
+  value becomes an empty one if the target protocol has no null values.
 """
 
 from __future__ import annotations

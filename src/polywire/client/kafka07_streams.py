@@ -43,7 +43,7 @@ WAITING_BYTES_MAX: Final = (
 )  # limit for the size of a batch, whatever its number of messages, because a frame has a size limit
 # a set of this size is below the broker's limit even if compression does not shrink it
 SET_VALUES_BYTES_MAX: Final = 512 * 1024
-POLL_INTERVAL_S: Final = 0.05  # between polls without messages; the protocol cannot wait
+POLL_INTERVAL_S: Final = 0.05  # seconds between polls without messages; the protocol cannot wait
 
 
 class Producer:

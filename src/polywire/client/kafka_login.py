@@ -1,7 +1,7 @@
 """Client logins over the Kafka protocol: PLAIN and SCRAM (spec: kafka#sasl; RFC 5802, RFC 7677).
 
 SCRAM does not send the password. The broker must prove that it stores a verifier of the password; otherwise the client
-rejects it. The number of iterations that a broker may ask for is limited.
+aborts the login. The number of iterations that a broker may ask for is limited.
 """
 
 from __future__ import annotations

@@ -24,8 +24,10 @@ RECONNECT_S: Final = 60.0  # enough for a restart with a long recovery
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 BACKOFF_JITTER: Final = 0.25  # random share of a pause, so that clients do not all reconnect at the same moment
-HANG_UPS_MAX: Final = 5  # connections in a row that a port closed without a response; it is then taken for a wrong port
-AT_ONCE_S: Final = 1.0  # a standby without a leader holds connections longer before it closes them
+# connections in a row that were closed without a response, after which the port is considered wrong
+HANG_UPS_MAX: Final = 5
+# closing within this time is "at once"; a standby without a leader waits longer before it closes connections
+AT_ONCE_S: Final = 1.0
 
 # minimum for one attempt, because a busy broker needs some tenths of a second to accept a login
 ATTEMPT_S_MIN: Final = 1.0

@@ -1,6 +1,6 @@
 """Check a bucket for damaged and missing objects (``log.doctor`` does the same for a directory).
 
-The check reads every stored batch and changes nothing. A broker may lead the log meanwhile.
+The check reads every stored batch and changes nothing. Brokers may use the log meanwhile.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import shard_name
 
 CACHE: Final = "bucket-cache"
-DELETE_GRACE_S: Final = 900.0  # seconds, so that a query that was already planned can still read its segments
+# seconds for which deleted segments are retained, so that a query that was already planned can read them
+DELETE_GRACE_S: Final = 900.0
 _UNSEEN: Final = BlobRoot("", b"")
 
 logger: Final = structlog.get_logger("polywire.cluster")

@@ -211,7 +211,7 @@ class Uploader:
             self._stored()
 
     def _stored(self) -> None:
-        """Handle that the current object is stored."""
+        """Continue after the current object is stored."""
         assert self._running is not None, "one was sent"
         stored, self._running = self._running, None
         self._note(stored.first, self._number)

@@ -1,6 +1,6 @@
 """Open a log: lock the directory, recover its state, and write the first journal group of this start (decision 0102).
 
-* When opening returns, all recovered data is in synced segments, and that group is on disk.
+* When opening returns, all recovered data is in synced segments, and the first group is on disk.
 * Nothing is changed before the journal has been verified.
 """
 

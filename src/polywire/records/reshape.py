@@ -61,7 +61,7 @@ _NO_PRODUCER = cython.declare(cython.longlong, -1)
 @cython.nogil
 @cython.exceptval(check=False)
 def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the record count of a small plain batch that may be merged with others of the same columns; else 0.
+    """Return the record count of a small plain batch that may be merged with batches of the same columns; else 0.
 
     Batches of producers are not merged. Neither are batches that already have offsets, because merging would rely on
     these, and a client may have sent arbitrary ones.

@@ -23,7 +23,7 @@ from polywire.spark.sealed import SealedAccess, Tally, logger, read_range
 
 # all other columns can be computed from the headers of batches
 BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})
-SURVIVABLE = (Missing, Conflict)  # with failOnDataLoss=false reading continues after these
+SURVIVABLE = (Missing, Conflict)  # with failOnDataLoss=false reading continues after these errors
 
 
 def record_batches(

@@ -60,7 +60,7 @@ def find_identity(objects: Objects) -> Identity | None:
         return None
     try:
         found = msgspec.json.decode(content[:_BYTES_MAX], type=Identity)
-        found.mark  # noqa: B018 — only an id of hexadecimal digits is one
+        found.mark  # noqa: B018 — raises ValueError for an id with other than hexadecimal digits
     except (msgspec.DecodeError, ValueError) as error:
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"the bucket holds another program's object: {error} object={NAME!r}"

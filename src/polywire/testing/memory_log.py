@@ -188,7 +188,9 @@ class MemoryLog:
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         self._check_open()
         if size > GROUP_BYTES_MAX:
-            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group is too large bytes={size} limit={GROUP_BYTES_MAX}")
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"journal group is too large bytes={size} limit={GROUP_BYTES_MAX}"
+            )
         if size + sum(entry.size for entry in self._write_batch) > GROUP_BYTES_MAX:
             self.write()
 

@@ -6,7 +6,7 @@ it returns. The broker does not decode metadata or assignments.
 * ``TRANSITIONS`` lists every transition.
 * Every waiting member gets a response. If nothing else answers it, a call of ``expire`` after ``deadline`` does.
 * An assignment is valid only in its generation.
-* A stable group is stored in the journal. After a restart it sends its members the same responses as before.
+* A stable group is stored in the journal. After a restart its members get the same responses as before.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ClassicGroup:
         self.changes = 0
         self._limits = limits
         self._members: dict[str, Member] = {}
-        # ids assigned to new members, which should join again with them, by expiry time
+        # ids assigned to clients that have yet to join again with them, and their expiry times
         self._given: dict[str, float] = {}
         self._static: dict[str, str] = {}
         self._supported: Counter[str] = Counter()
@@ -156,7 +156,7 @@ class ClassicGroup:
     def can_be_shared(self, join: Join | None = None) -> bool:
         """Return whether the broker can assign partitions to all members, and to the one that sends ``join``.
 
-        It must be able to encode their assignments, and the number of memberships is limited.
+        The broker must be able to encode their assignments, and the number of memberships is limited.
         """
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]
@@ -434,7 +434,7 @@ class ClassicGroup:
     def _choose(self) -> str:
         """Return the assignment protocol with most votes among those that all members support.
 
-        If several have equally many, the present one wins, otherwise the one that was named first.
+        Among protocols with equally many votes, the current one wins, otherwise the one that was named first.
         """
         count = len(self._members)
         votes: Counter[str] = Counter()

@@ -1,6 +1,6 @@
 """Requests, responses and state of members of classic groups (concepts: groups#classic-groups).
 
-The broker does not interpret the metadata of members here.
+This module does not interpret the metadata of members.
 """
 
 from __future__ import annotations

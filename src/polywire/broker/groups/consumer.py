@@ -87,10 +87,12 @@ class MemberPhase(Enum):
 
 @dataclass(slots=True)
 class Member:
-    """A member. ``assigned``: the partitions that it may read. ``revoking``: the partitions that it must release.
-    ``seen``: the result of the last check of its shares.
+    """A member.
 
-    Invariant: it holds the partitions in ``assigned`` and ``revoking``, also in topics that it has left.
+    ``assigned``: the partitions that it may read. ``revoking``: the partitions that it must release. ``seen``: the
+    result of the last check of its shares.
+
+    Invariant: it holds the partitions in ``assigned`` and ``revoking``, even in topics that it has left.
     """
 
     id: str

@@ -43,7 +43,7 @@ from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Assignor, Level, PositionKind
 
-RETRY_S: Final = 1.0  # after a failed write, usually because the disk was full
+RETRY_S: Final = 1.0  # seconds until a failed write is retried; usually the disk was full
 JOINS_AT_ONCE_MAX: Final = 50  # topics to join in one slice: some 2 ms
 
 

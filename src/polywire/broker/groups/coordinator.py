@@ -76,10 +76,10 @@ class GroupBroker(Protocol):
 class Coordinator:
     """All groups of one broker.
 
-    Invariant: ``_seen`` has the time of the last heartbeat, of members only. A member without a time, which can only
-    have joined before a restart, counts as seen at the broker's start. ``_changed`` has the time at which a group last
-    changed since the start. ``holdings`` has the members that must release partitions before others get them. A
-    partition without a holder belongs to its owner as soon as it is assigned.
+    Invariant: ``_seen`` has the time of each member's last heartbeat, but no former members. A member without a time,
+    which can only have joined before a restart, counts as seen at the broker's start. ``_changed`` has the time at
+    which a group last changed since the start. ``holdings`` has the members that must release partitions before other
+    members get these. A partition without a holder belongs to its owner as soon as it is assigned.
     """
 
     __slots__ = (

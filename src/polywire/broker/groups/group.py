@@ -1,9 +1,10 @@
-"""One consumer group of a topic: members, generation, assignment and held partitions (concepts: groups#what-a-group-is).
+"""One consumer group of a topic: members, generation, assignment and held partitions (concepts:
+groups#what-a-group-is).
 
 * Every change of members, assignor or partition count increments the generation by one and assigns partitions again.
   Adding or removing a member takes the same time for groups of any size.
-* The assignment depends only on the members' ids and the number of partitions. Every partition has exactly one owner if
-  there is a member, and the numbers of partitions of any two members differ by at most one.
+* The assignment depends only on the members' ids and the number of partitions. If the group has members, every
+  partition has exactly one owner, and the numbers of partitions of any two members differ by at most one.
 * A member that learns of its assignment only with its next heartbeat holds its old partitions until then. No other
   member gets them before the member confirms the release or leaves. A partition has at most one holder.
 """
@@ -261,7 +262,7 @@ class AllHoldings:
 class Member:
     """A member, and the protocol over which it joined.
 
-    connected: the membership ends with its connection, at the latest when the broker stops.
+    connected: the membership ends with the member's connection, at the latest when the broker stops.
     """
 
     id: str

@@ -35,11 +35,11 @@ JOINS_AT_ONCE_MAX: Final = 25  # memberships joined in one step; each takes some
 CHECKS_AT_ONCE_MAX: Final = (
     250  # topics that a heartbeat checks, some 5 us each; the next heartbeat continues after them
 )
-RETRY_S: Final = 1.0  # after a failed write, usually because the disk was full
+RETRY_S: Final = 1.0  # seconds until a failed write is retried; usually the disk was full
 
 
 class Share(NamedTuple):
-    """A member's share of a topic in the coordinator's group, and the present holders of its partitions."""
+    """A member's share of a topic in the coordinator's group, and the current holders of its partitions."""
 
     partitions: range
     generation: int
@@ -276,8 +276,9 @@ class SharedGroup:
     # Changes of the group
 
     def begin(self, group: ClassicGroup) -> None:
-        """Start to assign in a group whose members assigned themselves. They keep the partitions that they read until
-        they rejoin.
+        """Start to assign partitions in a group whose leader has assigned them so far.
+
+        Members retain the partitions that they read until they rejoin.
         """
         self.generation = group.generation
         self.follow(group)

@@ -1,7 +1,6 @@
 """Write the write batch to the journal as one group, and call the completions of its additions.
 
-* A commit always fits. An addition that would not fit first causes the earlier ones to be written, without calling
-  completions.
+* A commit always fits. If an addition would not fit, the earlier ones are written first, without calling completions.
 * An addition takes effect only after its group was written. If the write fails, the ends of partitions do not change.
 """
 
@@ -182,7 +181,7 @@ class GroupWriter:
         """
         self.check_open()
         if size > self._group_bytes_max - _GROUP_HEADER_BYTES:
-            reason = f"group is too large bytes={size} limit={self._group_bytes_max}"
+            reason = f"journal group is too large bytes={size} limit={self._group_bytes_max}"
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, reason)
         if self._fits(size, need):
             return

@@ -149,7 +149,7 @@ class Slot:
         self.last = 0
 
     def lock(self) -> None:
-        """Keep other processes from writing the file; raise Unavailable."""
+        """Lock the file against writes by other processes; raise Unavailable if another process holds the lock."""
         try:
             self.file.lock()
         except BlockingIOError:

@@ -18,8 +18,9 @@ NOWHERE: Final = -1
 
 
 class StagedBatch:
-    """One staged batch: its header, and the location of its bytes: ``position`` in the slot ``serial`` or in the
-    segment ``location``.
+    """One staged batch: its header, and the location of its bytes.
+
+    This is ``position`` in the slot ``serial`` or in the segment ``location``.
 
     ``published``: it is part of its partition. ``needed``: true until it is abandoned, or published and sealed.
     """

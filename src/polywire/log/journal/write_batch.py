@@ -89,8 +89,9 @@ class Draft:
 
     @cython.cfunc
     def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: cython.longlong) -> None:
-        """Call the completions of one batch; ``counts`` has the number of records of each, and is empty for a single
-        one.
+        """Call the completions of one batch.
+
+        ``counts`` has the number of records for each; it is empty if there is only one.
         """
         answer(owners, counts, offset, self.synced if self.all_synced else self.written, self.synced)
 

@@ -33,7 +33,7 @@ from polywire.store.base import BLOCK_BYTES, BlobMissing
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024  # largest window: the size of one FETCH frame
 WINDOWS_MAX: Final = 6  # some 30 MiB: the window being sent and the one ahead, for several readers
-PIECES_MAX: Final = 32  # segments in one window, so that many small runs need one read only
+PIECES_MAX: Final = 32  # segments in one window, so that many small runs need only one read
 # read on the event loop: takes 0.3 ms, and 0.6 ms more if it must be verified
 GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024
 GLANCE_BYTES_AHEAD: Final = 512 * 1024  # minimum to read on the event loop for sequential readers

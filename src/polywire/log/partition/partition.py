@@ -134,7 +134,9 @@ class FilePartition:
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
-        """Offset up to which it is compacted: below it, the last pass left only the newest record of each key."""
+        """Offset up to which the partition is compacted: below it, the last pass left only the newest record of each
+        key.
+        """
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")

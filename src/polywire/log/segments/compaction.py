@@ -186,7 +186,8 @@ class _KeptParts(Iterable[Part]):
             yield from _stretch(part, begun, len(counts))
 
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
-        """Return the remaining part of one batch, or None. It also covers the offsets that were removed before it.
+        """Return the remaining part of one batch, or None. The returned batch also covers the offsets that were removed
+        before it.
 
         Every removed range must precede a record. So the last record of the group is always kept, and so is a record
         where the removed range would become too wide.

@@ -1,6 +1,6 @@
 """Newest offset of each key, for compaction.
 
-A key is identified by 128 bits: XXH64, CRC-32 and length. Memory is bounded by one table. Loops run without the GIL.
+A key is identified by 128 bits: XXH64, CRC-32 and length. Memory is limited to one table. Loops run without the GIL.
 Batches must have been validated.
 """
 

@@ -20,7 +20,7 @@ from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, aligned_buffer
 
 HOUR_S: Final = 3600.0
-PAUSE_S_MIN: Final = 0.05  # between two pieces of 4 MiB: limits the scrub to 80 MB/s and a tenth of a core
+PAUSE_S_MIN: Final = 0.05  # seconds between two pieces of 4 MiB: limits the scrub to 80 MB/s and a tenth of a core
 PAUSE_S_MAX: Final = 600.0  # longest pause, because an empty log may fill up meanwhile
 
 logger: Final = structlog.get_logger("polywire.log")

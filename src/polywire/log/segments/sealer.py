@@ -31,13 +31,13 @@ LEND_SECONDS: Final = (
     0.1  # how long a sealed slot waits for its readers if a free slot is needed; active readers finish in this time
 )
 LENT_MAX: Final = 32  # slots left to slow readers until they finish or are disconnected: 2 GiB of disk
-RETRY_SECONDS: Final = 1.0  # after the disk was full
+RETRY_SECONDS: Final = 1.0  # seconds until a retry after the disk was full
 UNREAD_MAX: Final = 30  # seconds to wait for a body that the disk cannot read
 REMOVED_MAX: Final = 256  # segments removed by one journal group, which must fit a page
 LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted per pass: takes some 3 ms
-LOST_SECONDS: Final = 0.01  # between two passes
-REMOVE_SECONDS: Final = 0.5  # collect unneeded segments for this long, to remove them together
-TIDY_SECONDS: Final = 0.25  # between two merges
+LOST_SECONDS: Final = 0.01  # seconds between two passes
+REMOVE_SECONDS: Final = 0.5  # seconds for which unneeded segments are collected, to remove them together
+TIDY_SECONDS: Final = 0.25  # seconds between two merges
 MERGE_GROUPS: Final = 2  # journal groups that must fit before a merge begins, because sealing has priority
 
 logger: Final = structlog.get_logger("polywire.log")
@@ -68,7 +68,7 @@ class Owner(Protocol):
         """Return whether the journal has space for this many groups that list segments."""
 
     def slot_freed(self) -> None:
-        """Handle that a slot is writable again."""
+        """Continue now that a slot is writable again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +363,7 @@ class Sealer:
             self._compact_next(again)
 
     def _chosen(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
-        """Begin the first possible merge of these groups, whose footers were read, unless a slot is full meanwhile."""
+        """Begin the first possible merge of these groups, whose footers were read, unless a slot has become full."""
         self._running = False
         if self._stopped:
             return
@@ -422,7 +422,7 @@ class Sealer:
         again: Callable[[], None],
         sources: list[Source] | BrokerError,
     ) -> None:
-        """Run the next step of a pass on these runs, unless a slot is full meanwhile."""
+        """Run the next step of a pass on these runs, unless a slot has become full."""
         self._running = False
         if self._stopped:
             return

@@ -32,7 +32,7 @@ from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
 
 ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
 FOOTER_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024  # runs of a gigabyte of segments that 10,000 partitions share
-UNREAD_RETRY_MS: Final = 1000  # after a disk read error
+UNREAD_RETRY_MS: Final = 1000  # until a retry after a disk read error
 RUNS_RECENT_MAX: Final = 4096  # decoded runs, of all segments together: some 2 MB
 
 _T = TypeVar("_T")
@@ -183,8 +183,8 @@ class Segment:
     def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
         """Return positions [start, stop) of the strides that a read touches.
 
-        ``start`` is the last index entry at or below ``offset``. Reads index entries from the store unless they are
-        cached. Raises Missing(OFFSET_OUT_OF_RANGE).
+        ``start`` is the position of the last index entry at or below ``offset``. Reads index entries from the store
+        unless they are cached. Raises Missing(OFFSET_OUT_OF_RANGE).
         """
         return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
 

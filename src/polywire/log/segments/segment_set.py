@@ -87,7 +87,9 @@ class SegmentSet:
         return self._start << _START_SHIFT | self._counter
 
     def add(self, info: SegmentInfo, number: int, *, keep: bool = True) -> Sealed:
-        """Add a segment that was written, or that recovery found in the journal. keep: its footer is needed soon."""
+        """Add a segment that was written, or that recovery found in the journal. keep: cache its footer for later
+        reads.
+        """
         if keep:
             self._cache.footers.put(info.name, info)
         sealed = Sealed(Segment(self._store, info, self._cache, self.notes, self._clock), number, self._next_location)

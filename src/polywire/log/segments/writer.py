@@ -161,7 +161,10 @@ class StoredParts(Iterable[Part]):
 
 
 def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
-    """Assign runs to blobs: a run of 4 MiB or more gets its own blob, all others share the last. Order is preserved."""
+    """Assign runs to blobs: a run of 4 MiB or more gets its own blob, all other runs share the last blob.
+
+    Order is preserved.
+    """
     own = [[key] for key, size in sizes.items() if size >= OWN_BLOB_BYTES_MIN]
     shared = [key for key, size in sizes.items() if size < OWN_BLOB_BYTES_MIN]
     return [*own, shared] if shared else own
