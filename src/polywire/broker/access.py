@@ -186,7 +186,7 @@ class Access(Authentication):
         return self._users.get(who) if isinstance(who, int) else self._by_name.get(who)
 
     def name_of(self, owner: int) -> str:
-        """Return the name of the user that owns something, to show it in lists; empty if no user owns it."""
+        """Return the name of a user to show as the owner in lists; empty if the owner is not a user."""
         if owner <= 0:
             return ""
         user = self._users.get(owner)
@@ -339,8 +339,8 @@ class Access(Authentication):
     ) -> None:
         """Replace a user's SCRAM verifiers and end the user's logins; a value of None removes that verifier.
 
-        If no user has this name, one without a password and without permissions is created; removing its last verifier
-        deletes it.
+        If no user has this name, a user without a password and without permissions is created; removing the last
+        verifier deletes that user.
 
         Raises Missing(USER_MISSING) if there is nothing to remove, Invalid(INVALID_NAME), Denied(DENIED) for a
         configured user or one with more permissions than ``by``, Busy(BUSY, DISK_FULL).

@@ -28,7 +28,8 @@ ANONYMOUS_NAME: Final = (
     ANONYMOUS  # the user of clients whose protocol has no authentication, if the operator has configured this user
 )
 NAME_LOGGED_MAX: Final = 255  # length at which a name sent by a client is cut off in the audit log
-KEPT_AS: Final = "scram"  # the key of a secret for the salts of unknown names, which must not change at a restart
+# The name under which a secret is stored, so that the salts of unknown names do not change at a restart.
+KEPT_AS: Final = "scram"
 KEY: Final = "key"
 KEY_BYTES: Final = 32
 # A hash of random bytes that are not stored. It is verified for unknown users, so that response times reveal nothing.

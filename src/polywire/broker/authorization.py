@@ -84,7 +84,7 @@ class Authorization(ABC):
             raise self.refusal(principal, action, "any")
 
     def permits(self, principal: Principal | None, action: Action, where: Where = None) -> bool:
-        """Return whether an action is permitted, which it never is for deleted and inactive users.
+        """Return whether an action is permitted; it never is for deleted and inactive users.
 
         A topic's access list applies to every user.
         """

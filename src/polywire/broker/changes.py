@@ -102,8 +102,8 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
 class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """Next offsets in a topic were stored, by partition number.
 
-    Fields that it shares with PositionStored mean the same; snapshots and older brokers use PositionStored. notes:
-    epoch and metadata by partition number, only where one of them is set.
+    Fields with the same names as in PositionStored have the same meaning; snapshots and older brokers use
+    PositionStored. notes: epoch and metadata by partition number, only where one of them is set.
     """
 
     id: bytes
@@ -207,7 +207,7 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A topic was reduced to this many partitions; the partitions above were removed with their offsets."""
+    """A topic was reduced to this many partitions; the last partitions were removed with their offsets."""
 
     id: bytes
     partition_count: int

@@ -24,7 +24,7 @@ class Elsewhere(Protocol):
 
     @property
     def version(self) -> int:
-        """A number that increases when topics are created or deleted in other shards, with some delay.
+        """A number that increases, with some delay, when topics are created or deleted in other shards.
 
         Other shards are polled only while this is read.
         """

@@ -304,18 +304,18 @@ class Passwords:
         return True
 
     def hash(self, password: str, done: Callable[[str | Busy], None]) -> None:
-        """Hash a password and call ``done`` on the loop; with Busy if another attempt displaced it.
+        """Hash a password and call ``done`` on the loop.
 
-        Raises Busy(BUSY) if the queue is full.
+        The result is Busy if another attempt displaced this one. Raises Busy(BUSY) if the queue is full.
         """
         self._wait(NOWHERE, lambda: hash_password(password), done)
 
     def verify(
         self, kept: str, password: str, done: Callable[[bool | Busy], None], *, origin: Origin = NOWHERE
     ) -> None:
-        """Verify a password and call ``done`` on the loop; with Busy if another attempt displaced it.
+        """Verify a password and call ``done`` on the loop.
 
-        Raises Busy(BUSY) if the queue is full.
+        The result is Busy if another attempt displaced this one. Raises Busy(BUSY) if the queue is full.
         """
 
         def verified(right: bool | Busy) -> None:

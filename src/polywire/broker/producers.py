@@ -39,7 +39,7 @@ OFFSET_UNKNOWN = -1
 JUST_NOW_US = -1  # the last use of a producer during recovery, until the current time is known
 SEQUENCE_MAX: Final = 2**63 - 1  # snapshots store sequences in 64 bits
 WRAP: Final = 1 << 31  # sequences of protocols that wrap are below this
-LOOKED_AT_ONCE: Final = 500  # producers to check before the caller may pause, which takes some 50 µs
+LOOKED_AT_ONCE: Final = 500  # producers to check, in some 50 µs, before the caller may pause
 FIRST_SEQUENCE_MAX = 1  # the first sequence of a new epoch: 0 in the `polywire` and Kafka protocols, 1 in Cursus
 
 
@@ -140,8 +140,7 @@ class Producers:
         return settled(base, last, OFFSET_UNKNOWN)
 
     def unwrapped(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int, now_us: int) -> int:
-        """Return the full sequence for one that wraps at WRAP: of all candidates, the one nearest to the expected
-        sequence.
+        """Return the full sequence for a sequence that wraps at WRAP: the candidate nearest to the expected sequence.
 
         Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """

@@ -352,8 +352,9 @@ class RecordVerbs(Protocol):
         return self._log.wait(partition.log, offset, wake)
 
     def many_bounds(self, partitions: Sequence[Partition], *, then: Completion[list[Bounds]]) -> None:
-        """Call ``then`` with the bounds of many partitions, in order; with Missing(PARTITION_MISSING) if one is
-        deleted.
+        """Call ``then`` with the bounds of many partitions, in order.
+
+        The result is Missing(PARTITION_MISSING) if a partition was deleted.
         """
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 

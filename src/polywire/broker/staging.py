@@ -491,7 +491,7 @@ class StagingVerbs(RecordVerbs, Protocol):
     ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group.
 
-        If the writer has published this or a later number before, the tokens are dropped and the answer is a duplicate,
+        If the writer has published this or a later number before, the tokens are dropped and the answer is "duplicate",
         sent once the original is synced. Raises Missing(STAGE_MISSING) for an unknown or expired token,
         Missing(PARTITION_MISSING) if a partition was deleted, Invalid(INVALID_NAME, INVALID_REQUEST),
         Invalid(SEQUENCE_GAP) for a number too far above the last one, Denied(DENIED) for another user's writer or

@@ -461,7 +461,7 @@ class WriteBatchVerbs(Protocol):
 def wire_change(
     state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
 ) -> WireStateSet:
-    """Return the change that stores a value, or removes it if it is None. Raises as ``set_wire_state``."""
+    """Return the change that stores a value; None removes the stored value. Raises as ``set_wire_state``."""
     kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
     if value is None:
         return WireStateSet(wire, key, None)

@@ -476,8 +476,8 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
         """Remove all records of a topic; its offsets continue. Return whether the records can no longer be read.
 
-        If they can, they are removed by the time ``done`` is called; after an error, some may remain. Raises
-        Missing(TOPIC_MISSING).
+        Records that can still be read are removed by the time ``done`` is called; after an error, some may remain.
+        Raises Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
         self._log.write()  # assigns offsets to earlier batches, so that they are removed, too

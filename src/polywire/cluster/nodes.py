@@ -36,7 +36,7 @@ class NodeState(Enum):
     TAKES_OVER = "takes over"
     STANDBY = "standby"
     DEPOSED = "deposed"
-    """It led the shard, another broker has taken over, and it has not acknowledged that yet."""
+    """The broker led the shard, another broker has taken over, and the former leader has not acknowledged that yet."""
     SILENT = "silent"
 
 

@@ -88,7 +88,7 @@ def open_log(
 
 
 def _sync_names(files: Files, directory: Path) -> None:
-    """Sync the directory entries of the data directory and of its files; a killed process may not have done so."""
+    """Sync the directory entries of the data directory and its files, which a killed process may have left unsynced."""
     # a process that may not open the parent directory cannot have created the data directory
     with suppress(PermissionError):
         files.sync_directory(directory.parent)

@@ -121,7 +121,8 @@ class Pending(Generic[_Result]):
 
 
 def pending(then: Completion[_Result]) -> Pending[_Result]:
-    """Return a cancellable completion. If ``then`` is one already, because the operation is retried, return it
-    unchanged.
+    """Return a cancellable completion.
+
+    If ``then`` already is cancellable, because the operation is retried, return it unchanged.
     """
     return then if isinstance(then, Pending) else Pending(then)

@@ -217,7 +217,7 @@ def _same_life(position: Position | None, incarnation: int) -> Position | None:
 def _share(
     begins: Mapping[PartitionKey, int], ends: Mapping[PartitionKey, int], records_max: int
 ) -> dict[PartitionKey, int]:
-    """Divide the limit among partitions in proportion to their backlog, in whole records, using all of it.
+    """Divide the whole limit among partitions, in proportion to their backlogs and in whole records.
 
     Kafka's source does the same.
     """

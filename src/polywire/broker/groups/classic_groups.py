@@ -239,8 +239,8 @@ class ClassicGroups:
         """Restore the groups of a protocol after a restart. Members keep their generation and get a full session
         timeout.
 
-        writing: encodes assignments for its members. A group that has had later generations, or was shared, starts
-        empty.
+        writing: encodes the assignments of the protocol's members. A group that has had later generations, or was
+        shared, starts empty.
         """
         ended: list[changes.Change] = []
         for found in self._state.classic_groups.values():
@@ -328,7 +328,7 @@ class ClassicGroups:
             self._schedule(entry)
 
     def _schedule(self, entry: _Entry) -> None:
-        """Set the timer: for the next deadline, a retry of a failed write, or to forget an unused group later."""
+        """Set the timer for the next deadline, for a retry of a failed write, or for forgetting an unused group."""
         due = entry.group.deadline
         if due == math.inf and not entry.members:
             due = entry.empty_at + self._settings.group_expiry_us / SECOND_US

@@ -66,7 +66,10 @@ class Beat:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has all fields, which a member sends when it has not received the last response."""
+        """Whether the heartbeat has all fields.
+
+        A member sends such a heartbeat if it has not received the last response.
+        """
         return None not in (self.rebalance_timeout_s, self.topics, self.owned)
 
     @property

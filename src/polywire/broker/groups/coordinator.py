@@ -215,8 +215,8 @@ class Coordinator:
         """Record a heartbeat and return the assignment. A generation of None is not compared.
 
         Raises, checked in this order, Missing(GROUP_MISSING), Denied(DENIED) for another user's group,
-        Conflict(GENERATION_STALE), Missing(MEMBER_MISSING). An expired member gets GENERATION_STALE, because its own
-        call first removes it, which begins a generation.
+        Conflict(GENERATION_STALE), Missing(MEMBER_MISSING). An expired member gets GENERATION_STALE, because the call
+        first removes it, and that begins a generation.
         """
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)

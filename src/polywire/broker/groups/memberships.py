@@ -78,7 +78,7 @@ class TopicGroups:
         by: Caller,
         at_most: int | None = None,
     ) -> bool:
-        """Join those of the given topics that exist and leave all others; return whether this is complete.
+        """Join the given topics that exist and leave all other topics; return whether nothing is left to do.
 
         at_most: the largest number of joins in this call. Raises as ``Coordinator.join``.
         """

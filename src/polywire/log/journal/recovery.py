@@ -91,8 +91,8 @@ class Chain:
     def missing(self, name: str) -> Corrupt:
         """Return the error for a missing snapshot.
 
-        A snapshot is deleted once the group that lists its successor is synced. If it is missing, that group probably
-        follows the last whole one and is damaged.
+        A snapshot is deleted once the group that lists its successor is synced. So if a snapshot is missing, the group
+        that lists its successor probably follows the last whole group and is damaged.
         """
         if self.torn is not None:
             path, position = self.torn.path, self.torn.position
@@ -282,8 +282,8 @@ def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: 
 def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | None:
     """Return the newest damaged group from ``first`` on that was synced.
 
-    Older ones may be missing because they were overwritten, which is no damage: the newest intact state did not need
-    them.
+    Older groups may be missing because they were overwritten. That is no damage, because the newest intact state does
+    not need them.
     """
     synced = max(group.synced for group in found_groups.values())
     for sequence in range(synced, first - 1, -1):
@@ -300,8 +300,8 @@ def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGrou
 def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
     """Return (file, position, end) of a damaged group.
 
-    The position is its header's if that was found; otherwise the end of the preceding group or the start of the next
-    one.
+    The position is that of its header if the header was found; otherwise the end of the preceding group or the start of
+    the next one.
     """
     found = found_groups.get(sequence)
     last = found_groups.get(max((other for other in found_groups if other < sequence), default=-1))
@@ -325,7 +325,7 @@ def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence:
 def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
     """Describe slots that do not begin with a group.
 
-    Either none was written or it is damaged; a sector of zeros looks the same in both cases.
+    Either no group was written there, or the group is damaged; a sector of zeros looks the same in both cases.
     """
     headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)

@@ -223,7 +223,7 @@ class Player:
                 )
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
-        """Add a batch with assigned offsets, which is in a slot, to its partition's unsealed part."""
+        """Add a batch, which has offsets and is in a slot, to the unsealed part of its partition."""
         offset, address, time_us, span, address_span = self._follow(partition, batch)
         length = len(batch)
         partition.tail.append(offset, position, length, serial, address, time_us)

@@ -347,8 +347,8 @@ class FileJournal:
     def release(self, slot: Slot) -> None:
         """Make a slot without needed data writable again.
 
-        Instead it is deleted if its size is wrong, or if there are too many slots and another one is free. Without a
-        free slot nothing could be sealed once the current one is full.
+        The slot is deleted instead if its size is wrong, or if there are too many slots and another one is free.
+        Without a free slot nothing could be sealed once the current one is full.
         """
         del self.slots[slot.serial], self.views[slot.serial]
         slot.forget()
@@ -375,7 +375,10 @@ class FileJournal:
         self.current.sync()
 
     def lend(self, slot: Slot) -> None:
-        """Unlink a slot that only readers still need; another file replaces it. The caller closes it when they finish."""
+        """Unlink a slot that only readers still need; another file replaces it.
+
+        The caller closes the slot when its readers finish.
+        """
         del self.slots[slot.serial], self.views[slot.serial]
         self._files.unlink(slot.path)
 

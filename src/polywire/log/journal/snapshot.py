@@ -103,8 +103,9 @@ def is_copy(content: bytes) -> bool:
 
 
 def newer_version(content: bytes) -> int:
-    """Return the version if both copies have the same unknown one, else 0. Other fields of such a version cannot be
-    verified.
+    """Return the version if both copies have the same unknown version, else 0.
+
+    Other fields of such a version cannot be verified.
     """
     versions = set()
     for copy in (content[: len(content) // 2], content[len(content) // 2 :]):

@@ -57,8 +57,7 @@ class Syncer(Protocol):
         """Do not make a full slot durable: the last group lists segments that contain the slot's groups."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Make the last group durable, which lists segments that replace this slot; skip the groups between
-        the two.
+        """Make the last group durable, which lists segments that replace this slot; skip the groups in between.
 
         Requires ``is_local``.
         """

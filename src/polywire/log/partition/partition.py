@@ -231,8 +231,8 @@ class FilePartition:
         return kept
 
     def _kept_by_age(self, since_us: int) -> int:
-        """Return the first offset to retain: find the first run whose last record is young enough, then the first such
-        batch in it.
+        """Return the first offset to retain: find the first run whose last record is young enough, then the first young
+        enough batch in that run.
 
         Runs whose footer is not in memory are retained until a later call.
         """

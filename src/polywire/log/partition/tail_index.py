@@ -120,7 +120,7 @@ class TailIndex:
 
     @cython.cfunc
     def _grow(self) -> cython.Py_ssize_t:
-        """Move the entries to the front of a larger array; return the position for the next one."""
+        """Move the entries to the front of a larger array; return the position for the next entry."""
         start: cython.Py_ssize_t = self._head * _ENTRY_BYTES
         used: cython.Py_ssize_t = self._count * _ENTRY_BYTES
         data = bytearray((self._count + (self._count >> 1) + 4) * _ENTRY_BYTES)

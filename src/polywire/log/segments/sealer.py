@@ -59,7 +59,10 @@ class Owner(Protocol):
         """
 
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
-        """Write a journal group that lists other new and removed segments; ``done`` is called once it is synced."""
+        """Write a journal group that lists other new and removed segments.
+
+        ``done`` is called once the group is synced.
+        """
 
     def seal_failed(self, error: BrokerError) -> None:
         """Handle a failed seal: Busy(DISK_FULL) is temporary, any other error permanent."""
@@ -300,8 +303,9 @@ class Sealer:
         self.free_parked()
 
     def _close_returned(self) -> None:
-        """Close slots that were left to readers and are no longer read; in the thread, because the system then frees
-        the file.
+        """Close, in the thread, slots that were left to readers and are no longer read.
+
+        The system then frees their files.
         """
         for slot in [slot for slot in self._lent if not slot.pins]:
             self._lent.remove(slot)
@@ -545,8 +549,9 @@ class Sealer:
                 )
 
     def _name_merged(self, merge: Merge, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
-        """Write one group that adds the new segment and removes the old ones; readers use the old ones until it is
-        synced.
+        """Write one group that adds the new segment and removes the old ones.
+
+        Readers use the old ones until the group is synced.
         """
         self._replacing = True
         old = self._state.segments.leave(merge.old)

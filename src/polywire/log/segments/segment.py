@@ -227,8 +227,8 @@ class Segment:
     def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
         """Return whole batches back to back, and the offset after their last record.
 
-        The first one contains ``offset``. More follow as long as they fit ``bytes_max`` and begin below ``offset_end``,
-        up to the first damage. Raises Missing(OFFSET_OUT_OF_RANGE) or Corrupt.
+        The first one contains ``offset``. More batches follow as long as they fit ``bytes_max`` and begin below
+        ``offset_end``, up to the first damage. Raises Missing(OFFSET_OUT_OF_RANGE) or Corrupt.
         """
         start, stop = self.locate(partition, offset, bytes_max, offset_end)
         pieces = self._fresh_pieces(partition, start, stop)
@@ -369,7 +369,7 @@ class Segment:
     def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
         """Read bytes.
 
-        If the disk cannot read some, or a truncated file lacks them, they become zeros, which fail verification.
+        Bytes that the disk cannot read, or that a truncated file lacks, become zeros, which fail verification.
         """
         blob = self._store.open(self.name)
         past = past and len(block) >= stop - start + 2 * BLOCK_BYTES
