@@ -14,7 +14,7 @@ UPPER: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LOWER: Final = "abcdefghijklmnopqrstuvwxyz"
 HEX_DIGITS: Final = DIGITS + "abcdef"
 WORD: Final = DIGITS + UPPER + LOWER
-INTEGER_DIGITS_MAX: Final = 19  # most digits of a signed 64-bit number
+INTEGER_DIGITS_MAX: Final = 19  # maximum number of digits of a signed 64-bit number
 ANY: Final = "*"  # matches any characters, or none
 ONE: Final = "?"  # matches exactly one character
 
@@ -46,7 +46,7 @@ def is_pattern(text: str) -> bool:
 def matches(pattern: str, text: str) -> bool:
     """Return whether the pattern matches the whole text, in at most ``len(pattern) * len(text)`` steps.
 
-    After a mismatch only the last ``*`` is extended, because it can match whatever an extended earlier one could.
+    After a mismatch only the last ``*`` is extended, because it can match everything that an earlier ``*`` could match.
     """
     index = position = 0  # index in the pattern, position in the text
     star, star_end = -1, 0  # index of the last ``*``, end of the text that it matches

@@ -22,7 +22,7 @@ DEFAULT_PARTITION_COUNT: Final = 3
 PORT_MAX: Final = 65_535
 PORT_DIGITS_MAX: Final = 5  # longer texts are rejected before they are parsed
 PARTITION_COUNT_MAX: Final = 10_000
-SHARDS_MAX: Final = 64  # most shards of one broker; each has its own topics and its own process
+SHARDS_MAX: Final = 64  # maximum number of shards of one broker; each has its own topics and its own process
 
 
 def spell_address(host: str, port: int | str) -> str:

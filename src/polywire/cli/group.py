@@ -26,7 +26,8 @@ from polywire.client.listings import GroupInfo, PartitionLag, lags_of, total_lag
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 
-ENTRIES_MAX: Final = 1_000_000  # most lines of one import, because all entries are held in memory and checked first
+# maximum number of lines in one import, because all entries are held in memory and checked first
+ENTRIES_MAX: Final = 1_000_000
 LINE_CHARS_MAX: Final = 10_000  # enough for three escaped names of 511 bytes each, and a number
 COLUMNS: Final = ("group", "topic", "partition", "offset")
 REQUIRED: Final = frozenset(COLUMNS) - {"group"}

@@ -1,6 +1,7 @@
 """Parameters that several commands share, and the examples and exit codes at the end of every command's help.
 
-Nothing here imports a client: every command loads this module, and most of ``polywire --help`` would be that import.
+Nothing here imports a client: every command loads this module, and the import would take most of the time of a
+call with ``--help``.
 """
 
 from __future__ import annotations

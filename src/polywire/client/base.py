@@ -185,8 +185,8 @@ class RecordClient(Protocol):
             topic: full name.
             partition: number of the partition, from 0.
             offset: offset of the first record. If compaction removed that record, the next later one is returned first.
-            records_max: maximum number of records. Fewer can be returned although there are more: fetch again after the
-                last one.
+            records_max: maximum number of records. The result can have fewer records although there are more: fetch
+                again after the last one.
             wait_ms: milliseconds to wait for the first record, if the protocol supports it (``Ability.LONG_POLL``).
 
         Raises:

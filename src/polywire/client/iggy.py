@@ -447,8 +447,8 @@ class IggyClient(Scope):
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return the next offset to read, or None if the group does not exist.
 
-        The result is 0 if nothing was consumed, and also if only the record at offset 0 was: the protocol does not
-        distinguish these cases.
+        The result is 0 if nothing, or only the record at offset 0, was consumed: the protocol does not distinguish
+        these cases.
         """
         at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
         try:

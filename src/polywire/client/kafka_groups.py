@@ -76,7 +76,7 @@ class Groups:
     async def join(self, group: str, topic: str, name: str, assignor: Assignor | None) -> Membership:
         """Join the group, or accept a new assignment.
 
-        When the caller calls this, it must have stopped reading the partitions that ``heartbeat`` reported as revoked.
+        Before the call, the caller must stop reading the partitions that ``heartbeat`` reported as revoked.
         """
         id_ = (await self._describe(topic)).topic_id
         member = self._members.setdefault((group, name), _Member(group, name))

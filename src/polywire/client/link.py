@@ -24,7 +24,7 @@ RECONNECT_S: Final = 60.0  # enough for a restart with a long recovery
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 BACKOFF_JITTER: Final = 0.25  # random share of a pause, so that clients do not all reconnect at the same moment
-# connections in a row that were closed without a response, after which the port is considered wrong
+# after this many connections in a row were closed without a response, the port is considered wrong
 HANG_UPS_MAX: Final = 5
 # closing within this time is "at once"; a standby without a leader waits longer before it closes connections
 AT_ONCE_S: Final = 1.0

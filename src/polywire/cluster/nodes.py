@@ -18,7 +18,7 @@ from polywire.store.objects import FIRST, Objects
 from polywire.types import SHARDS_MAX, shard_name
 
 DIRECTORY: Final = "nodes/"
-NODES_MAX: Final = 64  # most objects of one shard
+NODES_MAX: Final = 64  # maximum number of objects of one shard
 NODE_INTERVAL_S: Final = 2.0  # seconds between two writes; each is a PUT request
 NODE_TIMEOUT_S: Final = 8.0  # seconds without an update after which a broker is considered dead
 LOOK_S: Final = NODE_INTERVAL_S + 1.5  # seconds between two reads that detect dead brokers

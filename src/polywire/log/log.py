@@ -45,7 +45,7 @@ from polywire.types import Buffer, Level
 # space that listing segments in the journal may take: up to a page of padding, and a page for the group
 NAMING_BYTES: Final = 2 * PAGE_BYTES
 EXPIRY_SECONDS: Final = 5.0
-TOKENS_EXPIRED_MAX: Final = 1000  # most tokens that expire in one write batch
+TOKENS_EXPIRED_MAX: Final = 1000  # maximum number of tokens that expire in one write batch
 
 
 class FileLog:

@@ -37,7 +37,7 @@ from polywire.spark.schema import value_columns
 
 SINGLE_OBJECT: Final = b"\xc3\x01"  # Avro's specification, "single-object encoding": then 8 bytes of fingerprint
 REGISTRY_HEAD_BYTES: Final = 5  # a zero byte and the id of a schema in a schema registry
-FILE_RECORDS_MAX: Final = 1_000_000  # most records of one value that is an Avro file
+FILE_RECORDS_MAX: Final = 1_000_000  # maximum number of records in one value that is an Avro file
 NESTING_MAX: Final = 64  # Spark has no recursive types
 
 _PRIMITIVES: Final[dict[str, DataType]] = {

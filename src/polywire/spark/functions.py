@@ -44,7 +44,7 @@ PLACE: Final = (
 )  # columns of the source, each with a leading ``_``
 # each field costs an expression in the query plan, and another parse if a value is corrupt
 FIELDS_EXPLAINED: Final = 100
-FIELD_CHARS_SHOWN: Final = 60  # most characters of a wrong value in the reason
+FIELD_CHARS_SHOWN: Final = 60  # maximum number of characters of a wrong value in the reason
 _MALFORMED: Final = "_malformed"  # column for input that Spark's JSON reader could not read
 
 # Numbers in headers are little-endian; the names are those of ``records.columns.HeaderKind``.
@@ -59,8 +59,8 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 
     Args:
         records: rows with the columns of the source.
-        schema: in Spark's notation (``id long, carrier string``). A field of another type makes its record corrupt. An
-            absent field is null. Fields that the schema does not name are only in ``_value``.
+        schema: in Spark's notation (``id long, carrier string``). A field with a different type makes its record
+            corrupt. An absent field is null. Fields that the schema does not name are only in ``_value``.
 
     Raises:
         Invalid: the schema is invalid, or a name in it begins with ``_``.
@@ -117,8 +117,8 @@ def parse_avro(records: DataFrame, schema: str) -> DataFrame:
     Requires fastavro (extra ``avro``) on the driver and on the workers.
 
     Args:
-        records: rows with the columns of the source. Values are a bare record, one in single-object encoding, or one
-            after the five bytes of a schema registry, which are skipped.
+        records: rows with the columns of the source. Each value is a bare record, a record in single-object encoding,
+            or a record after the five bytes of a schema registry, which are skipped.
         schema: the schema with which the values were written, as Avro's JSON.
 
     Raises:

@@ -268,7 +268,8 @@ def losses(ranges: Sequence[ReadRange], extents: Extents) -> list[Loss]:
 def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, Position]]:
     """Return positions that were observed in an earlier broker start.
 
-    The broker must confirm that this start reached them, because it may have lost records in a crash.
+    The broker must confirm that its current start has records up to these positions, because it may have lost records
+    in a crash.
     """
     return [
         (key, position)
@@ -332,8 +333,8 @@ def tasks(
 ) -> list[tuple[ReadRange, ...]]:
     """Split large ranges and combine small ones into tasks, in order.
 
-    ``partitions_min`` is the minimum number of tasks; it is approximate, and there are fewer if there are fewer
-    records. ``partition_records_max`` limits the records of a task.
+    ``partitions_min`` is the approximate minimum number of tasks; there are fewer tasks if there are fewer records.
+    ``partition_records_max`` limits the records of a task.
     """
     total = sum(wanted.record_count for wanted in ranges)
     if total == 0:

@@ -34,7 +34,9 @@ from polywire.spark.worker_exit import one_line_errors
 
 @one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A long-lived process on the driver calls it for offsets and plans; tasks call ``read`` on a pickled copy.
+    """Plans and reads the micro-batches of a stream.
+
+    A long-lived process on the driver calls it for offsets and plans; tasks call ``read`` on a pickled copy.
 
     After ``prepareForTriggerAvailableNow``, no offset goes beyond the end that it recorded.
     """

@@ -41,7 +41,7 @@ _elsewhere: Final[set[BulkConnection]] = set()
 
 
 class _NotRead(Exception):
-    """A run that is not at its location or not intact; the broker can serve its records."""
+    """A run that is not at its location, or is not intact; the broker can serve its records."""
 
 
 class _Gone(_NotRead):
@@ -101,7 +101,7 @@ def read_range(
 ) -> Iterator[StoredChunk]:
     """Yield the chunks of a range, in order, like ``BulkConnection.fetch_range``.
 
-    Raises what that raises, and Unavailable if sealed records must be read without the broker but cannot.
+    Raises the errors of ``fetch_range``, and Unavailable if sealed records must be read without the broker but cannot.
 
     ``connect`` is called when the broker is needed. Without ``bodies`` only headers are read, always from the broker,
     because they are a small part of a segment.

@@ -36,7 +36,7 @@ from polywire.spark.worker_exit import depart_quietly, one_line_errors
 # local property in which Spark passes the query's id to tasks of a micro-batch
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-TOKENS_MAX: Final = 10_000  # most tokens of one publish (spec: polywire#limits)
+TOKENS_MAX: Final = 10_000  # maximum number of tokens in one publish (spec: polywire#limits)
 
 
 class Write(NamedTuple):

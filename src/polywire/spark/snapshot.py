@@ -19,7 +19,7 @@ from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import Subscription
 from polywire.spark.planning import Extent, Extents, ReadRange
 
-TIMES_MAX: Final = 16  # most times of one BOUNDS request (spec: polywire#limits)
+TIMES_MAX: Final = 16  # maximum number of times in one BOUNDS request (spec: polywire#limits)
 LISTINGS_MAX: Final = 5  # retries, because a topic may be deleted between listing and describing
 
 
@@ -44,7 +44,10 @@ class Addressed(Protocol):
 
 
 def connect(options: Addressed) -> BulkConnection:
-    """Return this process's connection to the first address that responds. If none does, its calls raise Unavailable."""
+    """Return this process's connection to the first address that responds.
+
+    If no address responds, its calls raise Unavailable.
+    """
     each = [address if "://" in address else f"polywire://{address}" for address in options.addresses]
     return bulk.connect(
         ",".join(each), timeout_s=options.timeout_s, reconnect_s=options.reconnect_s, login=options.login

@@ -51,7 +51,7 @@ SEED_NAMES: Final = ("seed", "seed.copy")
 _MAGIC: Final = 0x314B5750
 _SEED: Final = Struct("<IIQ")
 _PLAIN_BYTES: Final = 8
-IOV_MAX: Final = 1024  # most buffers of one vectored write on Linux and macOS
+IOV_MAX: Final = 1024  # maximum number of buffers in one vectored write on Linux and macOS
 _ZEROS_BYTES: Final = 4 * 1024 * 1024
 _SUFFIX: Final = ".pwj"
 

@@ -40,7 +40,7 @@ def land(
     *,
     parse: Parser = None,
     table_format: Annotated[TableFormat | str, "kind of table"] = TableFormat.PARQUET,
-    files_max: Annotated[int | None, "most files that one micro-batch adds to a folder"] = None,
+    files_max: Annotated[int | None, "maximum number of files that one micro-batch adds to a folder"] = None,
     batch_records_max: BatchRecordsMax = None,
     headers: Annotated[bool, "read headers, too"] = False,
     available_now: AvailableNow = True,
@@ -63,5 +63,5 @@ def _gathered(rows: DataFrame, files_max: int | None, partition_by: Sequence[str
     """Repartition rows to limit the number of files, because each task with rows of a folder writes a file there."""
     if files_max is None:
         return rows
-    # One file per folder does not require one task for all: all rows of a folder go to the same task.
+    # One file per folder does not require a single task: it is enough that all rows of a folder go to the same task.
     return rows.repartition(*partition_by) if partition_by and files_max == 1 else rows.coalesce(files_max)

@@ -39,7 +39,7 @@ Address = Annotated[
 ]
 Topic = Annotated[str, "topic to read"]
 Checkpoint = Annotated[str | Path, "folder that stores the job's progress; each job needs its own"]
-BatchRecordsMax = Annotated[int | None, "most records of one micro-batch"]
+BatchRecordsMax = Annotated[int | None, "maximum number of records in one micro-batch"]
 AvailableNow = Annotated[
     bool, "end when all records that existed at the start are processed; otherwise run until stopped"
 ]

@@ -54,7 +54,7 @@ def replay(
     value: Annotated[str, "SQL expression of the record's value; default: all columns as JSON"] = "to_json(struct(*))",
     key: Annotated[str | None, "SQL expression of the record's key"] = None,
     speed: Annotated[float, "speed relative to the table's time; 0: as fast as possible"] = 0.0,
-    slice_seconds: Annotated[float, "length of a slice in table time, which is written as one transaction"] = 60.0,
+    slice_seconds: Annotated[float, "length of a slice in table time; each slice is written as one transaction"] = 60.0,
     on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> Ran:

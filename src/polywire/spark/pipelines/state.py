@@ -131,16 +131,16 @@ class FoldProcessor(StatefulProcessor):
         self._every = every
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state of a key; Spark calls it."""
+        """Open the state of a key; called by Spark."""
         self._kept = handle.getValueState("current", _STATE)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Load a key's earlier state; Spark calls it."""
+        """Load a key's earlier state; called by Spark."""
         if initialState.version is not None:
             self._kept.update((initialState.version, initialState.version, initialState.state))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """Apply the new events of one key, and yield states and dead-letter records; Spark calls it."""
+        """Apply the new events of one key, and yield states and dead-letter records; called by Spark."""
         before = _current(self._kept)
         current, refused = fold_events(before, rows, self._fold)
         for row, reason in refused:
@@ -153,7 +153,7 @@ class FoldProcessor(StatefulProcessor):
             self._kept.update((current.version, current.written, current.state))
 
     def close(self) -> None:
-        """Do nothing; Spark calls it."""
+        """Do nothing; called by Spark."""
 
     def _dead_letter(self, row: Row, reason: str) -> Row:
         headers = [*(row["headers"] or ()), Row(key="dead.reason", value=bytearray(reason.encode()))]

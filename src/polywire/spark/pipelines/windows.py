@@ -3,8 +3,8 @@
 A table gets each window once, when it is closed. A topic gets every window that a micro-batch changed, keyed by window
 and group. So the last record of a key is the current value; the pipeline ``compact`` retains only the last ones.
 
-Each record is counted once, even after a crash. Records older than the watermark are dropped, counted and reported. So
-are records without a time, for instance unreadable ones.
+Each record is counted once, even after a crash. Records are dropped, counted and reported if they are older than the
+watermark or have no time (for instance, because they are unreadable).
 """
 
 from __future__ import annotations
