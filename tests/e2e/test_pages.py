@@ -15,6 +15,7 @@ PAGES: Final = (
     "get-started/application",
     "get-started/tests",
     "get-started/operator",
+    "develop/testing",
     "develop/recipes/backfill",
     "develop/recipes/dead-letters",
     "develop/recipes/replay",
