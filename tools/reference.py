@@ -370,7 +370,7 @@ def permissions_page() -> Iterator[str]:
     yield "On a broker with users, every request of every protocol is one of these actions. An action needs one of the listed"
     yield "permissions, granted for everything, for the stream, or for the topic. *Any* means that the permission for any stream or topic"
     yield "is enough, and the response covers only those. A topic's access list can restrict what a permission allows."
-    yield "[How to give permissions](../operate/secure.md#choose-permissions)."
+    yield "[Secure a broker](../operate/secure.md#choose-permissions) shows how to give permissions."
     yield ""
     rows = [
         (
@@ -387,7 +387,7 @@ def permissions_page() -> Iterator[str]:
     ]
     yield from table(("action", "permission", "for", "access list"), rows)
     yield from ["", "## Commands by protocol", ""]
-    yield "A command in several rows needs one or several of these actions, depending on the request. FLUX and Kafka 0.7 have no login:"
+    yield "A command in several rows performs one or several of these actions, depending on the request. FLUX and Kafka 0.7 have no login:"
     yield "their clients are the user `anonymous`, or the user that their TLS certificate names. The test suite sends every command without a"
     yield "login, and as three kinds of user."
     known = list(cases())

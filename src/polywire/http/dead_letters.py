@@ -56,7 +56,7 @@ ID_TRIES_MAX: Final = 1_000
 # how long a response waits until other processes have applied the commit; they apply it in any case
 SETTLED_S: Final = 5.0
 LETTERS_MAX: Final = 1_000  # records of one redrive
-LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes of one redrive, headers included; at least one letter is always sent
+LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes of one redrive, headers included; at least one record is always sent
 TARGETS_MAX: Final = 100  # topics named in one request
 TARGET_BYTES_MAX: Final = 511  # length of a topic's name; a longer header is ignored
 _PREFIX: Final = b"dead."

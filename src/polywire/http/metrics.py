@@ -35,7 +35,7 @@ def bucket_families(bucket: BucketView) -> Iterator[Metric]:
     """Yield the metrics of a leader."""
     shard = bucket.shard
     info = GaugeMetricFamily(
-        f"{NAME}_info", "The bucket that holds the log, and this broker at it.", labels=["url", "id", "node"]
+        f"{NAME}_info", "The bucket that holds the log, and this broker's name in it.", labels=["url", "id", "node"]
     )
     info.add_metric([bucket.url, bucket.id, bucket.node], 1)
     yield info

@@ -36,8 +36,8 @@ class ConnectionLimits:
     * ``backlog_bytes_max``: unsent response bytes of a connection above which the broker stops reading from it.
     * ``receive_total_bytes_max``: bytes of all incomplete requests. Above it, requests that make progress wait, and
       stalled requests are closed.
-    * ``backlog_total_bytes_max``: unsent response bytes of all connections. Above it, the connection is closed that has
-      not read for the longest time.
+    * ``backlog_total_bytes_max``: unsent response bytes of all connections. Above it, the broker closes the
+      connection whose client has not read for the longest time.
     * ``stalled_s``: how long a client may accept no response bytes, or a request make hardly any progress.
     * ``unknown_s``: how long a connection may take to identify its protocol.
     """
