@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A real Spark standalone cluster on this machine, to try pipelines on more than one process: a master and workers, all on loopback.
+# Runs a Spark standalone cluster on this machine: a master and workers, all on loopback.
 #
 #   cluster.sh start [--workers 2] [--cores 1] [--memory 1g]   prints the master's URL
 #   cluster.sh url | status | stop
 #
-# Ports are chosen by the system. What runs is kept in CLUSTER_DIR (default: polywire-spark-cluster in the temporary directory): process
-# ids, logs, the executors' folders. PYTHON names the Python that has pyspark and polywire (default: python3).
+# The system chooses the ports. CLUSTER_DIR (default: polywire-spark-cluster-UID in the temporary directory) contains process ids,
+# logs and the executors' folders. PYTHON is the Python with pyspark and polywire (default: python3).
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -21,11 +21,11 @@ prepare() {
     SPARK_HOME=$("$PYTHON" -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent)') || fail "$PYTHON has no pyspark"
     JAVA_HOME=$("$PYTHON" -c 'from polywire.spark.java import find_java; print(find_java().home)') || fail "no Java, or $PYTHON has no polywire"
     export SPARK_HOME JAVA_HOME SPARK_LOCAL_IP=127.0.0.1 PYSPARK_PYTHON=${PYSPARK_PYTHON:-$PYTHON}
-    # Spark's own scripts read this; nothing here is to be written outside the cluster's folder.
+    # Spark's scripts read these variables, so that Spark writes only below CLUSTER_DIR.
     export SPARK_LOG_DIR=$CLUSTER_DIR SPARK_WORKER_DIR=$CLUSTER_DIR/executors SPARK_LOCAL_DIRS=$CLUSTER_DIR/scratch
 }
 
-# launch NAME CLASS ARGUMENT…: a process in the background; its id goes to NAME.pid.
+# launch NAME CLASS ARGUMENT…: start a process in the background and write its id to NAME.pid.
 launch() {
     local name=$1
     shift
@@ -33,7 +33,7 @@ launch() {
     echo $! >"$CLUSTER_DIR/$name.pid"
 }
 
-# waiting NAME PATTERN: what the pattern finds in the process's log, as soon as it is there.
+# waiting NAME PATTERN: wait until the process's log matches, and print the match.
 waiting() {
     local found deadline=$((SECONDS + START_SECONDS_MAX))
     until found=$(grep -om1 "$2" "$CLUSTER_DIR/$1.log"); do
@@ -67,7 +67,7 @@ start() {
         esac
         shift 2
     done
-    ! alive master || fail "is running already: $(url)"
+    ! alive master || fail "the cluster is already running: $(url)"
     mkdir -p "$CLUSTER_DIR"
     rm -f "$CLUSTER_DIR"/*.pid "$CLUSTER_DIR"/*.log "$CLUSTER_DIR/url"
     prepare
@@ -84,7 +84,7 @@ start() {
 }
 
 url() {
-    [ -f "$CLUSTER_DIR/url" ] || fail "is not running"
+    [ -f "$CLUSTER_DIR/url" ] || fail "the cluster is not running"
     cat "$CLUSTER_DIR/url"
 }
 
@@ -109,5 +109,5 @@ command=${1:-}
 case $command in
     start) start "$@" ;;
     url | status | stop) "$command" ;;
-    *) fail "says: start [--workers N] [--cores N] [--memory SIZE] | url | status | stop" ;;
+    *) fail "usage: cluster.sh start [--workers N] [--cores N] [--memory SIZE] | url | status | stop" ;;
 esac
