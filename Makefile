@@ -1,4 +1,4 @@
-# Everything one does with a checkout. `make help` lists it; only `make setup` is needed before the `polywire` command works.
+# Tasks of a checkout. `make help` lists them. The `polywire` command needs only `make setup`.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ SHELL := /bin/bash
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# The one way packages are installed: exact versions with hashes, no isolated build environments, byte code made once all of it is there.
+# How all packages are installed: locked versions with hashes, no isolated builds, byte code compiled once at the end.
 INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off
 
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
@@ -26,34 +26,34 @@ SIM_WORLD ?=
 SECONDS ?= 60
 COUNT ?= 30
 SEED_OF_HISTORIES = $(or $(SEED),1)
-# One more than small machines have cores: tests wait much.
+# One more than the cores of a small machine, because tests often wait.
 WORKERS ?= 3
-# Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
+# The tests of a module run in one worker. tests/conftest.py starts the longest modules first.
 SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
-# Of the unit tests, those of packages that have compiled modules: what others prove does not depend on which of the two runs.
+# Unit tests of packages with compiled modules only; the results of others do not depend on compilation.
 PURE := -m "not slow and not spark" $(sort $(foreach module,$(COMPILED),tests/unit/$(word 3,$(subst /, ,$(module))))) $(wildcard tests/vectors tests/property)
-# What shares nothing is made side by side, and what each says is kept together.
+# Runs independent targets in parallel; the output of each stays together.
 BESIDE = $(MAKE) --silent --output-sync=target $(if $(findstring --jobserver,$(MAKEFLAGS)),,--jobs=4)
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
 .PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers sim-mutations bench bench-gate bench-peers docs site audit sbom demo demo-cluster wheel-test lock clean distclean spark
 
-help: ## Show what can be made
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
-setup: $(VENV)/.installed ## Make .venv with the polywire command (quick when nothing changed)
+setup: $(VENV)/.installed ## Create .venv with the polywire command (quick if nothing changed)
 	@$(PYTHON) -c 'from polywire.build_info import describe; print(describe(), "is in $(BIN)/polywire")'
 
-build: $(VENV)/.built ## Compile what can be compiled, in place
+build: $(VENV)/.built ## Compile the compilable modules, in place
 
-dev: $(VENV)/.base ## Install what tests and checks need (PySpark included: some 450 MB)
+dev: $(VENV)/.base ## Install what tests and checks need (with PySpark, about 450 MB)
 	+@$(BESIDE) $(VENV)/.dev $(VENV)/.built $(CLIENTS)
 	@$(MAKE) --silent $(VENV)/.installed
 
-spark: $(VENV)/.demo $(VENV)/.installed ## Install Spark too (and what the demo needs)
+spark: $(VENV)/.demo $(VENV)/.installed ## Install Spark and what the demo needs
 
 fmt: dev ## Format the code
 	$(BIN)/ruff format $(CHECKED)
@@ -67,10 +67,10 @@ lint: dev ## Check format and style
 type: dev ## Check types
 	$(BIN)/mypy $(CHECKED)
 
-contract: dev ## Check who imports whom
+contract: dev ## Check the import contract
 	$(BIN)/lint-imports --no-logo
 
-house: $(VENV)/.installed ## List import circles, unused code, unread fields, repeated functions and wide ports
+house: $(VENV)/.installed ## List import cycles, unused code, unread fields, repeated functions and interfaces with too many methods
 	@$(PYTHON) -m tools.inspector
 
 test: dev ## Check everything and run all tests, compiled
@@ -83,10 +83,10 @@ test-pure: dev ## Run all tests uncompiled
 test-pure-quick: dev ## Run the quick tests of packages that have compiled modules uncompiled
 	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PURE) $(PYTEST_ARGS)
 
-# Traced tests take several times as long, so limits of processor time may fail here: `make test` says whether tests pass.
+# Tracing makes tests several times slower, so tests that limit processor time may fail here but pass in `make test`.
 TRACED = $(BIN)/coverage run -m pytest -n $(WORKERS) $(SPREAD) $(QUICK) $(PYTEST_ARGS) || echo "SOME TESTS FAILED WHILE TRACED" >&2
 
-coverage: dev ## Show which lines and branches the quick tests reach, both ways of running (build/coverage)
+coverage: dev ## Report the lines and branches that the quick tests reach, compiled and uncompiled (build/coverage)
 	@rm -rf build/coverage && mkdir -p build/coverage
 	POLYWIRE_PURE=1 $(TRACED)
 	$(TRACED)
@@ -94,68 +94,68 @@ coverage: dev ## Show which lines and branches the quick tests reach, both ways 
 	$(BIN)/coverage html --quiet
 	@$(BIN)/coverage report | tee build/coverage/table.txt
 
-test-all: test test-pure fuzz ## Run everything, both ways, and fuzz
+test-all: test test-pure fuzz ## Run all tests compiled and uncompiled, and fuzz
 
-fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30) and count the inputs
+fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30) each
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m tests.fuzz
 
-sim: dev ## Run simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many, SIM_WORLD=broker runs only one
+sim: dev ## Run simulations until a check fails; SEED=7 shows one run, SIM_COUNT=100 limits the runs, SIM_WORLD=broker selects one simulation
 	$(PYTHON) -m tests.sim $(if $(SIM_WORLD),--world $(SIM_WORLD)) $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
 
-histories: dev ## Mistreat real brokers while clients on five wires note what they are told; SECONDS=600 SEED=7 say how long and how
+histories: dev ## Kill, pause and starve real brokers and check what clients recorded over five protocols (SECONDS=600 SEED=7)
 	$(PYTHON) -m tests.histories --seconds $(SECONDS) --seed $(SEED_OF_HISTORIES)
 
-takeovers: dev ## Kill, stop and race three brokers on one bucket, and judge what clients were told; COUNT=500 SEED=7 say how often and how
+takeovers: dev ## Kill, stop and race three brokers on one bucket and check what clients recorded (COUNT=500 SEED=7)
 	$(PYTHON) -m tests.histories.takeovers --count $(COUNT) --seed $(SEED_OF_HISTORIES)
 
-three-brokers: dev ## Run every scenario and the real clients through each of three brokers on a bucket (some ten minutes)
+three-brokers: dev ## Run every scenario and the real clients through each of three brokers on a bucket (about ten minutes)
 	for place in leader standby-1 standby-2; do POLYWIRE_THROUGH=$$place $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) tests/behaviour tests/interop $(PYTEST_ARGS); done
 
-sim-mutations: dev ## Take out one mechanism of the log after the other, and see whether simulated worlds notice (some minutes)
+sim-mutations: dev ## Remove one mechanism at a time, and check that a simulation fails (a few minutes)
 	POLYWIRE_PURE=1 $(PYTHON) -m tests.sim.mutate
 
-bench: dev ## Measure this machine and print the table
+bench: dev ## Measure Polywire on this machine
 	$(PYTHON) -m benchmarks
 
-bench-peers: dev ## Compare with NATS, Redis, RabbitMQ and Kafka, those that are installed, in one table (some minutes)
+bench-peers: dev ## Compare Polywire with NATS, Redis, RabbitMQ and Kafka, if they are installed (a few minutes)
 	$(PYTHON) -m benchmarks.peers $(BENCH_ARGS)
 
-bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requests beside the last commit that kept a result, and fail where there are more
+bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requests, and fail if there are more than in the last stored result
 	$(PYTHON) -m benchmarks.instructions --quick $(BENCH_ARGS)
 
-docs: dev ## Write docs/reference anew and check every link of the documentation
+docs: dev ## Generate docs/reference and check all links of the documentation
 	$(PYTHON) -m tools.reference
 	$(PYTHON) -m pytest tests/test_docs.py tests/test_reference.py
 
-site: $(VENV)/site ## Make the documentation a site of static pages (build/site/html; needs the network once)
+site: $(VENV)/site ## Build the documentation as static pages (build/site/html; needs the network once)
 	PYTHONPATH=$(CURDIR)/$(VENV)/site $(PYTHON) -m tools.site
 
-audit: $(VENV)/audit $(VENV)/.installed ## Ask whether what the locks pin is known to be vulnerable (needs the network)
+audit: $(VENV)/audit $(VENV)/.installed ## Check the locked dependencies for known vulnerabilities (needs the network)
 	PYTHONPATH=$(VENV)/audit $(PYTHON) -m tools.audit $(AUDIT_ARGS)
 
-sbom: $(VENV)/.installed ## Write dist/polywire.cdx.json: what an installed Polywire is made of (CycloneDX)
+sbom: $(VENV)/.installed ## Write a bill of materials to dist/polywire.cdx.json (CycloneDX)
 	$(PYTHON) -m tools.bill_of_materials
 
 demo: $(VENV)/.demo $(VENV)/.installed ## Send 336,776 real flights through Polywire and Spark
 	@$(PYTHON) examples/flights.py
 
-demo-cluster: $(VENV)/.demo $(VENV)/.installed ## Send them through three brokers on a bucket, and kill the one that leads
+demo-cluster: $(VENV)/.demo $(VENV)/.installed ## Send them through three brokers on a bucket, and kill the leader
 	@$(PYTHON) -m examples.flights_cluster
 
-wheel-test: $(VENV)/.base ## Build wheels, compiled and not, and try each alone in an empty environment (needs the network)
+wheel-test: $(VENV)/.base ## Build compiled and pure wheels, and test each in an empty environment (needs the network)
 	$(PYTHON) -m tools.wheels
 
-lock: ## Renew requirements/*.lock from pyproject.toml (needs uv on the PATH)
+lock: ## Update requirements/*.lock from pyproject.toml (needs uv)
 	requirements/lock.sh
 
-clean: ## Remove what was built and cached
+clean: ## Remove builds and caches
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src -name '*.so' -delete
 	$(if $(COMPILED),rm -f $(COMPILED:.py=.c) $(COMPILED:.py=.html))
 	rm -f $(VENV)/.built $(VENV)/.installed
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-distclean: clean ## Remove .venv and what the demo made, too
+distclean: clean ## Also remove .venv and the results of the demos
 	rm -rf $(VENV) demo-output demo-cluster-output polywire-data
 
 $(VENV)/.made:
@@ -164,14 +164,14 @@ $(VENV)/.made:
 		if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$candidate; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-		echo "polywire needs Python 3.11 or newer and found none (python3 is $$(python3 --version 2>&1)): install one, or name it: make setup PYTHON3=/path/to/python3.12" >&2; \
+		echo "polywire needs Python 3.11 or newer and found none (python3 is $$(python3 --version 2>&1)): install one, or set its path: make setup PYTHON3=/path/to/python3.12" >&2; \
 		exit 1; \
 	fi; \
-	echo "making $(VENV) with $$($$found --version)"; \
-	$$found -m venv $(VENV) || { echo "could not make $(VENV): is the venv module installed (Debian: apt install python3-venv)?" >&2; rm -rf $(VENV); exit 1; }; \
+	echo "creating $(VENV) with $$($$found --version)"; \
+	$$found -m venv $(VENV) || { echo "could not create $(VENV): is the venv module installed (Debian: apt install python3-venv)?" >&2; rm -rf $(VENV); exit 1; }; \
 	touch $@
 
-# The base lock brings setuptools and cython, which everything built without isolation needs.
+# The base lock includes setuptools and cython, which builds without isolation need.
 $(VENV)/.base: requirements/base.lock $(VENV)/.made
 	@echo "installing what polywire needs"
 	@$(INSTALL) --only-binary :all: -r requirements/base.lock || $(INSTALL) -r requirements/base.lock
@@ -190,12 +190,12 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.built
 	@touch $@
 
 $(VENV)/.demo: requirements/demo.lock $(VENV)/.base
-	@echo "installing Spark and the flights (some 450 MB, once)"
+	@echo "installing Spark and the flights (about 450 MB, once)"
 	@$(INSTALL) -r requirements/demo.lock
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock $(VENV)/.base
-	@echo "installing Spark and the tools of the checks (some 500 MB, once)"
+	@echo "installing Spark and the tools for tests and checks (about 500 MB, once)"
 	@$(INSTALL) -r requirements/dev.lock
 	@touch $@ $(VENV)/.demo
 
@@ -211,7 +211,7 @@ $(VENV)/site: requirements/site.lock $(VENV)/.base
 	@$(INSTALL) --only-binary :all: --target $@.new -r $< || { echo "NO SITE: zensical cannot be installed here" >&2; rm -rf $@.new; exit 1; }
 	@rm -rf $@ && mv $@.new $@ && touch $@
 
-# A real client that has no wheel for this machine leaves an empty folder; its tests then say that it was not tried.
+# If a client has no wheel for this machine, its folder stays empty and its tests are skipped.
 $(VENV)/interop/%: requirements/interop/%.lock $(VENV)/.base
 	@rm -rf $@.new && mkdir -p $@.new
 	@$(INSTALL) --only-binary :all: --target $@.new -r $< || { echo "$* cannot be installed here: its tests will be skipped" >&2; rm -rf $@.new; mkdir -p $@.new; }

@@ -1,7 +1,7 @@
-"""Builds the compiled modules, and says what depends on whether they are: the requirements.
+"""Compile the modules, and compute the requirements, which depend on whether they could be compiled.
 
-Promises: where a module does not compile, and without a C compiler none does, all run from their sources: slower, and with Cython's shadow
-module at run time, which nobody needs otherwise. That is said. Everything else about the distribution is in pyproject.toml.
+If a module does not compile, as without a C compiler, all modules run from source: slower, and with Cython's Python part
+as an additional requirement. The build prints a warning. Everything else about the distribution is in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 INFO = runpy.run_path(str(HERE / "src" / "polywire" / "build_info.py"), run_name="build_info")
-# Loads through casted pointers are how the hot loops read words: no strict aliasing, then.
-# What a C compiler has to say of generated C helps nobody who installs this.
+# The hot loops read words through cast pointers, so strict aliasing is off. Warnings about generated C do not help users.
 FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-g0", "-fno-strict-aliasing", "-w"]
-# ``POLYWIRE_COMPILE=0``: one wheel for every system, of the sources alone. 1: everything compiles, or there is no wheel.
+# ``POLYWIRE_COMPILE=0`` builds one pure wheel for every system. 1 fails unless every module compiles.
 WANTED = os.environ.get("POLYWIRE_COMPILE") != "0"
 DEMANDED = os.environ.get("POLYWIRE_COMPILE") == "1"
-# Where Cython's own variable names a folder, what it made of the same sources before is taken from there.
+# If Cython's own variable names a folder, earlier translations of the same sources are reused.
 CACHED = "CYTHON_CACHE_DIR" in os.environ
-# Processes that are started by importing the main module anew would run this file once more.
+# Without fork, worker processes would import this file and run it again.
 TRANSLATORS = os.cpu_count() if multiprocessing.get_start_method() == "fork" else 0
-# Commands that name the requirements: the first is asked before anything is built, and believed; the others make what is installed.
+# Commands that report the requirements: pip runs the first before the build and trusts it; the others build what is installed.
 DESCRIBING = {"dist_info", "bdist_wheel", "editable_wheel"}
 REQUIREMENTS = [
     "argon2-cffi>=23.1",
@@ -46,25 +45,25 @@ REQUIREMENTS = [
     "structlog>=24.4",
     "uvloop>=0.21; sys_platform != 'win32'",
 ]
-UNCOMPILED_REQUIREMENTS = ["cython>=3.1"]  # its shadow module, which sources import
+UNCOMPILED_REQUIREMENTS = ["cython>=3.1"]  # uncompiled modules import its Python part
 
 
 def description() -> str:
-    """The README without its links to files of the checkout, which lead nowhere from an index of packages."""
+    """Return the README without links to files of the checkout, which do not exist on the package index."""
     text = (HERE / "README.md").read_text(encoding="utf-8")
     return re.sub(r"\[([^\]]+)\]\((?!https?://)[^)]+\)", r"\1", text)
 
 
 def has_compiler() -> bool:
-    """Whether the C compiler that would be called is there; False only where that is certain."""
+    """Return False if the C compiler certainly does not exist, otherwise True."""
     called = os.environ.get("CC") or sysconfig.get_config_var("CC")
     return sys.platform == "win32" or not called or shutil.which(shlex.split(called)[0]) is not None
 
 
 def extensions() -> list[Any]:
-    """One extension per compilable module, each optional: ``cythonize`` drops that flag, so it is set afterwards.
+    """Return an optional extension for each compilable module. Without a compiler they are not translated to C.
 
-    Without a compiler they stay as they are: nobody would compile what is made of them.
+    ``cythonize`` drops the flag ``optional``, so it is set afterwards.
     """
     sources = {name: INFO["source_of"](name) for name in INFO["compilable_modules"]()} if WANTED else {}
     modules = [
@@ -81,7 +80,7 @@ def extensions() -> list[Any]:
         include_path=["src"],
         compiler_directives={
             "language_level": 3,
-            "warn.unreachable": False,  # a branch for the other way of running always is
+            "warn.unreachable": False,  # branches for the other way of running are unreachable
         },
         annotate=bool(os.environ.get("POLYWIRE_ANNOTATE")),
         quiet=True,
@@ -94,7 +93,7 @@ def extensions() -> list[Any]:
 
 
 class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
-    """Compiles everything or nothing: modules call each other past Python, so that a source cannot stand for one of them."""
+    """Compiles all modules or none, because compiled modules call each other's C functions."""
 
     def initialize_options(self) -> None:
         super().initialize_options()
@@ -109,18 +108,18 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
         if not self.failed:
             return
         names = ", ".join(sorted(self.failed))
-        told = f"{len(self.failed)} of {len(self.extensions)} modules could not be compiled ({names})"
+        failure = f"{len(self.failed)} of {len(self.extensions)} modules could not be compiled ({names})"
         if DEMANDED:
-            raise SystemExit(f"{told}, and POLYWIRE_COMPILE=1 demands all")
-        for module in self.extensions:  # what an earlier build left must not hide a newer source either
+            raise SystemExit(f"{failure}, and POLYWIRE_COMPILE=1 demands all")
+        for module in self.extensions:  # compiled modules of an earlier build must not hide newer sources
             source = HERE / "src" / Path(*module.name.split("."))
-            for left in [*source.parent.glob(f"{source.name}.*.so"), *source.parent.glob(f"{source.name}.*.pyd")]:
-                left.unlink()
+            for leftover in [*source.parent.glob(f"{source.name}.*.so"), *source.parent.glob(f"{source.name}.*.pyd")]:
+                leftover.unlink()
         reason = next(iter(self.failed.values())).strip().splitlines()[-1:]
         print(
-            f"\nWARNING: {told}: {' '.join(reason)}\n"
-            "WARNING: polywire runs from its Python sources instead: everything works, many times slower."
-            " Install a C compiler and install polywire again (in a checkout: make clean setup) to change that.\n",
+            f"\nWARNING: {failure}: {' '.join(reason)}\n"
+            "WARNING: polywire will run from its Python sources: everything works, but many times slower."
+            " To compile it, install a C compiler and install polywire again (in a checkout: make clean setup).\n",
             file=sys.stderr,
             flush=True,
         )
@@ -140,10 +139,10 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
 
 
 def compiled_here() -> list[Any]:
-    """The extensions of this distribution, none where one of them does not compile.
+    """Return the extensions of this distribution, or none if one of them does not compile.
 
-    Requirements are asked for before anything is built, and nobody asks again: so where the answer counts they are compiled now, and the
-    build itself finds it done.
+    pip asks for the requirements only once, before the build. So commands that report them compile the modules now, and
+    the build reuses the results.
     """
     modules = extensions()
     if not modules or not DESCRIBING & set(sys.argv):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Renews the locks: exact versions with the hashes of all their files, one solution for every supported Python and system.
-# Compatible versions in all three files: the largest is solved first and constrains the others.
+# Updates the locks: exact versions with the hashes of all files, one resolution for every supported Python and system.
+# The largest lock is resolved first and constrains the others, so that their versions are compatible.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ lock() {
     mv "$target.new" "$target"
 }
 
-# Real clients of other systems, each with a folder of its own: several versions of one package cannot share an environment.
+# Clients of other systems. Each gets its own folder, because an environment can have only one version of a package.
 client() {
     local target=requirements/interop/$1-$2.lock
     {
