@@ -266,6 +266,7 @@ class Consumer:
             commit_last: whether the application has finished the last records it received.
 
         Raises Unavailable if offsets could not be committed; records since the last commit are then delivered again.
+        Nothing is raised if only leaving the group failed: the broker removes the member after its session timeout.
         """
         if self._closed:
             return
@@ -293,7 +294,8 @@ class Consumer:
 
     async def _leave(self, wire: WireClient, topic: str, generation: int) -> None:
         """Leave the group, even if it has changed. Otherwise the other members would wait until this one times out."""
-        with suppress(Missing):  # the broker has already removed this member
+        # Missing: the broker has already removed this member. GONE: it will do so after the session timeout.
+        with suppress(Missing, *GONE):
             for _ in range(LEAVES_MAX):
                 try:
                     await wire.leave(self._group or "", topic, self._member, generation)

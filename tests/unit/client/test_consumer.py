@@ -355,6 +355,28 @@ def test_a_closed_consumer_stops(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_closing_without_a_broker_raises_only_if_offsets_are_uncommitted(
+    served: Served, play: Play, *, auto_commit: bool
+) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 4)
+        loop = asyncio.get_running_loop()
+        committed = client.consumer("t", group="g", auto_commit=auto_commit)
+        assert await take(committed, 2) == numbers(0, 2)
+        await committed.commit()
+        uncommitted = client.consumer("t", group="h", commit_interval_s=3600)
+        assert await take(uncommitted, 2) == numbers(0, 2)
+        await loop.run_in_executor(None, served.stop_listening)
+        await loop.run_in_executor(None, served.drop_connections)
+        await committed.close()
+        with pytest.raises(Unavailable):
+            await uncommitted.close()
+        served.listen_again()
+
+    play(scenario)
+
+
 def test_times_need_a_zone(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 1)
