@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
+from polywire.errors import ErrorCode, Invalid
+
 SLOT_MIB: Final = 17  # the smallest size of journal files in which the largest request of every protocol fits
 
 
@@ -22,10 +24,13 @@ class RunningBroker(Protocol):
         """Host and port of each protocol."""
 
     def url(self, wire: str = "polywire") -> str:
-        """Return the URL of a protocol for ``polywire.connect``."""
+        """Return the URL of a protocol for ``polywire.connect``. Raises Invalid if it is not served."""
+
+    def address(self, wire: str) -> str:
+        """Return ``host:port`` of a protocol, for other clients. Raises Invalid if it is not served."""
 
     def start(self) -> Any:
-        """Start the broker again after ``stop`` or ``kill``, on the same ports."""
+        """Start the broker again after ``stop`` or ``kill``, on the same ports. Raises Invalid if it is running."""
 
     def kill(self) -> None:
         """End the broker without warning, like ``kill -9``; acknowledged records exist again after the next start."""
@@ -33,7 +38,7 @@ class RunningBroker(Protocol):
 
 @contextmanager
 def broker(
-    *, process: bool = False, wires: Sequence[str] | None = None, data_dir: Path | None = None
+    *, process: bool = False, wires: Sequence[str] | None = None, data_dir: str | Path | None = None
 ) -> Iterator[RunningBroker]:
     """Run a broker on free ports inside a ``with`` block.
 
@@ -41,7 +46,10 @@ def broker(
         process: False runs it in memory, in a thread; it starts within milliseconds once its modules are imported. True
             runs ``polywire serve`` with files.
         wires: protocols to serve; None serves all.
-        data_dir: data directory of a process; None uses a temporary directory.
+        data_dir: data directory, only with ``process=True``; None uses a temporary directory.
+
+    Raises:
+        Invalid: INVALID_REQUEST: an argument is invalid; the message says what is expected.
 
     Example:
         with polywire.testing.broker() as running, polywire.connect_sync(running.url()) as client:
@@ -51,10 +59,15 @@ def broker(
         from polywire.testing.process import BrokerProcess
 
         with TemporaryDirectory() as made:
-            directory = data_dir or Path(made) / "data"
+            directory = Path(made) / "data" if data_dir is None else Path(data_dir)
             with BrokerProcess(directory, "--slot-mib", str(SLOT_MIB), wires=wires) as started:
                 yield started
         return
+    if data_dir is not None:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"data_dir needs process=True (the broker is in memory) data_dir={str(data_dir)!r}",
+        )
     from polywire.testing.thread import BrokerThread
 
     with BrokerThread(wires=wires) as running:

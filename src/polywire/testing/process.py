@@ -15,13 +15,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Final
 
+from polywire.choices import listed
+from polywire.errors import ErrorCode, Invalid
 from polywire.types import spell_address
 
 READY_SECONDS_MAX: Final = 90.0  # a start takes one second, on a busy machine many
@@ -62,6 +64,30 @@ def _free(port: int) -> bool:
     return True
 
 
+def checked_wires(wires: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the protocols to serve. Raises Invalid(INVALID_REQUEST) for one name instead of a list of names."""
+    if isinstance(wires, str):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"wires must be a list of protocols (use wires=[{wires!r}]) got={wires!r}"
+        )
+    return None if wires is None else tuple(wires)
+
+
+def address_of(addresses: Mapping[str, tuple[str, int]], wire: str) -> str:
+    """Return the address of a protocol as ``host:port``. Raises Invalid(INVALID_REQUEST) if it is not served."""
+    if wire not in addresses:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the broker does not serve this protocol (add it to wires=) protocol={wire!r} served={listed(addresses)}",
+        )
+    return spell_address(*addresses[wire])
+
+
+def already_running() -> Invalid:
+    """Return the error of ``start`` on a broker that is running."""
+    return Invalid(ErrorCode.INVALID_REQUEST, "the broker is already running (stop or kill it before start)")
+
+
 _PORT: Final = _lasting_ports()
 _PORT_LOCK: Final = Lock()  # held because threads start brokers, too
 
@@ -90,7 +116,7 @@ class BrokerProcess:
         """
         self.data_dir = data_dir
         self._module = module
-        self._wires = wires or (LOGIN_WIRES if "--users" in options else WIRES)
+        self._wires = checked_wires(wires) or (LOGIN_WIRES if "--users" in options else WIRES)
         self._descriptors = descriptors
         self.addresses: dict[str, tuple[str, int]] = {}
         self._options = options
@@ -104,7 +130,12 @@ class BrokerProcess:
         return self._process.pid
 
     def start(self) -> BrokerProcess:
-        """Start the broker and wait until every listener accepts connections."""
+        """Start the broker and wait until every listener accepts connections.
+
+        Raises Invalid(INVALID_REQUEST) if it is running.
+        """
+        if not self.stopped:
+            raise already_running()
         ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", self._module, "serve", "--data-dir", str(self.data_dir)]
@@ -129,9 +160,12 @@ class BrokerProcess:
         return self
 
     def url(self, wire: str = "polywire") -> str:
-        """Return the URL of a protocol for ``polywire.connect``."""
-        host, port = self.addresses[wire]
-        return f"{wire}://{spell_address(host, port)}"
+        """Return the URL of a protocol for ``polywire.connect``. Raises Invalid if it is not served."""
+        return f"{wire}://{self.address(wire)}"
+
+    def address(self, wire: str) -> str:
+        """Return ``host:port`` of a protocol, for other clients. Raises Invalid if it is not served."""
+        return address_of(self.addresses, wire)
 
     @property
     def memory_bytes(self) -> int:

@@ -19,8 +19,7 @@ from polywire.server.lifecycle import SWEEP_S
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.server.wires import factories_of
 from polywire.testing.memory_broker import MemoryBroker
-from polywire.testing.process import WIRES, lasting_port
-from polywire.types import spell_address
+from polywire.testing.process import WIRES, address_of, already_running, checked_wires, lasting_port
 
 HOST: Final = "127.0.0.1"
 CALL_SECONDS_MAX: Final = 30.0
@@ -43,6 +42,7 @@ class BrokerThread:
 
         Raises Invalid(INVALID_REQUEST) for an unknown protocol.
         """
+        wires = checked_wires(wires)
         wires = WIRES if wires is None else wires
         unknown = [wire for wire in wires if wire not in WIRES]
         if unknown or not wires:
@@ -64,12 +64,20 @@ class BrokerThread:
         self.stop()
 
     def url(self, wire: str = "polywire") -> str:
-        """Return the URL of a protocol for ``polywire.connect``."""
-        host, port = self.addresses[wire]
-        return f"{wire}://{spell_address(host, port)}"
+        """Return the URL of a protocol for ``polywire.connect``. Raises Invalid if it is not served."""
+        return f"{wire}://{self.address(wire)}"
+
+    def address(self, wire: str) -> str:
+        """Return ``host:port`` of a protocol, for other clients. Raises Invalid if it is not served."""
+        return address_of(self.addresses, wire)
 
     def start(self) -> Self:
-        """Start to listen; after ``kill``, on the same ports and with the same records."""
+        """Start to listen; after ``kill``, on the same ports and with the same records.
+
+        Raises Invalid(INVALID_REQUEST) if it is running.
+        """
+        if self._listeners:
+            raise already_running()
         if self._memory is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="polywire-broker", daemon=True)
@@ -96,7 +104,7 @@ class BrokerThread:
         loop = asyncio.get_running_loop()
         if self._memory is None:
             self._memory = MemoryBroker(loop=loop, clock=SystemClock())
-        elif not self._listeners:
+        else:
             self._memory.restart()
         broker = self._memory.broker
         addresses = {wire: Address(*(self.addresses.get(wire) or (HOST, lasting_port()))) for wire in self._wires}

@@ -90,6 +90,28 @@ def test_a_broker_in_a_process_can_be_killed(tmp_path: Path) -> None:
         assert [record.text for record in client.fetch("orders", 0, 0)] == ["hello"]
 
 
+def test_a_data_directory_may_be_text_and_needs_a_process(tmp_path: Path) -> None:
+    with broker(process=True, wires=["polywire"], data_dir=str(tmp_path / "data")) as running:
+        assert (tmp_path / "data").is_dir()
+        with pytest.raises(Invalid, match="already running"):
+            running.start()
+    with pytest.raises(Invalid, match="data_dir needs process=True"), broker(data_dir=tmp_path):
+        pass
+
+
+def test_misuse_is_explained() -> None:
+    for is_process in (False, True):
+        with pytest.raises(Invalid, match=r"wires must be a list of protocols \(use wires=\['kafka'\]\)"):
+            broker(process=is_process, wires="kafka").__enter__()
+    with broker(wires=["kafka"]) as running:
+        with pytest.raises(Invalid, match="already running"):
+            running.start()
+        with pytest.raises(Invalid, match=r"does not serve this protocol .* protocol='polywire' served=kafka"):
+            running.url()
+        assert running.url("kafka") == f"kafka://{running.address('kafka')}"
+        assert running.address("kafka") == "{}:{}".format(*running.addresses["kafka"])
+
+
 def test_memory_is_shared_by_name() -> None:
     with polywire.connect_sync("memory://one") as first, polywire.connect_sync("memory://one") as second:
         first.send("orders", "hello", partition=0)
