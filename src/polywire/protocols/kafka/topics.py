@@ -223,11 +223,7 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
         raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={asked.name!r}")
     wrong = _check_numbers(asked, session.shared)
     if wrong is not None:
-        refuse(
-            entry,
-            Invalid(ErrorCode.INVALID_REQUEST, "the replication factor must be 1: each partition has one replica"),
-            wrong,
-        )
+        refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, _explained(wrong, asked, session.shared)), wrong)
         return
     count = len(asked.assignments) or (
         broker.settings.partition_count if asked.num_partitions < 0 else asked.num_partitions
@@ -280,6 +276,24 @@ def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
         or REPLICATION_FACTOR <= asked.replication_factor <= shared.settings.replication_factor_max
     )
     return None if is_right else WireError.INVALID_REPLICATION_FACTOR
+
+
+def _explained(wrong: WireError, asked: Any, shared: Shared) -> str:
+    """Return the message for an error that ``_check_numbers`` found."""
+    match wrong:
+        case WireError.INVALID_PARTITIONS:
+            return f"the number of partitions must be above 0 got={asked.num_partitions}"
+        case WireError.INVALID_REPLICATION_FACTOR:
+            most = shared.settings.replication_factor_max
+            return (
+                f"the replication factor must be {'1' if most == 1 else f'1 to {most}'}: each partition has one replica"
+                " (to accept a higher number, start the broker with --kafka-replication-factor-max)"
+                f" got={asked.replication_factor}"
+            )
+        case WireError.INVALID_REPLICA_ASSIGNMENT:
+            return f"assignments must number all partitions from 0 and name only this broker node_id={shared.node_id}"
+        case _:
+            return "a topic has either assignments or numbers of partitions and replicas"
 
 
 def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:

@@ -84,15 +84,23 @@ def test_a_page_matches_the_metadata(world: World) -> None:
 
 
 def test_a_replication_factor_above_one_is_accepted_if_configured() -> None:
-    def made(world: World, factor: int) -> tuple[int, int]:
+    def reported(world: World, factor: int) -> Any:
         one = schema.request(Api.CREATE_TOPICS).Topics(name="t", num_partitions=1, replication_factor=factor)
-        reported = world.connect().ask(Api.CREATE_TOPICS, topics=[one], validate_only=True).topics[0]
-        return reported.error, reported.replication_factor
+        return world.connect().ask(Api.CREATE_TOPICS, topics=[one], validate_only=True).topics[0]
+
+    def made(world: World, factor: int) -> tuple[int, int]:
+        topic = reported(world, factor)
+        return topic.error, topic.replication_factor
 
     alone, three = World(), World(kafka=KafkaSettings(replication_factor_max=3))
     assert made(alone, 1) == made(three, 1) == made(three, 3) == made(three, -1) == (WireError.NONE, 1)
     for world, factor in ((alone, 3), (alone, 0), (three, 4), (three, 0), (three, -2)):
         assert made(world, factor)[0] == WireError.INVALID_REPLICATION_FACTOR
+    assert "must be 1: " in reported(alone, 3).message
+    assert "must be 1 to 3: " in reported(three, 4).message
+    assert "(to accept a higher number, start the broker with --kafka-replication-factor-max) got=4" in (
+        reported(three, 4).message
+    )
 
 
 # Wide responses

@@ -179,7 +179,9 @@ def test_topics_are_created(peer: Dialogue, version: int) -> None:
 )
 def test_refused_topic_creations(peer: Dialogue, topic: Any, error: WireError) -> None:
     peer.world.memory.broker.create_topic(TopicName.parse("old"), 1)
-    assert errors(create(peer, topic, new("good"))) == [error, 0]
+    entries = create(peer, topic, new("good"))
+    assert errors(entries) == [error, 0]
+    assert ("replication factor" in entries[0].message) is (error is WireError.INVALID_REPLICATION_FACTOR)
     assert peer.world.memory.broker.find_topic("t") is None
 
 
