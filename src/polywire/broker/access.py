@@ -124,8 +124,14 @@ class Access(Authentication):
 
     def _refused(self, action: str, by: Principal, where: str, message: str) -> Denied:
         """Audit a refusal and return the error to raise."""
-        self._record(action, Outcome.REFUSED, user=by.name, peer=by.peer, resource=where, reason=message)
+        self.audit_refusal(by, action, where, message)
         return Denied(ErrorCode.DENIED, message)
+
+    def audit_refusal(self, principal: Principal, action: str, resource: str, reason: str) -> None:
+        """Audit a refused action."""
+        self._record(
+            action, Outcome.REFUSED, user=principal.name, peer=principal.peer, resource=resource, reason=reason
+        )
 
     # Permissions
 
@@ -145,14 +151,7 @@ class Access(Authentication):
         """Audit a refusal and return the error."""
         denied = super().refusal(principal, action, where)
         if principal is not None:
-            self._record(
-                action.word,
-                Outcome.REFUSED,
-                user=principal.name,
-                peer=principal.peer,
-                resource=resource_text(where),
-                reason=denied.message,
-            )
+            self.audit_refusal(principal, action.word, resource_text(where), denied.message)
         return denied
 
     def _rights_of(self, principal: Principal) -> Grants | None:

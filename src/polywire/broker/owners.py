@@ -89,6 +89,12 @@ class Permissions(Protocol):
     def permits(self, principal: Principal | None, action: Action, /) -> bool:
         """Return whether a principal may perform an action on all resources."""
 
+    def name_of(self, owner: int) -> str:
+        """Return the name of the user with this number."""
+
+    def audit_refusal(self, principal: Principal, action: str, resource: str, reason: str) -> None:
+        """Audit a refused action."""
+
 
 class Owners:
     """Checks access to state that belongs to other users."""
@@ -106,8 +112,11 @@ class Owners:
         return principal is not None and self._access.permits(principal, Action.CLUSTER_ALTER)
 
     def check(self, caller: Caller, owner: int, what: str, name: str) -> None:
-        """Raise Denied(DENIED) for the state of another user; the error does not name that user."""
-        if not self.may_use(caller, owner):
-            raise Denied(
-                ErrorCode.DENIED, f"not allowed: it belongs to another user (ask an administrator) {what}={name!r}"
-            )
+        """Raise Denied(DENIED) for the state of another user, whom only the audit log names."""
+        if self.may_use(caller, owner):
+            return
+        message = "not allowed: it belongs to another user (ask an administrator)"
+        if caller.principal is not None:
+            reason = f"{message} owner={self._access.name_of(owner)!r}"
+            self._access.audit_refusal(caller.principal, f"{what}.use", name, reason)
+        raise Denied(ErrorCode.DENIED, f"{message} {what}={name!r}")

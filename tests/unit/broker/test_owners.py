@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from polywire.broker.access import ROOT, ConfiguredUser, Principal
+from polywire.broker.authorization import AuditEvent, Outcome
 from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, caller_of, heir, owner_of_address
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
@@ -108,6 +109,18 @@ def fill(memory: MemoryBroker, by: Caller) -> None:
     batch = batch_by(b"p", 1, 0)
     broker.produce(broker.topic("t").partitions[0], batch, by=by, level=Level.WRITTEN, done=None)
     memory.run()
+
+
+def test_refusals_are_audited_with_the_owner(guarded: MemoryBroker) -> None:
+    fill(guarded, user(guarded, "alice"))
+    audited: list[AuditEvent] = []
+    guarded.broker.access.audit = audited.append
+    for stranger in (user(guarded, "bob"), NO_CALLER):
+        with pytest.raises(Denied):
+            VERBS["join"](guarded, stranger)
+    (event,) = audited
+    assert (event.action, event.outcome, event.user, event.resource) == ("group.use", Outcome.REFUSED, "bob", "g")
+    assert event.reason.endswith("it belongs to another user (ask an administrator) owner='alice'")
 
 
 @pytest.mark.parametrize("verb", VERBS)

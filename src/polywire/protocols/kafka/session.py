@@ -41,6 +41,11 @@ from polywire.protocols.runtime.slices import Slices
 LENGTH_BYTES: Final = 4
 REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; by default, clients send at most 1 MiB
 LINGER_S: Final = 1.0  # how long a connection stays open after its last response, if the client does not close it
+# added to the reason in the broker's log, because the client only sees that its connection is closed
+LOGIN_ADVICE: Final = (
+    ": this broker has users. The client sent a request without a login (set security.protocol to SASL_PLAINTEXT, or to"
+    " SASL_SSL with TLS, sasl.mechanism, and the name and password)"
+)
 BUSY_WAIT_S: Final = 2.0  # how long batches wait for space in the log before they are rejected
 
 
@@ -214,7 +219,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         try:
             self._principal = self.principal
         except Denied as denied:
-            raise PeerError(denied.message, fatal=True) from None
+            raise PeerError(f"{denied.message}{LOGIN_ADVICE}", fatal=True) from None
 
     def logged_in(self, principal: Principal) -> None:
         """Set the user. Raises Busy, and Denied(LOGIN_FAILED) if another user is logged in (KIP-368)."""
