@@ -14,7 +14,7 @@ from typing import Final
 
 from polywire.errors import PeerError
 from polywire.protocols.flux import decoder
-from polywire.protocols.flux.messages import Refused, Request, bad, err, named, parse
+from polywire.protocols.flux.messages import KAFKA_BYTES, Refused, Request, bad, err, named, parse, refuse_kafka
 from polywire.protocols.flux.part_replies import Lines, Merged, OwnReplies, Part, Said, ShardReplies
 from polywire.protocols.flux.session import Command, FluxSession
 from polywire.protocols.runtime.links import Links
@@ -162,6 +162,7 @@ class CarryingFluxSession:
             self._inner.receive(data[start:])
             return len(data) - start
         elif reason != decoder.LINE:
+            refuse_kafka(bytes(data[start : start + KAFKA_BYTES]))
             return 0
         return self._take_line(data[start:end])
 

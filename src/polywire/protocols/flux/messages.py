@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 from polywire import names
-from polywire.errors import Invalid
+from polywire.errors import Invalid, PeerError
 from polywire.matching import signed_64
 from polywire.types import TopicName, is_name
 
@@ -38,6 +38,7 @@ HTTP_METHODS: Final = tuple(
     for method in ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "PRI"]
 )
 HTTP_METHOD_BYTES_MAX: Final = max(map(len, HTTP_METHODS))
+KAFKA_BYTES: Final = 7  # enough to recognise a Kafka client
 
 
 class WireCode(Enum):
@@ -129,6 +130,16 @@ def _upper(command: bytes) -> str:
 def is_http(line: bytes) -> bool:
     """Return whether a line begins an HTTP request; no FLUX request begins like this."""
     return line[:HTTP_METHOD_BYTES_MAX].upper().startswith(HTTP_METHODS)
+
+
+def refuse_kafka(data: bytes) -> None:
+    """Raise PeerError if data begins with ApiVersions, the first request of Kafka clients; no FLUX request does."""
+    if data[:2] == b"\0\0" and data[4:KAFKA_BYTES] == b"\0\x12\0":
+        raise PeerError(
+            "a Kafka client connected to the FLUX port (use the Kafka listener, by default port 9094, or serve Kafka here:"
+            " --kafka HOST:PORT --flux off)",
+            fatal=True,
+        )
 
 
 def parse(line: bytes, *, pipes: bool = False) -> Request:

@@ -22,7 +22,17 @@ from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.flux import decoder
 from polywire.protocols.flux.context import FluxBroker
 from polywire.protocols.flux.errors import not_leader, refused
-from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, named, parse
+from polywire.protocols.flux.messages import (
+    KAFKA_BYTES,
+    Refused,
+    Request,
+    WireCode,
+    bad,
+    is_http,
+    named,
+    parse,
+    refuse_kafka,
+)
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import ProducedLines, ScratchArrays
 from polywire.protocols.runtime import commands
@@ -130,6 +140,9 @@ class FluxSession(BarePipelined):
                 self._produce_run(data, after - at, count, topics)
             at = after
             if reason == decoder.MORE:
+                # checked before the line ends, because the client waits for a response and sends no line end
+                if at < stop and data[at] == 0:
+                    refuse_kafka(bytes(data[at : at + KAFKA_BYTES]))
                 break
             if reason == decoder.LONG:
                 self._refuse_long(line_max)
@@ -173,6 +186,7 @@ class FluxSession(BarePipelined):
         except Refused as error:
             if is_http(line):
                 raise PeerError("HTTP request on the FLUX port", fatal=True) from None
+            refuse_kafka(line)
             self.append(Answer(self, b"0")).refuse(error)
             return True
         command = self._commands.get(request.command, _UNKNOWN)

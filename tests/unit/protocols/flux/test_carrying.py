@@ -150,6 +150,11 @@ def test_a_partial_line_is_dropped_when_a_link_closes() -> None:
     assert conversation.ask("CONSUME|a 0 0") == "OK|messages=0:v,1:w hw=1"
 
 
+def test_a_kafka_client_is_rejected() -> None:
+    with pytest.raises(PeerError, match="a Kafka client connected to the FLUX port"):
+        Conversation(3).say(b"\x00\x00\x00\x25\x00\x12\x00\x03")
+
+
 def test_a_browser_is_rejected() -> None:
     with pytest.raises(PeerError):
         Conversation(3).say(b"GET / HTTP/1.1\n")

@@ -49,6 +49,29 @@ def test_many_topics_in_one_buffer_keep_the_response_order() -> None:
     assert all("|OK|" in answer for answer in answers)
 
 
+# ApiVersions as sent by librdkafka, and with a client id that contains a line end
+KAFKA_OPENINGS = (
+    b"\x00\x00\x00\x25\x00\x12\x00\x03\x00\x00\x00\x01\x00\x07rdkafka\x00\x0blibrdkafka\x062.3.0\x00",
+    b"\x00\x00\x00\x0d\x00\x12\x00\x00\x00\x00\x00\x01\x00\x03a\nb",
+)
+
+
+@pytest.mark.parametrize("opening", KAFKA_OPENINGS)
+def test_a_kafka_client_is_named_in_the_log_and_disconnected(opening: bytes) -> None:
+    peer = World().connect()
+    assert peer.exchange(opening[:6]) == b""
+    assert peer.gave_up is None
+    assert peer.exchange(opening[6:]) == b""
+    assert peer.gave_up is not None
+    assert peer.gave_up.message.startswith("a Kafka client connected to the FLUX port (use the Kafka listener")
+
+
+def test_a_line_that_begins_with_nul_is_answered() -> None:
+    peer = World().connect()
+    assert peer.ask(b"\x00\x00\x00\x25\x00\x13\x00\x03").startswith("V1|0|ERR|BAD_REQUEST|")
+    assert peer.gave_up is None
+
+
 def test_bulk_and_single_lines_have_the_same_results() -> None:
     bulk, single = World().connect(), World().connect()
     stream = b"".join(b"V1|%d|PRODUCE|t%d key-%d:value-%d\n" % (n, n % 3, n % 17, n) for n in range(200))
