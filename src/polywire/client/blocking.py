@@ -12,10 +12,10 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-from polywire.client.failures import cannot_connect
+from polywire.client.failures import POLYWIRE_PORT, cannot_connect, hung_up, not_polywire, silent
 from polywire.client.login import Login
 from polywire.client.tls import TlsSocket
-from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,
     MAGIC,
@@ -39,10 +39,10 @@ class FramedSocket:
 
     It is closed after an error, so that the rest of a response is never read as the next response.
 
-    ``owed`` is the number of requests whose responses were not read yet.
+    ``_is_greeted``: the peer speaks this protocol. ``owed`` is the number of requests whose responses were not read yet.
     """
 
-    __slots__ = ("_correlation", "_socket", "address", "limits", "open", "owed")
+    __slots__ = ("_correlation", "_is_greeted", "_socket", "address", "limits", "open", "owed")
 
     def __init__(
         self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None, login: Login | None = None
@@ -56,6 +56,7 @@ class FramedSocket:
         self.open = True
         self.owed = 0
         self._correlation = 0
+        self._is_greeted = False
         try:
             plain = socket.create_connection((host, port), timeout=timeout_s)
             self._socket: Final[Any] = plain if tls is None else TlsSocket(plain, tls, host)
@@ -134,11 +135,8 @@ class FramedSocket:
         self._receive_into(memoryview(opening))
         if opening != MAGIC:
             self.close()
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                "cannot connect: the server does not speak this version of the polywire protocol"
-                f" opening={opening.hex()} address={self.address}",
-            )
+            raise not_polywire(bytes(opening), self.address)
+        self._is_greeted = True
         _, head = self._receive_frame()
         return self._decode(head)
 
@@ -175,10 +173,18 @@ class FramedSocket:
                 at += size
         except BlockingIOError:
             self.close()
+            if not self._is_greeted:
+                raise silent(self.address) from None
             raise Unavailable(ErrorCode.UNREACHABLE, f"no response in time address={self.address}") from None
         except OSError as error:
-            self.close()
-            raise Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}") from None
+            raise self._lost(error) from None
+
+    def _lost(self, error: OSError) -> Unavailable:
+        """Close the socket, and return the error for a lost connection."""
+        self.close()
+        if not self._is_greeted:
+            return hung_up(self.address, POLYWIRE_PORT)
+        return Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}")
 
     def _send_parts(self, parts: Sequence[Buffer]) -> None:
         views = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
@@ -190,8 +196,7 @@ class FramedSocket:
                 if sent:
                     views[0] = views[0][sent:]
         except OSError as error:
-            self.close()
-            raise Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}") from None
+            raise self._lost(error) from None
 
 
 def more_follows(prefix: Prefix) -> bool:

@@ -17,6 +17,9 @@ from polywire.types import spell_address
 
 HUNG_UP: Final = "the server closed the connection without replying: check the port, TLS on both ends,"
 
+POLYWIRE_PORT: Final = "that this is the polywire listener (by default port 9555, not Kafka's 9094),"
+"""An additional check for the message of ``hung_up``, for clients of the `polywire` protocol."""
+
 SILENT: Final = "no response in time (check that the port belongs to this protocol)"
 
 
@@ -27,6 +30,15 @@ def hung_up(address: str, doubt: str = "") -> Unavailable:
     """
     cause = " ".join(filter(None, (HUNG_UP, doubt, "and that the cluster has a leader")))
     return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {cause} address={address}")
+
+
+def not_polywire(opening: bytes, address: str) -> Invalid:
+    """Return the error for a reply that does not begin as the `polywire` protocol does."""
+    return Invalid(
+        ErrorCode.INVALID_REQUEST,
+        "cannot connect: the server does not speak this version of the polywire protocol (check that the port is the"
+        f" polywire listener, by default 9555) opening={opening.hex()} address={address}",
+    )
 
 
 def is_hanging_up(error: BrokerError) -> bool:

@@ -12,14 +12,14 @@ import asyncio
 import ssl
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
-from polywire.client.failures import beyond, cannot_connect, makes_no_sense
+from polywire.client.failures import POLYWIRE_PORT, beyond, cannot_connect, makes_no_sense, not_polywire
 from polywire.client.listings import GroupInfo, MemberInfo, TransactionInfo, WriterInfo
 from polywire.client.login import Login
 from polywire.client.tls import secured
@@ -67,6 +67,8 @@ class _Pending:
 
 class PolywireConnection(Connection):
     """A connection of frames. Each request gets exactly one result or error, even if the connection is lost."""
+
+    MAY_WANT: ClassVar[str] = POLYWIRE_PORT
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -129,11 +131,7 @@ class PolywireConnection(Connection):
             if len(self._buffer) < len(MAGIC):
                 return 0
             if self._buffer[: len(MAGIC)] != MAGIC:
-                raise Invalid(
-                    ErrorCode.INVALID_REQUEST,
-                    "cannot connect: the server does not speak this version of the polywire protocol"
-                    f" opening={self._buffer[:8].hex()} address={self._address}",
-                )
+                raise not_polywire(bytes(self._buffer[:8]), self._address)
             self._is_answered = True
             at = len(MAGIC)
         while len(self._buffer) - at >= PREFIX_BYTES:

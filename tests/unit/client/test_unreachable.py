@@ -11,6 +11,7 @@ import pytest
 import polywire
 from polywire.client import connection, consumer, lane, link
 from polywire.client.base import WireClient
+from polywire.client.blocking import FramedSocket
 from polywire.client.connect import connect
 from polywire.client.consumer import Consumer
 from polywire.client.failures import cannot_connect
@@ -123,6 +124,7 @@ def test_a_port_that_always_closes_connections(wire: str, work: Work, monkeypatc
     assert ("without replying" in error.message) is (wire != "kafka07"), "that protocol refuses requests this way"
     assert "check th" in error.message, "it advises to check the port"
     assert ("whether it requires a login" in error.message) is (wire == "kafka")
+    assert ("that this is the polywire listener (by default port 9555" in error.message) is (wire == "polywire")
     assert link.HANG_UPS_MAX <= count <= link.HANG_UPS_MAX + 1
 
 
@@ -177,6 +179,26 @@ def test_another_protocols_port() -> None:
     count, error = asyncio.run(visits("polywire", b"HTTP/1.1 400 Bad Request", list_topics))
     assert (count, type(error)) == (1, Invalid)
     assert "does not speak this version of the polywire protocol" in error.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "that this is the polywire listener (by default port 9555, not Kafka's 9094),"),
+        (b"HTTP/1.1 400 Bad Request", "(check that the port is the polywire listener, by default 9555)"),
+        (None, "no response in time (check that the port belongs to this protocol)"),
+    ],
+)
+def test_the_blocking_socket_names_its_listener(answer: bytes | None, message: str) -> None:
+    """Spark and bulk clients use it."""
+
+    async def opened(url: str) -> None:
+        host, _, port = url.rpartition("://")[2].partition(":")
+        await asyncio.to_thread(FramedSocket, host, int(port), timeout_s=0.2)
+
+    _, error = asyncio.run(visits("polywire", answer, opened))
+    assert error.message.startswith("cannot connect: ")
+    assert message in error.message
 
 
 def test_no_tls_behind_a_port() -> None:
