@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -23,7 +24,7 @@ from polywire.client.base import WireClient
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.names import unescape
 from polywire.spark.pipelines import project
-from polywire.spark.pipelines.registry import PIPELINES, kind_name, pipeline, read_settings, settings_of
+from polywire.spark.pipelines.registry import PIPELINES, Setting, kind_name, pipeline, read_settings, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +61,7 @@ def describe(name: Name, *, output: Output = ListFormat.TABLE) -> None:
         {
             "setting": setting.name,
             "takes": " or ".join(kind_name(kind) for kind in setting.kinds),
-            "default": "(required)" if setting.required else setting.default,
+            "default": _default(setting),
             "means": setting.meaning,
         }
         for setting in settings_of(pipeline(name).load())
@@ -96,6 +97,7 @@ def run(
     trace
         Show Spark's log, and the traceback of an error.
     """
+    _search_here()
     function = pipeline(name).load()
     settings = read_settings(function, {**_address(function), **_pairs("--set", set)})
     chosen = _pairs("--conf", conf)
@@ -145,6 +147,23 @@ def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAU
     files = project.make(directory, topic=topic, address=address.removeprefix("polywire://"))
     note(f"created project={directory} files={','.join(files)}")
     note(f"next: cd {directory} && SPARK_CONF_DIR=conf spark-pipelines run (needs pyspark[pipelines])")
+
+
+def _default(setting: Setting) -> str | None:
+    """Return the default of a setting for a command: ``run`` always sets the address."""
+    if setting.name == "address":
+        return f"POLYWIRE_ADDRESS, or {ADDRESS_DEFAULT.removeprefix('polywire://')}"
+    return "(required)" if setting.required else setting.default
+
+
+def _search_here() -> None:
+    """Let settings such as ``parse=module:function`` name modules in the current folder, as in ``python -m``.
+
+    The folder comes last, so that its files never replace installed modules.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:

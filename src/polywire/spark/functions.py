@@ -279,7 +279,11 @@ def imported(text: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot import the function reason={error} name={text!r}") from error
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "cannot import the function (polywire pipeline run searches installed packages, PYTHONPATH and the current"
+            f" folder) reason={error} name={text!r}",
+        ) from error
     if not callable(found):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"imported object is not a function name={text!r}")
     function: Callable[..., Any] = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from polywire.cli import main
 from polywire.cli.pipeline import cause
 from polywire.cli.usage import EXIT_FAILED
-from polywire.errors import ErrorCode, Unavailable
+from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.spark.functions import imported
 from polywire.testing.thread import BrokerThread
 
 
@@ -21,6 +23,7 @@ def test_list_and_describe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["pipeline", "describe", "land", "--output", "json"]) == 0
     rows = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["topic"]["default"] == "(required)"
+    assert rows["address"]["default"] == "POLYWIRE_ADDRESS, or 127.0.0.1:9555"
     assert rows["table_format"]["takes"] == "parquet|delta|iceberg"
 
 
@@ -60,6 +63,25 @@ def test_missing_java_is_reported(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setattr("polywire.spark.sessions.session", start)
     assert main.run(["pipeline", "run", "quality", "-s", "path=p"]) == EXIT_FAILED
     assert capsys.readouterr().err == "error: spark needs Java 17\n"
+
+
+def test_functions_of_the_current_folder_can_be_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "local_parser_of_a_test.py").write_text("def clean(records): return records\n")
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    found: list[str] = []
+
+    def start(*_: object, **__: object) -> None:
+        found.append(imported("local_parser_of_a_test:clean").__name__)
+        raise Unavailable(ErrorCode.STORAGE_FAILED, "enough")
+
+    with pytest.raises(
+        Invalid, match=r"searches installed packages, PYTHONPATH and the current folder\) reason=No mod"
+    ):
+        imported("local_parser_of_a_test:clean")
+    monkeypatch.setattr("polywire.spark.sessions.session", start)
+    assert main.run(["pipeline", "run", "quality", "-s", "path=p"]) == EXIT_FAILED
+    assert found == ["clean"]
 
 
 def test_the_cause_of_a_traceback_is_the_last_polywire_error() -> None:
