@@ -71,7 +71,7 @@ _README: Final = """# {name}
 A project of Spark's declarative pipelines over the Polywire topic `{topic}`.
 
 ```
-pip install "polywire[spark]" "pyspark[pipelines]"
+pip install "../polywire[spark]" "pyspark[pipelines]"  # the path of a checkout: Polywire is not on PyPI yet
 export SPARK_CONF_DIR=conf
 spark-pipelines dry-run    # checks the definitions
 spark-pipelines run        # reads all current records, then ends; run it again to read newer ones
