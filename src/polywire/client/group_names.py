@@ -31,7 +31,11 @@ async def no_such_group(client: WireClient, group: str, topic: str | None = None
         return Missing(
             ErrorCode.GROUP_MISSING, f"no such group, or it has no committed offsets group={group!r} {facts}"
         )
-    return missing(ErrorCode.GROUP_MISSING, "group", group, known, facts=facts)
+    error = missing(ErrorCode.GROUP_MISSING, "group", group, known, facts=facts)
+    if type(client) is IggyClient:  # the dialect of 2023; the client of today's dialect is a subclass
+        advice = "(without a login, Iggy groups have numbers only: use iggy://name:password@host:port)"
+        return Missing(error.code, f"{error.message} {advice}")
+    return error
 
 
 async def no_such_topic(client: WireClient, topic: str, *, facts: str = "") -> Missing:

@@ -128,6 +128,32 @@ def test_a_copy_resumes_from_its_state(broker: BrokerThread, tmp_path: Path) -> 
         CopyState.load(path, str(source), str(target))
 
 
+def test_a_group_of_an_iggy_sdk_is_copied_with_a_login_only(broker: BrokerThread) -> None:
+    bare = End(broker.url("iggy"), "shop.named")
+    source = End(broker.url("iggy").replace("://", "://iggy:iggy@"), "shop.named")
+    target = End(broker.url(), "shop.named-copy")
+
+    async def run() -> None:
+        client = await connect(source.url)
+        await client.create_topic(source.topic, 1)
+        await client.produce(source.topic, [Record(b"%d" % number) for number in range(4)], partition=0)
+        await client.join("billing", source.topic, "m")
+        await client.commit("billing", source.topic, 0, 3)
+        await client.close()
+        with pytest.raises(
+            Missing, match=r"known=group-1 \(without a login, Iggy groups have numbers only: use iggy://na"
+        ):
+            await copy(bare, target).check_groups(["billing"])
+        work = copy(source, target)
+        await work.run()
+        assert await work.commit_positions(["billing"]) == [("billing", 0, 3, 3)]
+        reader = await connect(broker.url())
+        assert await reader.position("billing", target.topic, 0) == 3
+        await reader.close()
+
+    asyncio.run(run())
+
+
 def test_headers_times_and_ids_are_copied_if_the_target_has_them(broker: BrokerThread) -> None:
     headers = (
         Header(b"h", b"\x01\x02\x03\x04", value_kind=HeaderKind.INT32),

@@ -39,6 +39,8 @@ HTTP_METHODS: Final = tuple(
 )
 HTTP_METHOD_BYTES_MAX: Final = max(map(len, HTTP_METHODS))
 KAFKA_BYTES: Final = 7  # enough to recognise a Kafka client
+# API and the upper byte of its version, after a length: ApiVersions, or Metadata from clients that know their versions
+KAFKA_FIRST: Final = frozenset({b"\0\x12\0", b"\0\x03\0"})
 
 
 class WireCode(Enum):
@@ -133,8 +135,8 @@ def is_http(line: bytes) -> bool:
 
 
 def refuse_kafka(data: bytes) -> None:
-    """Raise PeerError if data begins with ApiVersions, the first request of Kafka clients; no FLUX request does."""
-    if data[:2] == b"\0\0" and data[4:KAFKA_BYTES] == b"\0\x12\0":
+    """Raise PeerError if data begins with the first request of a Kafka client, which no FLUX request does."""
+    if data[:2] == b"\0\0" and data[4:KAFKA_BYTES] in KAFKA_FIRST:
         raise PeerError(
             "a Kafka client connected to the FLUX port (use the Kafka listener, by default port 9094, or serve Kafka here:"
             " --kafka HOST:PORT --flux off)",

@@ -49,10 +49,11 @@ def test_many_topics_in_one_buffer_keep_the_response_order() -> None:
     assert all("|OK|" in answer for answer in answers)
 
 
-# ApiVersions as sent by librdkafka, and with a client id that contains a line end
+# ApiVersions as sent by librdkafka, and with a client id that contains a line end; Metadata 10, which is a line end
 KAFKA_OPENINGS = (
     b"\x00\x00\x00\x25\x00\x12\x00\x03\x00\x00\x00\x01\x00\x07rdkafka\x00\x0blibrdkafka\x062.3.0\x00",
     b"\x00\x00\x00\x0d\x00\x12\x00\x00\x00\x00\x00\x01\x00\x03a\nb",
+    b"\x00\x00\x00\x18\x00\x03\x00\n\x00\x00\x00\x01\x00\x08polywire\x00\x00\x00\x00\x00\x00",
 )
 
 
