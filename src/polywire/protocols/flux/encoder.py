@@ -289,8 +289,9 @@ def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> in
     out="unsigned char[::1]",
 )
 def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state: Numbers, out: bytearray) -> int:
-    """Write the records of a batch, beginning at the row in ``state``; 0 at its end, -1 if it is corrupt, else as
-    ``put_chunk``.
+    """Write the records of a batch, beginning at the row in ``state``.
+
+    Return 0 at the end of the batch, -1 if it is corrupt, otherwise a result of ``put_chunk``.
     """
     count = cython.declare(cython.Py_ssize_t, load_record_count(p, batch))
     base = cython.declare(cython.longlong, load_base_offset(p, batch))

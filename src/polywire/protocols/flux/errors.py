@@ -11,9 +11,9 @@ _BAD = WireCode.BAD_REQUEST
 _LEADER = WireCode.NOT_LEADER
 _GENERATION = WireCode.GENERATION_MISMATCH
 
-# The protocol has five codes. NOT_LEADER is used only if another broker should be asked, because clients then try the
-# next: this one does not lead, or is stopping. A full disk or a busy broker is BAD_REQUEST with the reason, which
-# clients retry in place. A text of None means the broker's own message.
+# The protocol has five codes. Clients that get NOT_LEADER try the next broker, so it is used only if this broker does
+# not lead or is stopping. A full disk or a busy broker is BAD_REQUEST with the reason; clients then retry with the same
+# broker. A text of None means the broker's own message.
 WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.INVALID_REQUEST: (_BAD, None),
     ErrorCode.INVALID_BATCH: (_BAD, None),
@@ -56,7 +56,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.DISK_FULL: (_BAD, None),
     ErrorCode.STOPPING: (_LEADER, None),
     ErrorCode.UNREACHABLE: (_LEADER, None),
-    # whatever the acks: the bucket does not accept data
+    # with any ``acks``: the bucket does not accept data
     ErrorCode.REPLICATION_TIMEOUT: (WireCode.REPLICATION_TIMEOUT, None),
     ErrorCode.STORAGE_FAILED: (_BAD, None),
     ErrorCode.CORRUPT: (_BAD, None),

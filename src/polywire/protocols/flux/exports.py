@@ -1,7 +1,7 @@
 """Write ``groups.json`` and ``offsets.json`` into the data directory, for other programs (spec: flux#files).
 
-The files contain the groups that were joined over this protocol. For each group they have its topic, all its members of
-any protocol, and its offsets.
+The files contain the groups that were joined over this protocol. For each group they have its topic, its offsets, and
+all its members, whichever protocol these use.
 
 * A reader always sees a complete file, which is at most a second old.
 * A file is rewritten only if its content has changed.
@@ -181,7 +181,7 @@ class Exports:
         return len(name.encode()) + len(piece) if piece else 0
 
     def _give_up(self) -> None:
-        """Remove the files because the limit is exceeded, since partial files would mislead. It retries later."""
+        """Remove the files: the size limit is exceeded, and partial files would mislead. Try again later."""
         log.warning("too many groups to export, removed the export files", files=FILES, limit=self._bytes_max)
         self._let_go()
         self._paused_until = self._broker.clock.monotonic() + AGAIN_S

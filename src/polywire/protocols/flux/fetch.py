@@ -85,7 +85,7 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
 class Reply:
     """A reply with records, written in pieces (decision 0119).
 
-    bytes_max: the reply ends after this many bytes of records, but has at least one; such a reply is written at once.
+    bytes_max: the reply ends after this many bytes of records, but has at least one record; it is written at once.
     If None, pieces are written as the client reads them. hw: the high watermark that is reported after the records. If
     the records end earlier, the offset of the last record is reported instead. None reports none.
 

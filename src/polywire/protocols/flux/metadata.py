@@ -193,7 +193,7 @@ class FluxState:
         self._store_broker(number, msgspec.structs.replace(self._registered(number), fenced=fenced), done)
 
     def reconcile(self, timeout_ms: int, *, done: Completion[int]) -> int:
-        """Fence brokers without a recent heartbeat, and clear the fencing of others; return how many changed.
+        """Fence brokers without a recent heartbeat, and clear the fencing of all others; return how many changed.
 
         This broker counts as alive. ``done`` is called when all changes are stored.
         """
@@ -302,7 +302,7 @@ class FluxState:
         self._store_index(1, done)
 
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:
-        """Set this broker's role for a partition. It becomes the leader in the metadata in any case.
+        """Set this broker's role for a partition. With any role, this broker becomes the leader in the metadata.
 
         (spec: flux#set_partition_role)
         """

@@ -1,7 +1,7 @@
 """Commands for logins, users, permissions and personal access tokens.
 
 Passwords are verified in a thread, off the event loop. Changes are synced to disk before the reply. Every user may read
-itself and change its own password.
+its own entry and change its own password.
 
 (spec: iggy#d1-login, iggy#d3-register, iggy#users-and-tokens)
 """
@@ -39,8 +39,8 @@ TOKEN_NAME_BYTES: Final = range(3, 31)
 SECRET_BYTES: Final = 32
 _USER: Final = Struct("<IQB")
 _NEVER: Final = 2**64 - 1
-# The protocol's permission flags, in its order. The last two also grant what clients of other protocols need to read
-# and write records.
+# The protocol's permission flags, in the protocol's order. The last two also grant what clients of other protocols need
+# to read and write records.
 _EVERYWHERE: Final = (
     Permission.MANAGE_SERVERS,
     Permission.READ_SERVERS,
@@ -148,9 +148,9 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
 
 
 def _took_secret(reader: Reader) -> bool:
-    """Skip a secret, with which a client could bind further connections to the login. The broker does not support this.
+    """Skip a secret, and return whether there was one. The broker does not use it.
 
-    (spec: iggy#d4-logins)
+    With the secret, a client could bind further connections to its login (spec: iggy#d4-logins).
     """
     try:
         reader.take(SECRET_BYTES)

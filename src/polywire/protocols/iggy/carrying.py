@@ -40,7 +40,10 @@ USERS: Final = frozenset(
     {Code.CREATE_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD}
     | {Code.GET_TOKENS, Code.CREATE_TOKEN, Code.DELETE_TOKEN, Code.LOGIN_TOKEN}
 )
-"""Commands on users. They are refused if there are several processes, because they would change one process only."""
+"""Commands on users.
+
+They are refused if there are several processes, because they would change one process's users only.
+"""
 OF_ALL: Final = frozenset({Code.GET_STREAMS, Code.GET_STATS, Code.GET_CLIENTS, Code.CREATE_STREAM})
 OF_STREAM: Final = frozenset(
     {Code.GET_STREAM, Code.GET_TOPICS, Code.UPDATE_STREAM, Code.DELETE_STREAM, Code.PURGE_STREAM, Code.CREATE_TOPIC}
@@ -55,9 +58,8 @@ class CarryingIggySession(CarryingSession, IggySession):
     """One connection.
 
     ``_stream``: the stream that the current request names. ``_streams``, ``_places``: cached lookups, valid for stream
-    version ``_version``. ``_found``: the location of a request that waited for a search and is handled again.
-    ``_joined``: requests that joined groups in other shards. ``_offered``: the login in progress. ``_login``: the
-    present login.
+    version ``_version``. ``_found``: the place of a request that waited for a search and is handled again. ``_joined``:
+    requests that joined groups in other shards. ``_offered``: the login in progress. ``_login``: the current login.
     """
 
     takes_tokens: ClassVar[bool] = False
@@ -186,7 +188,7 @@ class CarryingIggySession(CarryingSession, IggySession):
     # Search
 
     def _place(self, named: Named, dialect: Dialect) -> Place | None:
-        """Return the location of a request, None while a search for it is in progress."""
+        """Return the stream and shard of a request, None while a search for them is in progress."""
         if self._version != self.shared.streams_version:
             self._version = self.shared.streams_version
             self._streams.clear()

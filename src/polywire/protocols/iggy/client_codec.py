@@ -58,8 +58,9 @@ class TopicSeen:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSeen:
-    """A partition in a reply to GET_TOPIC; ``current_offset`` is the offset of its newest message; an empty partition
-    also has 0.
+    """A partition in a reply to GET_TOPIC.
+
+    ``current_offset`` is the offset of its newest message, or 0 if it is empty.
     """
 
     id: int

@@ -108,8 +108,8 @@ class Shared:
     Attributes:
         clients: open sessions by client number.
         links: sessions of other processes of this broker.
-        choosing: the sessions that are creating a topic under a number chosen by the client, by the stream's name in
-            the broker and the number.
+        choosing: the sessions that are creating a topic with a number chosen by their client. The key is the stream's
+            name in the broker and this number.
         streams_version: incremented when a stream is deleted or renamed.
     """
 

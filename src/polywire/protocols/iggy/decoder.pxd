@@ -1,4 +1,4 @@
-# C-level face of intake.py for the other compiled modules; it holds declarations only.
+# C-level face of decoder.py for the other compiled modules; it holds declarations only.
 
 cdef unsigned long long gather_checksums(
     const unsigned char *p, Py_ssize_t at, Py_ssize_t stop, Py_ssize_t count, unsigned char *scratch

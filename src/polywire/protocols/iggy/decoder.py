@@ -10,8 +10,9 @@ the head size ``24`` means the size of a message without its headers and its pay
     checksum                                  0, not checked            0
     id           0                            8                         8
     origin time                               u64 at 40                 delta u32 at 28
-    headers      u32 at 16, then themselves   u32 at 48                 u32 at 32
-    payload      u32 behind them, then it     u32 at 52                 u32 at 36
+    headers      u32 at 16, then the headers  u32 at 48                 u32 at 32
+    payload      u32 after the headers,       u32 at 52                 u32 at 36
+                 then the payload
 
 The documentation of 2023 also describes a message without headers. Its head has 20 bytes: the id and the u32 size of
 the payload (``LISTED``).

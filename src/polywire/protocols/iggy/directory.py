@@ -46,8 +46,8 @@ NUMBERS_END: Final = 2**32 - 1  # limit for topics and groups, because dialects 
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
 STREAMS_MAX: Final = 10_000  # each stream is a value of the protocol's own state
 GROUPS_MAX: Final = 1_000  # groups per topic, which are stored in the topic's settings
-SCANNED_MAX: Final = 1_000  # topics scanned while a request waits, some 2 ms
-# topics of other protocols that get a number while a request waits, which takes a few milliseconds
+SCANNED_MAX: Final = 1_000  # limit for topics that are scanned while a request waits, some 2 ms
+# limit for topics of other protocols that get a number while a request waits, a few milliseconds
 UNSEEN_MAX: Final = 64
 STREAMS_SHARD: Final = 0  # the shard that stores the streams
 CHOSEN_MAX: Final = 2**25  # topic numbers below this were chosen by clients, or assigned when there was only one shard
@@ -243,7 +243,7 @@ class Directory:
         """Delete a stream's topics, then the stream.
 
         Many topics are deleted one after the other. If the broker stops or an error occurs in between, the stream
-        remains with the remaining topics. Topics created in the meantime are deleted too, unless they are too many.
+        remains with the remaining topics. Topics created in the meantime are deleted too, unless there are too many.
         """
 
         def emptied() -> None:
@@ -257,8 +257,9 @@ class Directory:
         self._broker.delete_topics(self.topics(stream), ended=partial(self._forget, stream), then=emptied, done=done)
 
     def _end_few(self, stream: Stream) -> None:
-        """Delete topics that were created while the stream was emptied. Raises Busy(BUSY) if they are too many to
-        delete at once.
+        """Delete topics that were created while the stream was emptied.
+
+        Raises Busy(BUSY) if there are too many to delete at once.
         """
         left = [topic for topic in stream.by_number.values() if self._lives(topic)]
         if sum([1 + len(topic.partitions) for topic in left]) > AT_ONCE_MAX:
@@ -430,7 +431,10 @@ class Directory:
         self._kept[topic.id] = (topic.settings, kept)
 
     def _number(self, stream: Stream, topic: Topic) -> None:
-        """Assign a number to a topic of another protocol, and its own name unless another topic has that name."""
+        """Assign a number and a name to a topic of another protocol.
+
+        The name is the topic's own, unless another topic of the stream has it.
+        """
         number = self._free_topic(stream)
         name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
         value = topic.settings.wire_options.get(WIRE)
@@ -532,7 +536,7 @@ class Directory:
         return stream
 
     def next_balanced(self, topic: Topic) -> int:
-        """Return the next partition in round-robin order, which begins with the first partition after every start."""
+        """Return the next partition in round-robin order. After a start, the order begins with the first partition."""
         turn = self._balanced.get(topic.id, 0)
         self._balanced[topic.id] = turn + 1
         return turn % len(topic.partitions)

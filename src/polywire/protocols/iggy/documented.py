@@ -23,7 +23,7 @@ from polywire.protocols.iggy.dialect import D0
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes
 from polywire.protocols.iggy.names import is_allowed
 
-PARTITIONS_MAX: Final = 100_000  # the limit in the documentation; a higher number is part of a name
+PARTITIONS_MAX: Final = 100_000  # the limit in the documentation; a higher number is read as part of a name
 SPARE: Final = (b"", b"\0", b"\0\0")  # allowed after a payload, because a Go client sends two zeros after a topic
 # a number whose highest byte is at least this may be part of a name; as an expiry it would be 17 years
 LETTER_MIN: Final = 0x20

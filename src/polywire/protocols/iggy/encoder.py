@@ -78,7 +78,7 @@ LAST: Final = 5
 NEEDED: Final = 6
 SEED_LOW: Final = 7
 SEED_HIGH: Final = 8
-PARTITION: Final = 9  # which is written in records of D3
+PARTITION: Final = 9  # the partition's number, which is written in records of D3
 STATE_WORDS: Final = 10
 
 FLAT: Final = 4  # the layouts of a message; FLAT is the layout of D0 and D1

@@ -23,8 +23,8 @@ from polywire.protocols.iggy.reply_slots import Answer, ReplyOwner
 from polywire.protocols.runtime.session import Output
 
 HELD_MAX: Final = 64  # held requests per connection; a client needs one for each partition, or one for all
-WAITS_MAX: Final = 4096  # partitions for which all requests of one connection wait; they take some 1 MiB
-# requests of one connection that read at the same time, because each may need a buffer for a whole reply
+WAITS_MAX: Final = 4096  # limit for the partitions for which all requests of one connection wait; they take some 1 MiB
+# limit for the requests of one connection that read at the same time; each may need a buffer for a whole reply
 READING_MAX: Final = 4
 CLOGGED_S: Final = 0.02  # delay of the next attempt if the client reads too slowly or too many reads are in progress
 PAUSE_RATIO: Final = 10  # see ``Holding``

@@ -24,7 +24,7 @@ def who(reader: Reader) -> int | str:
 
 
 def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
-    """Return the stream with whose name or number a request begins, if the caller may perform the action on it.
+    """Read the stream at the beginning of a request, and return it if the caller may perform the action on it.
 
     Raises Denied, Refused. For a caller without permission, the error does not show whether the stream exists.
     """
@@ -37,7 +37,7 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
 
 
 def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
-    """Return the topic with whose stream and name a request begins, if the caller may perform the action on it.
+    """Read the topic at the beginning of a request, and return it if the caller may perform the action on it.
 
     Raises Denied, Refused. For a caller without permission, the error does not show whether the topic exists.
     """

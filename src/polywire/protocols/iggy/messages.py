@@ -118,7 +118,10 @@ class TopicFields:
 
 @dataclass(frozen=True, slots=True)
 class PermissionFlags:
-    """The protocol's permissions: ten flags, six per stream, and four per topic. Ids are numbered as in the dialect."""
+    """The protocol's permissions: ten flags for everything, six for each listed stream, four for each listed topic.
+
+    Ids are numbered as in the dialect.
+    """
 
     everywhere: tuple[bool, ...]
     streams: tuple[tuple[int, tuple[bool, ...], tuple[tuple[int, tuple[bool, ...]], ...]], ...] = ()

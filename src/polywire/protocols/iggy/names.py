@@ -32,7 +32,10 @@ def numbered(name: str, number: int) -> str:
 
 
 def space_of(name: str) -> str:
-    """Return the name in the broker for a stream with this name, without dots, which would end it (decision 0116)."""
+    """Return the broker's name for a stream.
+
+    Dots become ``=``, because a dot ends a stream's name there (decision 0116).
+    """
     return name.replace(".", "=")
 
 

@@ -178,7 +178,7 @@ def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
 def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int, *, today: bool) -> bytes:
     """Encode two lists, each with its length: the options that were set, and the broker's defaults for the others.
 
-    The numbers are the topic's present settings, including those set over another protocol; 2**64 - 1 is no limit.
+    The numbers are the topic's present settings, including those set over another protocol; 2**64 - 1 means no limit.
     today: the form since protocol 0.12.
     """
     names = {number: name for name, number in _COMPRESSIONS.items()}

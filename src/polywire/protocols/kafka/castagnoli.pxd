@@ -1,9 +1,10 @@
-# CRC-32C by the processor's instruction, where it has one: C, because no other language of ours has a word for it (decision 0117). crc32c.py
-# asks for it, and does without it elsewhere.
+# CRC-32C with the processor's instruction. It is written in C, because Cython cannot express the instruction (decision 0117). crc32c.py checks
+# whether the processor has it, and otherwise uses tables.
 #
-# A result of the instruction is there three steps later, while it can be begun anew each step, so three stretches of the data are taken in turn, and their results joined:
-# the CRC of a stretch, multiplied by x^(8 n - 33) modulo the polynomial and fed to the instruction, is that CRC with n zero bytes behind it
-# (64 bits of a product of reflected numbers count one more, the instruction counts 32 more).
+# The instruction has a latency of three cycles but can start in every cycle. Therefore three blocks of the data are processed in parallel, and
+# their CRCs are combined. Multiply the CRC of a block by x^(8 n - 33) modulo the polynomial and apply the instruction to the product: the result
+# is the CRC of the block followed by n zero bytes. (The exponent is 33 too small on purpose: the 64-bit product of reflected numbers contributes
+# one power of x, and the instruction 32.)
 
 cdef extern from *:
     """

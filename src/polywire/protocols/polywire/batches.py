@@ -98,8 +98,8 @@ def split_by_key(
 
     Append each record's partition (u32) to ``chosen``.
 
-    Parts are built on demand. None is yielded as a pause while that takes time. A batch without keys goes to the next
-    partition as a whole, round-robin. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
+    Parts are built on demand. While that takes time, ``None`` is yielded as a pause. A batch without keys goes to the
+    next partition as a whole, round-robin. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
     """
     _, columns, record_count = _facts(batch)
     partitions = list(topic.written_to())

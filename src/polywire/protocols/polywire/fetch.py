@@ -191,7 +191,7 @@ class RangeFetch:
 def check_identity(partition: Partition, head: OffsetRange) -> None:
     """Check incarnation and epoch of a request. Raises Conflict, Invalid.
 
-    It is rejected if the partition was created again, or if its offsets were lost at the end of an epoch.
+    The request is rejected if the partition was created again, or if its offsets were lost at the end of an epoch.
     """
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"range is empty offset={head.offset} offset_end={head.offset_end}")

@@ -1,6 +1,6 @@
 """Offsets and groups in the `polywire` protocol (spec: polywire#groups).
 
-The response to a change is sent when it is written.
+The response to a change is sent when the change is written.
 """
 
 from __future__ import annotations

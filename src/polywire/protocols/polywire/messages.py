@@ -16,7 +16,8 @@ ANY_INCARNATION: Final = 0
 ANY_EPOCH: Final = -1
 BY_KEY: Final = -1
 
-# MessagePack allows numbers up to 2^64 - 1, this protocol does not (spec: polywire#frames); such a head is invalid.
+# MessagePack allows numbers up to 2^64 - 1. In this protocol, a head with a number above 2^63 - 1 is invalid (spec:
+# polywire#frames).
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 SettingValue = Int | str | None
 

@@ -279,7 +279,7 @@ def _parts(
 
 
 def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
-    """Execute steps until the end of the time slice, the others in later slices. Then ``end`` sends the response.
+    """Execute steps until the end of the time slice, the rest in later slices. Then ``end`` sends the response.
 
     Raises BrokerError if nothing is stored.
     """

@@ -1,4 +1,4 @@
-"""Handle a run of PRODUCE frames that have the same head and one small batch each as one request.
+"""Handle a run of PRODUCE frames as one request. Each frame has the same head and one small batch.
 
 One call handles all frames of a run. Each frame gets its own response, with the same bytes as ``codec.encode_head``
 would return. Any other frame ends a run.

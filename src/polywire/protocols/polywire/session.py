@@ -388,9 +388,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._pump_at_once()
 
     def _pump_at_once(self) -> None:
-        """Write frames now, without waiting for the slices of others.
+        """Write frames now, without waiting for the slices of other connections.
 
-        If there are more, write them in turn with others.
+        If there are more frames, they are written in turn with other connections.
         """
         if self._pump(self.broker.clock.monotonic() + QUANTUM_S):
             self._schedule()

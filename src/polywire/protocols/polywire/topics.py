@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
 
 TIMES_MAX: Final = 16
-# partitions in one request, counted once more for each time; about a tenth of a second of work, in slices
+# limit for partitions × (1 + times) in one request; about a tenth of a second of work, in slices
 BOUNDS_MAX: Final = 100_000
 
 

@@ -1,4 +1,7 @@
-"""The broker's operations that every protocol uses. A protocol's module ``context`` adds its own (decision 0107)."""
+"""The broker's operations that every protocol uses.
+
+Each protocol adds more in its module ``context`` (decision 0107).
+"""
 
 from __future__ import annotations
 

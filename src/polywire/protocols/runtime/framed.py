@@ -23,7 +23,7 @@ class FramedSession(SequentialSession[_Broker]):
 
     @abstractmethod
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the frame at ``at`` with its prefix; 0 if it is unknown.
+        """Return the size of the frame at ``at``, including its prefix; 0 if the size is unknown.
 
         Raises PeerError for an invalid frame.
 

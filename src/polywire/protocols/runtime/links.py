@@ -31,7 +31,7 @@ class CarryingFactory(ABC, Generic[_Factory]):
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Recognise the protocol like any other factory of it."""
+        """Recognise the protocol, as the factory of this shard's sessions does."""
         return self._inside.recognise(prefix)
 
     @abstractmethod
@@ -146,9 +146,9 @@ _Asked = TypeVar("_Asked")
 
 
 class AnsweredLink(WireLink, Generic[_Asked]):
-    """A link whose responses have the order of its requests.
+    """A link whose responses arrive in the order of its requests.
 
-    ``_asked`` has the callers that wait for them, in that order.
+    ``_asked`` has the callers that wait for a response, in the same order.
     """
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:

@@ -26,7 +26,7 @@ LONG_BYTES: Final = 4 * 1024 * 1024
 class OffLoopWork:
     """One request in the queue.
 
-    Its owner calls ``leave`` when it is handled or cancelled. Then the next request is prepared.
+    When the request was handled or cancelled, its owner calls ``leave``. Then the next request is prepared.
     """
 
     __slots__ = ("_off_loop", "done", "prepare", "release")

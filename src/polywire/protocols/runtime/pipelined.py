@@ -22,7 +22,7 @@ if cython.compiled:
 else:
     from polywire.protocols.runtime.sequential import BareSequential
 
-ANSWERS_MAX: Final = 64  # unanswered requests of a connection at which the next one waits
+ANSWERS_MAX: Final = 64  # with this many unanswered requests, a connection's next request waits
 
 
 class ReplyOwner(Protocol):
@@ -43,7 +43,7 @@ _Owner = TypeVar("_Owner", bound=ReplyOwner)
 class BareSlot:
     """The slot of one response.
 
-    ``parts`` is set when the response is known. Protocols set all fields when they create a slot.
+    Protocols set all fields when they create a slot. ``parts`` is None until the response is known.
 
     It is filled once. If it is ``blocking``, later requests wait. ``released`` is called when the memory of the parts
     may be reused, ``cancel`` if the connection closes before the slot is filled.

@@ -73,7 +73,8 @@ class Wait:
     """Another process has yet to report the topic of the next request."""
 
 
-# Memory that is allocated for a request that claims this length; for more, up to four times the received bytes.
+# A request that claims up to this length gets all its memory at once, a longer one at most four times the bytes
+# received.
 GROWTH_BYTES_MIN: Final = 1024 * 1024
 
 
@@ -178,7 +179,7 @@ class BareSequential:
         self._end_when_done()
 
     def _look_up(self, pending: TopicPending) -> None:
-        """Hold the request that raised this, which had no effect yet, until it can be offered again."""
+        """Hold the request that raised ``pending`` until it can be offered again. The request had no effect yet."""
         self._reasons |= Wait.LOOKING_UP
         pending.then(self._looked_up)
 

@@ -97,8 +97,8 @@ class Session(Protocol):
         """Handle every complete request at the start of ``data``, and return the number of bytes consumed.
 
         The remaining bytes are offered again, followed by newer ones. Views of ``data`` that were passed to the broker
-        stay valid until the next commit. Raises PeerError(fatal=True) to close the connection when pending output was
-        sent.
+        stay valid until the next commit. Raises PeerError(fatal=True) to close the connection after pending output
+        is sent.
         """
 
     def wanted(self) -> int:
