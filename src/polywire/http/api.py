@@ -76,7 +76,7 @@ def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
 def _requests(one: BucketRequests) -> Mapping[str, Any]:
     """Return the JSON object of one kind of request.
 
-    ``p99_s`` is an upper bound, computed from the histogram since the process started; null above the last bucket.
+    ``p99_s`` is an upper bound, computed from the histogram since the process started; null above its last bound.
     """
     bound_s = one.durations.quantile(QUANTILE)
     return {

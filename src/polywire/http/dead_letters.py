@@ -8,8 +8,8 @@ partition. A redrive sends the record back to these.
 * The target topics may belong to several processes. The process that has the dead letters coordinates the transaction
   (decision 0129). It adds each other process as a participant, which stages the letters for its topics and applies the
   decision. Letters reach other processes over the HTTP link between them.
-* Letters are sent only to topics named in the request, because any producer can write the headers of a letter, and only
-  to those to which the user may produce.
+* Letters are sent only to topics that the request names and to which the user may produce, because any producer can
+  write the headers of a letter.
 * A redrive reads a limited number of bytes, including headers, but always at least one letter.
 """
 
@@ -152,8 +152,9 @@ class Redrive:
             raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
     def _id(self, topic: Topic, call: ApiCall) -> str:
-        """Return the transactional id for a user and a topic, which this process coordinates. It is the same for every
-        redrive.
+        """Return the transactional id for a user and a topic.
+
+        This process coordinates the id, and the id is the same for every redrive.
         """
         first = f"{INTERNAL}redrive-{call.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
         shards = self._shards

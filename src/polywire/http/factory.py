@@ -34,9 +34,10 @@ class HttpFactory:
         shards: Shards | None = None,
         is_linked: bool = False,
     ) -> None:
-        """names: host names that browsers may use for an open broker, besides IP addresses and localhost. shards: the
-        processes of this broker if there are several. is_linked: requests come from other processes of this broker,
-        and must not be forwarded again.
+        """names: host names that browsers may use while there are no users, besides IP addresses and localhost.
+
+        shards: the processes of this broker if there are several. is_linked: requests come from other processes of this
+        broker, and must not be forwarded again.
         """
         loop = broker.loop
         assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP needs an asyncio loop"

@@ -49,7 +49,7 @@ class Guard:
     """An ASGI application that checks each request before it passes the request to another application."""
 
     def __init__(self, app: Asgi, access: Access, *, names: Collection[str]) -> None:
-        """names: host names that browsers may use for an open broker, besides IP addresses and localhost."""
+        """names: host names that browsers may use while there are no users, besides IP addresses and localhost."""
         self._app: Final = app
         self._access: Final = access
         self._names: Final = frozenset(name.lower() for name in names)

@@ -23,8 +23,8 @@ HEAD_BYTES_MAX: Final = 16 * 1024  # request line and headers
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # body of a request
 HEADERS_MAX: Final = 100  # headers of a request
 _END: Final = b"\r\n\r\n"
-_DIGITS_MAX: Final = 15  # of a Content-Length
-IDLE_S: Final = 60.0  # for the next request to arrive completely
+_DIGITS_MAX: Final = 15  # digits of a Content-Length
+IDLE_S: Final = 60.0  # time for the next request to arrive completely
 log = structlog.get_logger("polywire.http")
 
 
@@ -100,8 +100,8 @@ class Site(Protocol):
 class HttpSession:
     """Implements ``Session``.
 
-    ``_task`` executes the current request; while there is none, ``_idle`` will close the connection. ``_rest``: unread
-    bytes of a client that will send no more.
+    ``_task`` executes the current request. While there is none, ``_idle`` is the timer that closes the connection.
+    ``_rest``: unread bytes of a client that will send no more.
     """
 
     body_bytes_max: int = BODY_BYTES_MAX

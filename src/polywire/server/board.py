@@ -54,8 +54,8 @@ class Board:
     def may_hand_over(self, now_s: float, pause_s: float) -> bool:
         """Return whether this process may hand its shard to another machine.
 
-        That is so if no process has done it for ``pause_s`` seconds. Two processes that call this at the same moment
-        can both get True. That is harmless: the pause only avoids that all clients reconnect at once.
+        It may if no process has handed over a shard for ``pause_s`` seconds. Two processes that call this at the same
+        moment can both get True. That is harmless: the pause only avoids that all clients reconnect at once.
         """
         now_us = int(now_s * 1_000_000)
         if self._words[-1] and now_us - self._words[-1] < pause_s * 1_000_000:

@@ -129,7 +129,7 @@ def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
 def check_identity(identity: Identity, processes: int) -> None:
     """Raise Invalid(INVALID_REQUEST) if this broker must not open the log.
 
-    An import into the bucket is incomplete, or the number of shards is not the number of processes.
+    It must not if an import into the bucket is incomplete, or if the numbers of shards and processes differ.
     """
     if identity.importing:
         raise Invalid(

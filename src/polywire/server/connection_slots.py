@@ -3,7 +3,7 @@
 1. The oldest connection that has never sent anything.
 2. An unauthenticated connection that has been quiet for ``QUIET_TICKS``, from the address with most connections.
 3. If one address has more than half of the slots: a connection of this address, even a busy one, in favour of an
-  address that has few.
+   address that has few.
 """
 
 from __future__ import annotations

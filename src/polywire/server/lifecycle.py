@@ -371,7 +371,7 @@ class Server:
         The broker does not retry (concepts: durability#what-a-crash-may-take).
         """
         if self._config.bucket and self._stopping.is_set():
-            return  # the broker is stopping, and no record of the uploads that failed was acknowledged
+            return  # the broker is stopping, and no record in the failed uploads was acknowledged
         if error.code in (ErrorCode.NOT_OWNER, ErrorCode.REPLICATION_TIMEOUT):
             log.warning("lost leadership: this broker acknowledges no more requests", reason=error.message)
             self._exit_code = EXIT_DEPOSED
@@ -507,7 +507,7 @@ async def _close_connections(hub: Hub) -> None:
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:
-    """Log the listeners and settings that weaken durability or security, then write the ready file."""
+    """Log the listeners, and the settings that weaken durability or security. Then write the ready file."""
     for listener in listeners:
         log.info("listening", listener=listener.name, address=str(listener.address))
     if config.durability is Level.WRITTEN and not config.bucket:

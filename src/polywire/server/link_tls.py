@@ -22,7 +22,7 @@ from polywire.server.hub import Hub
 from polywire.server.tls import RECORD_BYTES, ServerTls, TlsConnection, TlsTransport, TlsUser, server_context
 
 REFUSED_S: Final = 10.0  # pause before another attempt after either end rejected the other's certificate
-STEPS_MAX: Final = 4  # steps of the test handshake between this machine's own two ends
+STEPS_MAX: Final = 4  # steps of each end in the handshake that tests this machine's certificates
 ALERT: Final = "ALERT"  # part of the name of an OpenSSL error that the other end reported
 HOST_MISMATCH: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 OUT_OF_TIME: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED

@@ -226,7 +226,7 @@ class Logins:
         return None
 
     def standing(self, guest: Guest) -> Standing:
-        """Return how far a client is identified that has sent something."""
+        """Return how far a client that has sent something is identified."""
         known = self._known.get(guest)
         if known is None:
             return Standing.ANONYMOUS if guest in self._anonymous else Standing.UNKNOWN
@@ -282,7 +282,7 @@ class Logins:
     def _serve(self, guest: Guest) -> None:
         """Serve a stranger as ``anonymous``.
 
-        If all its slots are taken, a quiet connection becomes a stranger again.
+        If all slots for ``anonymous`` are taken, a quiet connection loses its slot and becomes a stranger again.
         """
         if len(self._anonymous) >= self.anonymous_max:
             quiet = self._quietest_anonymous(quiet_ticks=QUIET_TICKS)

@@ -37,8 +37,8 @@ def close_to_others(directory: Path, *, marks: Collection[str]) -> None:
     Logs a warning if another user owns the directory.
 
     ``marks`` are patterns of file names that identify the broker's directory. If no name matches, the directory may
-    belong to something else, such as /tmp, and removing permissions would lock other users out. This raises
-    Invalid(INVALID_REQUEST), as does a path that is a file.
+    belong to something else, such as /tmp, and removing permissions would lock other users out. In that case, and if
+    the path is a file, Invalid(INVALID_REQUEST) is raised.
     """
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)

@@ -364,7 +364,7 @@ def _bound(address: Address) -> socket.socket:
 def _inside() -> socket.socket:
     """Return the socket on which a process accepts connections of the other processes.
 
-    It is on loopback; clients of it must know the shared key.
+    It is on loopback, and its clients must know the shared key.
     """
     made = _bound(Address("127.0.0.1", 0))
     made.setblocking(False)

@@ -221,7 +221,7 @@ class ReceiveBuffer:
         return self._memory.tick - self._began_tick >= ticks and self.rate() < bytes_per_s
 
     def goes_on(self, transport: object) -> bool:
-        """Return whether the request arrives fast enough for a time when memory is short.
+        """Return whether the request arrives fast enough to continue while memory is short.
 
         Unread bytes in the socket count.
         """

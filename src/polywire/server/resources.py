@@ -3,9 +3,9 @@
 * File descriptors are divided between the log and connections. The log can always open files to write and read
   segments, even if many clients connect.
 * A full garbage collection visits every object, which takes 120 ms for half a million objects. Python starts one each
-  time the number of objects has grown by a quarter. Most objects belong to the broker's state and are never freed. So
-  the objects that survive a full collection are frozen (``gc.freeze``), and later collections visit only newer objects.
-  So while clients are connected, each object is visited by at most one full collection.
+  time the number of objects has grown by a quarter. Most objects belong to the broker's state and are never freed.
+  Therefore, objects that survive a full collection are frozen (``gc.freeze``), and later collections visit only newer
+  objects. So while clients are connected, each object is visited by at most one full collection.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Shares:
 def share(limit: int, *, slots: int) -> Shares:
     """Divide ``limit`` descriptors.
 
-    ``slots`` is the number of journal files. Raises Invalid(INVALID_REQUEST) if they are too few.
+    ``slots`` is the number of journal files. Raises Invalid(INVALID_REQUEST) if there are too few descriptors.
     """
     left = limit - PROCESS - LOG - PER_SLOT * slots
     blobs = min(max(left // (BLOB_SHARE * PER_BLOB), BLOBS_MIN), OPEN_BLOBS_MAX)

@@ -24,8 +24,8 @@ from polywire.clock import Clock
 
 # a read that takes longer to process is heavy; a light one can contain some hundred small requests
 HEAVY_S: Final = 0.0005
-# limit for heavy reads in one pass, after which heavy connections wait; for unexpected heavy reads, after which all
-# connections wait
+# limit for the heavy reads of one pass, after which heavy connections wait. It is also the limit for unexpected heavy
+# reads, after which all connections wait.
 PASS_S: Final = 0.005
 
 

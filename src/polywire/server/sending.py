@@ -26,7 +26,7 @@ class SendingHalf:
 
     * ``_clogged``: whether the kernel has not accepted all written bytes yet; ``clogged_tick`` is the second when that
       began.
-    * ``_released``: functions to call when it has.
+    * ``_released``: functions to call when the kernel has accepted them.
     * ``_asked_at``: arrival time of the request that is being timed, until a response is written; 0 if none is timed.
       If a protocol responds out of order, the first response ends the measurement.
     """

@@ -92,7 +92,7 @@ class Shard:
         return made
 
     async def begin(self, broker: Broker) -> None:
-        """Register the recovered topics, and wait until all other processes on which this depends have done so.
+        """Register the recovered topics. On a data directory, wait until all other processes have done so, too.
 
         Raises Unavailable.
         """

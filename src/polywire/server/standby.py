@@ -239,8 +239,8 @@ class Presence:
     def is_heard(self) -> bool:
         """Whether standbys still consider this broker alive.
 
-        A broker that was suspended for longer must not answer reads from its memory, because another one may be
-        leading.
+        A broker that was suspended for too long must not answer reads from its memory, because another one may be the
+        leader.
         """
         return self._clock.monotonic() - self._written_at < SILENT_S
 

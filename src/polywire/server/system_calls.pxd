@@ -1,5 +1,5 @@
-# The system calls that the readiness driver makes for every request, as C has them; declarations only. Where there is no epoll the driver is
-# not used, and what stands here in its place only lets the module compile.
+# The system calls that the readiness driver makes for every request; declarations only. On systems without epoll, the driver is not used; the
+# definitions for them only let the module compile.
 
 cdef extern from *:
     """

@@ -78,7 +78,7 @@ def add_user(
         permissions: words separated by commas; empty for all. None: all for a new user, the present ones for a user
             that is replaced.
         replace: the user may exist; it gets the new password.
-        scram: the user can also log in with SCRAM. A replaced user that could still can.
+        scram: the user can also log in with SCRAM. A replaced user that could do so before still can.
 
     Raises:
         Conflict: USER_EXISTS: the user exists, and ``replace`` is not set.

@@ -30,19 +30,23 @@ OWN: Final = frozenset(
     {"AUTH", "HELP", "EXIT", "SETGROUP", "PROTOCOL_INFO", "NEGOTIATE", "FIND_COORDINATOR"}
     | {"LIST_CLUSTER", "CLUSTER_STATUS", "ELECT_LEADER"}
 )
-"""What is about this connection, or the broker as a whole."""
+"""Commands about the connection itself, or about the broker as a whole."""
 LOST: Final = "the process of this topic has ended and is being restarted: the outcome of the request is unknown"
 _BOUNDARIES: Final = frozenset({"INIT_PRODUCER_ID", "BEGIN_TXN", "END_TXN"})
 _TRANSACTION_FAILURES: Final = {
     "TXN_PUBLISH": "transaction_publish_failed",
     "SEND_OFFSETS_TO_TXN": "transaction_offsets_failed",
 }
-SPANS: Final = "what one transaction writes to must lie in one process of this broker"
+SPANS: Final = "all topics of a transaction must belong to the same process of this broker"
 
 
 class CarryingCursusSession(CarryingSession, CursusSession):
-    """One connection. ``_body``: of the text frame in hand. ``_login``: the AUTH that came last. ``_staged_in``: which shard has what was
-    staged over this connection, by transactional id. ``stream_asked``: the link over which a stream was asked for that has not begun."""
+    """One connection.
+
+    ``_body``: the current text frame. ``_login``: the latest AUTH request. ``_staged_in``: for each transactional id,
+    the shard in which this connection has staged records or offsets. ``stream_asked``: the link over which a stream was
+    requested that has not begun yet.
+    """
 
     __slots__ = ("_body", "_links", "_login", "_staged_in", "shards", "stream_asked")
 
@@ -62,7 +66,7 @@ class CarryingCursusSession(CarryingSession, CursusSession):
         self._staged_in: dict[str, int] = {}
         self.stream_asked: _StreamLink | None = None
 
-    # Where requests go
+    # Routing
 
     def _take_text(self, body: memoryview) -> bool:
         self._body = body
@@ -73,7 +77,7 @@ class CarryingCursusSession(CarryingSession, CursusSession):
 
     def _begin(self, command: Command, request: Request) -> Reply | None:
         if request.name == "AUTH":
-            self._links.close()  # they belong to who was logged in
+            self._links.close()  # the links were authenticated with the previous login
             self._login = self.asking(bytes(self._body))
         gathered = None
         if request.name in GATHERED:
@@ -99,7 +103,7 @@ class CarryingCursusSession(CarryingSession, CursusSession):
         return None
 
     def _place_of(self, request: Request) -> int | None:
-        """The shard of the topic that a request names, if any."""
+        """Return the shard of the topic that a request names; None if it names none."""
         name = request.options.get("topic", "")
         if not name or request.name in OWN:
             return None
@@ -107,31 +111,40 @@ class CarryingCursusSession(CarryingSession, CursusSession):
         return self.shards.least_loaded() if place is None and request.name == "CREATE" else place
 
     def place(self, name: str) -> int | None:
-        """The shard that has a topic, None when none has; our own says so."""
+        """Return the shard of a topic.
+
+        For a topic that no shard has, return None; this shard then reports that it is missing.
+        """
         if self.broker.find_topic(name) is not None:
             return self.shards.own
         return self.shards.shard_of(name)
 
     def _check_transaction(self, request: Request, place: int | None) -> None:
-        """Refuse what could not be committed in one go; who comes over another connection is refused at the end. Raises Refused."""
+        """Raise Refused if this connection has staged something of the same transaction in another shard.
+
+        A commit in several shards would not be atomic. END_TXN checks what other connections have staged.
+        """
         failure = _TRANSACTION_FAILURES.get(request.name)
         if failure is None or place is None:
             return
         if self._staged_in.setdefault(transaction_of(request), place) != place:
             raise Refused(failure, f"reason={quote(SPANS)}")
 
-    # Carrying
+    # Forwarding
 
     def asking(self, body: bytes) -> LinkRequest:
-        """A frame as it is sent over a link."""
+        """Return a frame in the form in which it is sent over a link."""
         return LinkRequest(body, self.spoken, "" if self._packed is None else self._packed.name)
 
     def carry(self, shard: int, body: bytes, answer: Answer, *, writes: bool) -> None:
-        """Have a frame carried out, and answered in its slot. writes: others about the same topic may be behind it already."""
+        """Forward a frame to a shard; the response is sent in the slot of ``answer``.
+
+        writes: the frame appends records, and the client may already have sent later ones for the same topic.
+        """
         self._links.to(shard).ask(self.asking(body), _One(self, answer, writes=writes))
 
     def ask(self, shard: int, request: LinkRequest, several: _Several) -> None:
-        """Ask a shard for a part of an answer."""
+        """Send a shard one of several requests whose responses are combined."""
         self._links.to(shard).ask(request, several)
 
     def _linked(self, shard: int) -> CursusLink:
@@ -139,24 +152,24 @@ class CarryingCursusSession(CarryingSession, CursusSession):
 
     @property
     def login(self) -> LinkRequest | None:
-        """The request by which the peer has logged in, None where it has not."""
+        """The request with which the client has logged in; None without a login."""
         return None if self.principal is None else self._login
 
     @property
     def context(self) -> Context:
-        """What this connection's commands rest on."""
+        """The state of this connection on which its commands depend."""
         host, port = self.address
         return Context(host, port, self.output.peer, self.group, self.features)
 
     def answers_came(self) -> None:
-        """A shard has answered; where the peer takes no more, shards wait."""
+        """Send responses of a shard. Stop reading from the shards while the client does not read."""
         self.answered()
         super().answers_came()
 
-    # The peer's side
+    # End of the connection
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Close the links, because the connection is closed."""
         super().close()
         self._links.close()
         if self.stream_asked is not None:
@@ -165,8 +178,8 @@ class CarryingCursusSession(CarryingSession, CursusSession):
 
 
 def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
-    """A batch frame, to be stored here or where its topic lies. Raises NotYet."""
-    assert isinstance(session, CarryingCursusSession), "only those carry"
+    """Store a batch, or forward it to the shard that owns its topic. Raises NotYet."""
+    assert isinstance(session, CarryingCursusSession), "only these sessions forward requests"
     try:
         session.state.guard.admit_batch(session)
         place = session.place(topic_name(decoded(bytes(body[4 : 4 + int.from_bytes(body[2:4], "big")]))))
@@ -180,7 +193,7 @@ def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays,
 
 
 class _One:
-    """Implements ``Asked``: a request that one shard answers; its frames go to the peer as they are."""
+    """A request to one shard. The shard's frames are sent to the client unchanged. Implements ``Asked``."""
 
     __slots__ = ("_answer", "_session", "_writes")
 
@@ -196,7 +209,11 @@ class _One:
             self._session.close_unused()
 
     def lost(self) -> None:
-        """See ``Asked``. Producers send anew, in its order, what a connection owes when it ends; behind a refusal they go on."""
+        """Handle the end of the link.
+
+        For a write, the connection is closed: producers then send unanswered batches again, in order. After an error
+        response, they would continue with the next batch.
+        """
         if self._writes:
             self._session.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
         else:
@@ -204,12 +221,12 @@ class _One:
 
 
 def lost() -> Refused:
-    """What is said of an answer that does not come."""
+    """Return the error for a response that will not arrive."""
     return Refused("request_cancelled", f"reason={quote(LOST)}", legacy=LOST)
 
 
 class _Several:
-    """Implements ``Asked``: a request that several shards are asked, one after the other; the peer gets one answer."""
+    """Requests to several shards, one after the other. The client gets one response. Implements ``Asked``."""
 
     __slots__ = ("_answer", "_gathered", "_session")
 
@@ -219,7 +236,7 @@ class _Several:
         self._gathered: Final = gathered
 
     def ask_next(self) -> None:
-        """Ask the next shard, or answer when there is none left."""
+        """Send the next request, or respond if there is none left."""
         question = self._gathered.next_question()
         if question is not None:
             request = LinkRequest(question.text, self._answer.dialect, epoch_min=question.epoch_min)
@@ -242,8 +259,11 @@ class _Several:
 
 
 class _StreamLink(CursusLink):
-    """Implements ``Pushing``: a stream that comes over a link of its own. ``_left``: bytes of the frame that has begun;
-    ``_held``: what is there of the next one's length."""
+    """A stream that arrives over its own link. Implements ``Pushing``.
+
+    ``_left``: bytes of the current frame that have not arrived. ``_held``: the part of the next frame's length that
+    has.
+    """
 
     def __init__(self, session: CarryingCursusSession, shard: int, answer: Answer, request: LinkRequest) -> None:
         super().__init__(session.shards, shard, session, session.login)
@@ -276,7 +296,7 @@ class _StreamLink(CursusLink):
         self._pass_on(data)
 
     def _pass_on(self, data: bytes) -> None:
-        """Write whole frames, and beginnings of such, up to the stream's end."""
+        """Write frames, complete or not, up to the end of the stream."""
         data, at = self._held + data, 0
         self._held = b""
         while at < len(data):
@@ -299,7 +319,7 @@ class _StreamLink(CursusLink):
             self.pause()
 
     def lost(self) -> None:
-        """See ``LinkPeer`` and ``Asked``: a stream breaks off as if this broker had ended."""
+        """End the stream as if this broker had exited; see ``LinkPeer`` and ``Asked``."""
         if self._is_pushing:
             self._session.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
         else:
@@ -307,9 +327,9 @@ class _StreamLink(CursusLink):
             self._slot.refuse(lost())
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """Continue after the client has read."""
         self.resume()
 
     def drop(self) -> None:
-        """The connection is gone."""
+        """Close the link, because the connection is closed."""
         self.close()

@@ -120,7 +120,7 @@ class Peer(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """Whether the connection is closed."""
 
     def identify(self, principal: Principal | None, /) -> None:
         """Set the principal. Raises Busy."""

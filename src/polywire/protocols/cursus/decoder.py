@@ -352,7 +352,7 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
     at: cython.Py_ssize_t
     row: cython.Py_ssize_t
     if numbers.size < 168:
-        raise ValueError("no room for the head")
+        raise ValueError("head array is too small")
     clear(numbers.p, 0, 168)
     store_i64(numbers.p, 152, -1)
     at = _scan_head(source.p, source.size, kind, numbers.p)
@@ -361,7 +361,7 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
     count: cython.Py_ssize_t = load_i64(numbers.p, 64)
     room: cython.Py_ssize_t = min(places.size // 32, more.size // 80)
     if room < count and room < source.size // 32:
-        raise ValueError(f"no room for the messages room={room} count={count}")
+        raise ValueError(f"arrays are too small for the messages room={room} count={count}")
     for row in range(count):
         if row >= room:
             at = -7  # so many messages cannot fit the received bytes
@@ -446,7 +446,7 @@ def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> 
     row: cython.Py_ssize_t
     _check_rows(source, start, stop)
     if not 0 <= place < 80 or (target.size != 8 * count and target.size != 4 * count):
-        raise ValueError(f"no room for a number of every message word={word} messages={count}")
+        raise ValueError(f"output array is too small word={word} messages={count}")
     for row in range(count):
         if target.size == 8 * count:
             store_i64(target.p, 8 * row, load_i64(source.p, 80 * (first + row) + place))

@@ -18,19 +18,19 @@ from polywire.protocols.cursus.groups import TRANSACTION_KEYS
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, decoded, encoded, quote
 
 ERROR: Final = b"ERROR:"
-SPANS: Final = "what the transaction has staged lies in several processes of this broker; abort it"
-PATTERN_SPANS: Final = "topics of several processes of this broker match; read them one by one"
+SPANS: Final = "the transaction has staged data in several processes of this broker (abort it)"
+PATTERN_SPANS: Final = "the pattern matches topics of several processes of this broker (read the topics one by one)"
 NO_MATCH: Final = b"no topics match pattern"
 NO_TOPICS: Final = "(no topics)"
 GATHERED: Final = frozenset(
     {"LIST", "LIST_GROUPS", "GROUP_STATUS", "INIT_PRODUCER_ID", "BEGIN_TXN", "TXN_STATUS", "END_TXN", "CONSUME"}
 )
-"""What may rest on all shards."""
+"""Commands that may need all shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a shard is asked. epoch_min: see ``CursusSession.epoch_min``."""
+    """A request to one shard. epoch_min: see ``CursusSession.epoch_min``."""
 
     shard: int
     text: bytes
@@ -38,9 +38,9 @@ class Question:
 
 
 class Gathered(ABC):
-    """Answers of several shards. Guards: shards are asked one at a time, in the order of ``_questions``.
+    """The combined response of several shards, which are asked one at a time, in the order of ``_questions``.
 
-    is_blocking: whether requests behind it wait.
+    is_blocking: whether later requests of the client wait.
     """
 
     def __init__(self, questions: Sequence[Question]) -> None:
@@ -50,13 +50,13 @@ class Gathered(ABC):
         self.is_blocking = True
 
     def next_question(self) -> Question | None:
-        """Whom to ask what; None when all is known."""
+        """Return the next request, None if all responses are known."""
         self._asked = self._questions.pop() if self._questions else None
         return self._asked
 
     def answered(self, body: bytes) -> None:
-        """The shard asked last has answered; behind an error nobody else is asked."""
-        assert self._asked is not None, "somebody was asked"
+        """Process the response to the latest request. After an error, no other shard is asked."""
+        assert self._asked is not None, "a shard was asked"
         if body.startswith(ERROR):
             self._failure = body
             self._questions.clear()
@@ -64,20 +64,23 @@ class Gathered(ABC):
             self._take(self._asked, body)
 
     def whole(self) -> bytes | Refused:
-        """What all of them say."""
+        """Return the combined response."""
         return self._made() if self._failure is None else self._failure
 
     @abstractmethod
     def _take(self, asked: Question, body: bytes) -> None:
-        """An answer that is no error."""
+        """Process a response that is not an error."""
 
     @abstractmethod
     def _made(self) -> bytes | Refused:
-        """The answer, where there was no error."""
+        """Return the combined response, if no shard returned an error."""
 
 
 class _Names(Gathered):
-    """A list of names that each shard has some of: ``OK count=<n> <key>=<names>``, or as the legacy dialect spells topics."""
+    """A list with names from every shard.
+
+    The response is ``OK count=<n> <key>=<names>``, or a list of topics in the format of the legacy dialect.
+    """
 
     def __init__(self, questions: Sequence[Question], key: str, dialect: Dialect) -> None:
         super().__init__(questions)
@@ -100,7 +103,10 @@ class _Names(Gathered):
 
 
 class _Status(Gathered):
-    """A group by its name: whoever knows it tells; of several the one whose topic comes first, where there are members."""
+    """GROUP_STATUS: return the status from a shard that has the group.
+
+    If several have it, groups with members come first, then the topic whose name sorts first.
+    """
 
     def __init__(self, questions: Sequence[Question]) -> None:
         super().__init__(questions)
@@ -122,7 +128,7 @@ class _Status(Gathered):
 
 
 class _Epochs(Gathered):
-    """INIT_PRODUCER_ID: every shard holds the id, all in the same epoch, which is later than any that one of them has known."""
+    """INIT_PRODUCER_ID: begin the same epoch in every shard. It is later than any epoch that a shard has known."""
 
     def __init__(self, questions: Sequence[Question]) -> None:
         super().__init__(questions)
@@ -152,7 +158,10 @@ class _Epochs(Gathered):
 
 
 class _Everyone(Gathered):
-    """What every shard does; they answer the same, but for what they hold: who holds most tells."""
+    """Commands that every shard executes.
+
+    Return the response of the shard in which most is staged; the others are equal.
+    """
 
     def __init__(self, questions: Sequence[Question]) -> None:
         super().__init__(questions)
@@ -166,7 +175,10 @@ class _Everyone(Gathered):
 
 
 class _End(Gathered):
-    """END_TXN: who holds something is asked first, and answers for all; where several do nothing is committed."""
+    """END_TXN: the shard in which something is staged is asked first, and its response is returned.
+
+    If several shards have staged something, a commit is refused.
+    """
 
     def __init__(self, everyone: Sequence[Question], status: bytes, *, commits: bool) -> None:
         super().__init__([Question(one.shard, status) for one in everyone])
@@ -184,11 +196,11 @@ class _End(Gathered):
             if not self._spans:
                 self._questions = sorted(
                     self._everyone, key=lambda one: self._holds[one.shard]
-                )  # the last is asked first
+                )  # the last element is asked first
         return super().next_question()
 
     def answered(self, body: bytes) -> None:
-        if not self._answer:  # the others hold nothing
+        if not self._answer:  # nothing is staged in the other shards
             super().answered(body)
 
     def _take(self, asked: Question, body: bytes) -> None:
@@ -204,10 +216,14 @@ class _End(Gathered):
 
 
 class _Pattern(Gathered):
-    """CONSUME of all topics that match: the shard that has them tells; it may wait for them once it is known."""
+    """CONSUME with a pattern: return the records of the only shard with matching topics.
+
+    All shards are asked without waiting. If only one has matching topics, it is asked again with the client's waiting
+    time.
+    """
 
     def __init__(self, count: int, text: bytes, waiting: bytes | None) -> None:
-        """text: asks without waiting. waiting: what the peer asked, where that may wait."""
+        """text: the request without a waiting time. waiting: the client's request, if it may wait."""
         super().__init__([Question(shard, text) for shard in range(count)])
         self._waiting = waiting
         self._has: dict[int, bytes] = {}
@@ -215,7 +231,7 @@ class _Pattern(Gathered):
         self.is_blocking = waiting is None
 
     def answered(self, body: bytes) -> None:
-        assert self._asked is not None, "somebody was asked"
+        assert self._asked is not None, "a shard was asked"
         if body.startswith(ERROR) and NO_MATCH in body:
             self._none = body
         else:
@@ -228,7 +244,7 @@ class _Pattern(Gathered):
         return super().next_question()
 
     def _take(self, asked: Question, body: bytes) -> None:
-        raise AssertionError("answers are taken as they come")
+        raise AssertionError("``answered`` processes all responses")
 
     def _made(self) -> bytes | Refused:
         if len(self._has) > 1:
@@ -237,12 +253,15 @@ class _Pattern(Gathered):
 
 
 def transaction_of(request: Request) -> str:
-    """The transactional id that a request names, empty when it names none."""
+    """Return the transactional id that a request names; empty if it names none."""
     return next((request.options[key] for key in TRANSACTION_KEYS if request.options.get(key)), "")
 
 
 def gathering(count: int, request: Request, text: bytes) -> Gathered | None:
-    """How a request is answered that rests on all shards; None for one that does not, or that any of them refuses. text: as it came."""
+    """Return the combined response of all shards to a request.
+
+    None if one shard can execute the request, or if every shard would refuse it. text: the request as it was received.
+    """
     everyone = [Question(shard, text) for shard in range(count)]
     name = transaction_of(request)
     match request.name:
@@ -269,16 +288,16 @@ def gathering(count: int, request: Request, text: bytes) -> Gathered | None:
 
 
 def _status(request: Request, name: str) -> bytes:
-    """The question how a transaction stands, by who asks to end it."""
+    """Return the TXN_STATUS request with the credentials of the END_TXN."""
     words = [f"{key}={request.options[key]}" for key in ("principal", "auth_token") if key in request.options]
     return encoded(" ".join((f"TXN_STATUS transactional_id={name}", *words)))
 
 
 def _word(body: bytes, key: str) -> str:
-    """What an answer says behind ``<key>=``."""
+    """Return the value after ``<key>=`` in a response."""
     return next((word.partition("=")[2] for word in decoded(body).split() if word.startswith(f"{key}=")), "")
 
 
 def _held(body: bytes) -> int:
-    """How much an answer tells that a transaction holds."""
+    """Return how many records and offsets are staged, according to a response."""
     return int(_word(body, "messages") or 0) + int(_word(body, "offsets") or 0)

@@ -26,7 +26,7 @@ from polywire.types import Buffer
 
 READ_BYTES_MAX: Final = 64 * 1024  # bytes read from the log at a time
 HEAD_BYTES: Final = 6  # for each record, the address grows by this many bytes more than the byte offset
-LOOKUPS_MAX: Final = 64  # for one byte offset; each lookup reduces the distance by four tenths or more
+LOOKUPS_MAX: Final = 64  # limit for the lookups of one byte offset; each lookup reduces the distance by 40 % or more
 BYTE_POSITIONS_MAX: Final = 1_024  # partitions for which the end of the last read is remembered
 
 
@@ -125,7 +125,7 @@ class ValueRead:
             self._fail(address)
         elif address == self._start + HEAD_BYTES * self._offset:
             self._read()
-        else:  # within ten bytes before the requested one, where records of four bytes may follow
+        else:  # less than ten bytes before the requested one: if values are empty, it may be one of the next records
             self._offset += 1
             self._look_up()
 

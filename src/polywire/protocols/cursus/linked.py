@@ -35,7 +35,7 @@ from polywire.types import Buffer
 
 
 class LinkedAnswer(Answer):
-    """An answer with its size in front. flags: what else is told of it."""
+    """A response with its size and flags before it."""
 
     __slots__ = ("flags",)
 
@@ -46,12 +46,12 @@ class LinkedAnswer(Answer):
         self.flags = 0
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """The answer is known."""
+        """Set the response."""
         super().fill([answer_head(sum(map(len, parts)), self.flags), *parts], released)
 
 
 class LinkedSession(carrying.LinkedSession, CursusSession):
-    """One link. ``_packing``: what the peer's frame in hand was compressed with."""
+    """One link. ``_packing``: the compression of the client's current frame."""
 
     byte_order: ClassVar[Literal["big", "little"]] = "big"
     answer_type: ClassVar[type[Answer]] = LinkedAnswer
@@ -75,7 +75,7 @@ class LinkedSession(carrying.LinkedSession, CursusSession):
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame; whoever has the key has looked how long it may be."""
+        """Longest frame. The sending process has the shared key, and has checked the length."""
         return PREFIX_BYTES + REQUEST_HEAD_BYTES_MAX + self.state.settings.frame_bytes_max
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
@@ -101,45 +101,45 @@ class LinkedSession(carrying.LinkedSession, CursusSession):
         self.group, self.features = context.group, context.features
 
     def _begin_long(self, body: memoryview, packed: Algorithm | None) -> bool:
-        return super()._begin_long(body, None)  # it comes expanded
+        return super()._begin_long(body, None)  # the sending process has decompressed the frame
 
     def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
-        """Begin what a long frame asks for."""
+        """Begin the request in a long frame."""
         return super().take_long(body, self._packing)
 
-    # What commands ask for
+    # Methods for commands
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port by which the peer at the other end reaches this broker."""
+        """Host and port at which the client of the link reaches this broker."""
         return self._context.host, self._context.port
 
     @property
     def peer_address(self) -> str:
-        """Where the peer at the other end is."""
+        """Address of the client of the link."""
         return self._context.peer
 
     @property
     def epoch_min(self) -> int:
-        """What the epoch of a transactional id must at least be that is begun now."""
+        """Smallest value for a new epoch of a transactional id."""
         return self._epoch_min
 
     def close_unused(self) -> None:
-        """Have the connection closed at the other end, unless something further is asked there."""
+        """Have the sending process close the client's connection, unless the client soon sends another request."""
         answer = self._answers[-1]
-        assert isinstance(answer, LinkedAnswer), "answers are made here"
+        assert isinstance(answer, LinkedAnswer), "all answers of a link have this type"
         answer.flags |= UNUSED
 
     def push(self, pushing: Pushing) -> None:
-        """From now on there are a stream's frames."""
+        """Announce that the frames of a stream follow."""
         self.output.write(answer_head(0, STREAM))
         super().push(pushing)
 
     def pull(self) -> None:
-        """The stream has ended, and its link with it."""
+        """End the stream and the link."""
         self._pushing = None
         self.output.write(STREAM_END)
         self.end()
 
     def _look_idle(self) -> None:
-        """A link lasts as long as who asks over it."""
+        """Do nothing, because the sending process closes the link."""

@@ -21,7 +21,7 @@ STEP_S: Final = 0.002  # seconds of work on one frame before other connections a
 
 
 class NotYet(Exception):
-    """The request cannot begin now. It is handled again when the session wakes."""
+    """The request cannot begin now. The session handles it again later, when it need not wait any more."""
 
 
 class Stored(Protocol):
@@ -113,7 +113,7 @@ class LongFrame:
             loop.call_soon(self._step)
 
     def _park(self) -> None:
-        """Wait until the session wakes, and then begin again."""
+        """Leave the queue and wait, until the session calls ``begin`` again."""
         assert self._work is not None, "only a queued frame is processed"
         self._body = memoryview(b"")
         self._unpin = self._session.output.pin()

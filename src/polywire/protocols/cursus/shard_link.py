@@ -1,12 +1,11 @@
 """Protocol between the processes of one broker: Cursus requests with their context, and responses (decision 0127).
 
-A link opens with ``MAGIC`` and the key of the directory's processes. The frame of a request, and the bytes before each
-response::
+A link opens with ``MAGIC`` and a key that the processes share. Requests and responses are frames::
 
-    u32 size of all that follows · u8 kind · u8 dialect · u64 least epoch · u8 length, name of the compression · body, expanded
-    u32 size of all that follows · u8 flags                                                                     · whole frames
+    u32 size of the rest · u8 kind · u8 dialect · u64 minimum epoch · u8 length, name of the compression · decompressed body
+    u32 size of the rest · u8 flags                                                                      · complete frames
 
-Responses have the order of the requests. A stream's frames follow in place of a response, up to ``STREAM_END``.
+Responses arrive in the order of the requests. The frames of a stream follow its response, up to ``STREAM_END``.
 
 * A response is delivered when it is complete.
 * The client is logged in at the other process as it is in this one.
@@ -28,29 +27,29 @@ MAGIC: Final = b"\xf3CURSUS\1"
 STREAM_END: Final = b"\xff\xff\xff\xff"
 DIALECTS: Final = (None, *Dialect)
 UNUSED: Final = 1
-"""Flag of an answer: the connection closes unless something further is asked."""
+"""Flag of a response: close the client's connection unless the client soon sends another request."""
 STREAM: Final = 2
-"""Flag of an answer: it is none, a stream begins."""
+"""Flag of an empty response: a stream begins."""
 _REQUEST: Final = Struct(">IBBQB")
 _ANSWER: Final = Struct(">IB")
 REQUEST_HEAD_BYTES_MAX: Final = _REQUEST.size + 255
 
 
 class Kind(IntEnum):
-    """What a request frame is."""
+    """Kinds of request frames."""
 
     COMMAND = 0
-    """A frame of the wire, to be carried out and answered."""
+    """A client's frame, to be executed and answered."""
     CONTEXT = 1
-    """What commands that follow rest on, as JSON; there is no answer."""
+    """The state on which the following commands depend, as JSON. There is no response."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRequest:
-    """A frame of the wire that is carried.
+    """A client's frame that is forwarded.
 
-    dialect: what the peer has spoken so far. packing: name of the compression that the frame came with, empty for none. epoch_min: see
-    ``CursusSession.epoch_min``.
+    dialect: dialect of the client's latest unambiguous request. packing: name of the frame's compression, empty for
+    none. epoch_min: see ``CursusSession.epoch_min``.
     """
 
     body: bytes
@@ -60,7 +59,7 @@ class LinkRequest:
     kind: Kind = Kind.COMMAND
 
     def encode(self) -> bytes:
-        """The request's bytes."""
+        """Encode the request."""
         name = self.packing.encode()
         size = _REQUEST.size - PREFIX_BYTES + len(name) + len(self.body)
         head = _REQUEST.pack(size, self.kind, DIALECTS.index(self.dialect), self.epoch_min, len(name))
@@ -68,7 +67,7 @@ class LinkRequest:
 
 
 class RequestHead(NamedTuple):
-    """The head of a request that came over a link. begin: where its body begins."""
+    """The head of a request that was received over a link. begin: position of its body."""
 
     kind: Kind
     dialect: Dialect | None
@@ -78,7 +77,7 @@ class RequestHead(NamedTuple):
 
 
 def decode_head(data: memoryview, at: int) -> RequestHead:
-    """The head of a request; who wrote it is this broker."""
+    """Decode the head of a request. It is trusted, because a process of this broker has sent it."""
     _, kind, dialect, epoch_min, size = _REQUEST.unpack_from(data, at)
     begin = at + _REQUEST.size + size
     return RequestHead(
@@ -87,13 +86,16 @@ def decode_head(data: memoryview, at: int) -> RequestHead:
 
 
 def answer_head(size: int, flags: int) -> bytes:
-    """What stands in front of an answer whose frames have so many bytes."""
+    """Return the bytes before a response whose frames have ``size`` bytes."""
     return _ANSWER.pack(size + 1, flags)
 
 
 class Context(NamedTuple):
-    """What a connection's commands rest on beside their words: the address that clients are sent to, its own, the group it has set, the
-    features that it has negotiated."""
+    """The state of a client's connection on which its commands depend.
+
+    host, port: the address that clients are sent to. peer: the client's own address. group: set by SETGROUP. features:
+    enabled by NEGOTIATE.
+    """
 
     host: str
     port: int
@@ -102,28 +104,28 @@ class Context(NamedTuple):
     features: frozenset[str]
 
     def encode(self) -> bytes:
-        """Its bytes."""
+        """Encode the context as JSON."""
         return json.dumps([self.host, self.port, self.peer, self.group, sorted(self.features)]).encode()
 
 
 def decode_context(body: memoryview) -> Context:
-    """The other direction of ``Context.encode``."""
+    """Decode a context."""
     host, port, peer, group, features = json.loads(bytes(body))
     return Context(host, port, peer, group, frozenset(features))
 
 
 class Asked(Protocol):
-    """Who waits for an answer over a link."""
+    """A caller that waits for a response over a link."""
 
     def answered(self, flags: int, frames: bytes) -> None:
-        """It came. The session is told itself, once all that came has been handed on."""
+        """Handle the response. The session is notified later, after all received responses were passed on."""
 
     def lost(self) -> None:
-        """It does not come any more."""
+        """Handle the loss of the link: no response will arrive."""
 
 
 class AnswersOwner(LinksOwner, Protocol):
-    """What a link asks of its session."""
+    """The operations of a session that a link calls."""
 
     @property
     def context(self) -> Context: ...
@@ -132,7 +134,7 @@ class AnswersOwner(LinksOwner, Protocol):
 
 
 class Nobody:
-    """Implements ``Asked`` for what is not waited for."""
+    """Ignores the response to a request. Implements ``Asked``."""
 
     def answered(self, flags: int, frames: bytes) -> None:
         """See ``Asked``."""
@@ -142,10 +144,10 @@ class Nobody:
 
 
 class CursusLink(AnsweredLink[Asked]):
-    """A link to one shard. Guards: ``_told`` is the context as the shard knows it."""
+    """A link to one shard. ``_told``: the context that was sent last."""
 
     def __init__(self, shards: Shards, shard: int, owner: AnswersOwner, login: LinkRequest | None) -> None:
-        """login: the request by which the peer has logged in."""
+        """login: the request with which the client has logged in."""
         super().__init__(shards, shard, owner)
         self._answers: Final = owner
         self._told: Context | None = None
@@ -154,7 +156,7 @@ class CursusLink(AnsweredLink[Asked]):
             self.ask(login, Nobody())
 
     def ask(self, request: LinkRequest, asked: Asked) -> None:
-        """Have a request carried out there."""
+        """Send a request to the shard."""
         context = self._answers.context
         if context != self._told:
             self._told = context

@@ -172,7 +172,7 @@ def _writable(session: CursusSession, name: str) -> Topic:
 def _partition(session: CursusSession, request: Request, topic: Topic, key: bytes, sequence: int) -> Partition:
     """Return the partition: the one that is named, or else chosen by key or sequence.
 
-    By sequence the partitions take turns, and a repeat gets the same partition as the original.
+    Sequences select the partitions in turn, so a repeat gets the same partition as the original.
     """
     given = request.options.get("partition", "-1")
     number = integer(given)

@@ -6,8 +6,8 @@ MessagePack: one of ``Question``, and its answer.
 In a transaction across shards, the *home* is the shard that coordinates the transactional id. The other shards have
 *branches* of the transaction.
 
-* A producer may stage records in another shard only if the home would accept records from it, too. The home checks
-  this, and stores which shards participate.
+* A producer may stage records in another shard only if the home would accept its records, too. The home checks this,
+  and stores which shards participate.
 * A request on behalf of a client is authorized as that client.
 """
 
@@ -113,7 +113,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Request to a shard: fence producers of a transactional id whose epoch is earlier than this one.
+    """Request to a shard: fence the producers of a transactional id that have an earlier epoch than ``epoch``.
 
     The id was registered over Cursus, which registers ids in all shards.
     """

@@ -1,6 +1,6 @@
 """A client's session in a broker of several processes: it forwards requests to the other processes (decision 0128).
 
-* If the target process restarts before it responds, the request is sent again where running it twice is harmless.
+* If the target process restarts before it responds, the request is sent again if running it twice is harmless.
   Otherwise the failure is reported to the client.
 * A request that is not forwarded, and names a topic of another process, gets the error that makes clients look up the
   topic's leader.

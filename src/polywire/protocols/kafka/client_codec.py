@@ -15,7 +15,7 @@ from polywire.protocols.kafka.structure_decoder import decode, skip_tags
 from polywire.protocols.kafka.structure_encoder import encode
 from polywire.types import Buffer
 
-ANSWER_ELEMENTS_MAX: Final = 10_000_000  # of all arrays of one response
+ANSWER_ELEMENTS_MAX: Final = 10_000_000  # limit for the elements of all arrays of one response
 
 _HEAD: Final = Struct(">hhi")
 _I16: Final = Struct(">h")

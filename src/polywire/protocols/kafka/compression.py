@@ -2,8 +2,11 @@
 
 Decompression never produces more than its limit, even if the input claims a larger size. It releases the GIL.
 
-An lz4 frame is: magic 4 | flags 1 | block size 1 | content size 0-8 | dictionary 0-4 | header checksum 1 | blocks:
-(plain 1 bit, size 31), bytes, checksum 0-4 | 0 (4 bytes) | content checksum 0-4.
+An lz4 frame, with sizes in bytes::
+
+    magic 4 | flags 1 | block size 1 | content size 0 or 8 | dictionary id 0 or 4 | header checksum 1 | blocks |
+    zeros 4 | content checksum 0 or 4
+    block: size 4 (its highest bit means: not compressed) | data | checksum 0 or 4
 """
 
 from __future__ import annotations

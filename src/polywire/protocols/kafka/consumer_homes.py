@@ -20,7 +20,8 @@ from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
-LOOK_LIMIT_S: Final = 1.0  # how long a shard may take to match a pattern; its topics are then not searched this time
+# how long a shard may take to match a pattern; a slower shard's topics are not searched this time
+LOOK_LIMIT_S: Final = 1.0
 
 
 def consumer_group_heartbeat(session: KafkaSession, answer: Answer, request: Any, /) -> Any:

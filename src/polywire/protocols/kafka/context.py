@@ -74,8 +74,7 @@ class KafkaBroker(
 class KafkaSettings:
     """Settings of the Kafka protocol.
 
-    * ``host``, ``port``: the advertised address. If they are empty and 0, it is the address that each client connected
-      to.
+    * ``host``, ``port``: the advertised address; by default (empty and 0) the one that each client connected to.
     * ``acks_all``: the durability level for acks=all.
     * ``answer_bytes_max``: limit for the records in a response; a single batch may exceed it.
     * ``replication_factor_max``: the highest replication factor that clients can request. Only one copy is stored.

@@ -85,8 +85,8 @@ _EVENT_NAMES: Final = b"event.typeevent.schema_versionevent.aggregate_versioneve
 class _Out:
     """The output buffer.
 
-    If a batch is open, ``start`` is its position; its header is reserved there and ``count`` records follow. Otherwise
-    ``start`` is -1.
+    If a batch is open, ``start`` is its position. Space for its header is reserved there, and ``count`` records follow.
+    Otherwise ``start`` is -1.
 
     ``next`` is the offset to write next. ``base`` and ``last`` are the first and last offset of the open batch.
     ``first_time`` and ``max_time`` are in milliseconds.
@@ -538,7 +538,7 @@ def _put_chunk(out: _Out, chunk: Lent, state: array[int]) -> cython.int:
 def begin(offset: int, *, at: int, limit: int) -> array[int]:
     """Return the state for output that begins with the record at ``offset``.
 
-    It is written at position ``at`` and has at most ``limit`` bytes.
+    The output is written at position ``at`` and has at most ``limit`` bytes.
     """
     return array("q", (offset, at + limit, at, 0, 0))
 

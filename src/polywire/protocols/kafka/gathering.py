@@ -169,7 +169,8 @@ def describe_topic_partitions(session: KafkaSession, answer: Answer, request: An
 def _joined_pages(request: Any, bodies: Bodies) -> Any:
     """Join pages into one.
 
-    It ends where the first incomplete page ends, because topics of that shard may be missing after this point.
+    The joined page ends where the first incomplete page ends. After that point, topics of the page's shard may be
+    missing.
     """
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     topics = sorted(_all_topics(bodies), key=attrgetter("name"))
@@ -247,9 +248,9 @@ Place = Callable[[CarryingKafkaSession, Any], int]
 
 
 def _named_by(field: str) -> Place:
-    """Return a function for the shard of the topic that this field of an entry names.
+    """Return a function that returns the shard of the topic that this field of an entry names.
 
-    If empty, the entry itself is the name.
+    If ``field`` is empty, the entry itself is the name.
     """
     return lambda session, one: shard_of(session, getattr(one, field) if field else one)
 
@@ -316,7 +317,7 @@ def divided_resources(response_field: str) -> Handler:
 def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """CreateTopics: distribute new topics over the shards, beginning with the one that has the fewest topics.
 
-    If the names of topics determine their shards, as with a bucket, these are used.
+    If the names of topics determine their shards, as with a bucket, those shards are used.
     """
     names = dict.fromkeys(one.name for one in request.topics)
     shards = carrying(session).shards

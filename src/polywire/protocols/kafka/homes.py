@@ -145,7 +145,10 @@ def turn_of(session: CarryingKafkaSession, group: str) -> int:
 
 
 def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
-    """Return the topics of other shards whose offsets the member may commit. The others get an error in ``failed``."""
+    """Return the topics of other shards whose offsets the member may commit.
+
+    All other topics get an error in ``failed``.
+    """
     response, free = schema.response(Api.OFFSET_COMMIT), []
     for topic in topics:
         try:
@@ -420,7 +423,7 @@ def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
 def _worse(one: int, other: int) -> int:
     """Combine two shards' results for deleting a group.
 
-    The result is an error if one has failed, otherwise success if at least one deleted it.
+    The result is an error if one has failed, otherwise success if at least one deleted the group.
     """
     for error in (one, other):
         if error not in _NO_GROUP:

@@ -42,7 +42,7 @@ def partition_of(topic: Topic, number: int) -> Partition:
 def missing_error(error: BrokerError, topic_id: bytes) -> WireError:
     """Return the Kafka error for a topic that cannot be used.
 
-    For a missing topic, it depends on whether the id or name was used.
+    For a missing topic, the error depends on whether the request named the topic by id or by name.
     """
     if topic_id != NO_ID and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID

@@ -75,7 +75,7 @@ class Api(IntEnum):
 
 
 class Served(NamedTuple):
-    """Supported versions of a request: the range that is advertised, and the first one that is accepted."""
+    """Supported versions of a request: the advertised range, and the first version that is accepted."""
 
     first: int
     last: int

@@ -37,7 +37,7 @@ _NAMES: Final = ("name", "topic_id")
 def _topic_error(error: BrokerError, version: int) -> WireError:
     """Return the Kafka error for a topic that cannot be used.
 
-    For a missing topic, it depends on whether the id or name was used.
+    For a missing topic, the error depends on whether the request named the topic by id or by name.
     """
     if version >= BY_ID_SINCE and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID

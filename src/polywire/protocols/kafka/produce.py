@@ -84,7 +84,7 @@ class Producing:
     )
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any, *, refused: Refused | None = None) -> None:
-        """Create the request. ``refused`` is set if its transaction cannot stage anything; it says why."""
+        """Create the request. ``refused`` is the reason why its transaction cannot stage anything, or None."""
         self._refused: Final = refused
         self._session: Final = session
         self._answer: Final = answer
@@ -355,5 +355,8 @@ def _kept(refused: Refused) -> Refused:
 
 
 def _produce_error(error: BrokerError) -> WireError:
-    """Return the Kafka error for records that were not stored. If there was no space, it makes clients retry."""
+    """Return the Kafka error for records that were not stored.
+
+    If the log had no space, clients retry after this error.
+    """
     return WireError.REQUEST_TIMED_OUT if error.code is ErrorCode.BUSY else wire_error(error)

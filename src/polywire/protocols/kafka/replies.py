@@ -26,7 +26,7 @@ PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are processed wi
 class Gathering:
     """A response that waits for several results.
 
-    It is sent when ``settled`` was called once more than ``expect``: the additional call is for the end of the steps.
+    It is sent when ``settled`` was called once for each ``expect``, and once for the end of the steps.
     """
 
     __slots__ = ("_answer", "_body", "_broker", "_cancels", "_is_over", "_left")

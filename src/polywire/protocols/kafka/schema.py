@@ -1,4 +1,6 @@
-"""Compile the table of messages into record types and one program for each version of a structure.
+"""Compile the table of messages into record types, and into one program for each version of a structure.
+
+A program says how that version is encoded (see ``structures``).
 
 * The table is parsed once. Programs are compiled on first use.
 * A record has the fields of all versions of its message, so handlers need not check the version.

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-any-return"
-"""Decode structures by programs made from the table of messages.
+"""Decode structures with the programs that ``schema`` compiles from the table of messages.
 
 * A message is decoded with one call, or in steps if it has many elements. Nothing is read beyond the given end.
 * The number of elements in an array is limited by the bytes after its count. There is another limit for all arrays and
