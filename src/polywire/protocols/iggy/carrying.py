@@ -178,7 +178,7 @@ class CarryingIggySession(CarryingSession, IggySession):
             if place is None or place.stream is None:
                 _gather_all(gathering, code, reader)
             elif code == Code.UPDATE_TOPIC:
-                assert place.shard is not None, "there is one"
+                assert place.shard is not None, "the search found the topic"
                 gathering.update_topic(place.stream, place.shard, reader)
             else:
                 _gather_stream(gathering, code, place.stream, reader)
@@ -257,8 +257,8 @@ class CarryingIggySession(CarryingSession, IggySession):
     ) -> None:
         """Forward a request to the shard that owns its topic."""
         kept, shard = place.stream, place.shard
-        assert kept is not None, "it was found"
-        assert shard is not None, "it was found"
+        assert kept is not None, "the search found the stream"
+        assert shard is not None, "the search found the topic"
         if code == Code.UPDATE_TOPIC:
             self._gather(code, payload, answer, place, reader)
             return

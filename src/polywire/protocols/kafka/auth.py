@@ -67,7 +67,7 @@ def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) ->
 def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
     """Verify a SCRAM proof against the verifier of its challenge. Raises Refused, Busy."""
     challenge, session.sasl.challenge = session.sasl.challenge, None
-    assert challenge is not None, "who proves something was challenged"
+    assert challenge is not None, "a proof follows a challenge"
     messages, proof = challenge.read(token)
     done = partial(_verified, session, answer, challenge.accepted(messages))
     access, peer = session.broker.access, session.output.peer

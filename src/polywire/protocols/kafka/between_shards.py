@@ -284,7 +284,7 @@ def _store(session: KafkaSession, asked: Join, done: Callable[[Transaction, int 
 
 
 def _own(session: KafkaSession) -> int:
-    assert session.shared.shards is not None, "there are links"
+    assert session.shared.shards is not None, "only a broker with several shards has links"
     return session.shared.shards.own
 
 
@@ -309,7 +309,7 @@ def _current(session: KafkaSession, asked: Join) -> Transaction:
 
 def _permission(session: KafkaSession, transaction: Transaction) -> Permission:
     producer = transaction.producer
-    assert producer is not None, "it holds the id"
+    assert producer is not None, "an open transaction has a producer"
     numbered = TransactionalProducer(producer.id, producer.first_epoch, -1, producer.timeout_us)
     return Permission(
         id=transaction.id,
@@ -366,7 +366,7 @@ def _match(session: KafkaSession, answer: Answer, asked: Match) -> None:
     broker = session.broker
 
     def done(found: list[Topic | PatternError] | BrokerError) -> None:
-        assert not isinstance(found, BrokerError), "a pattern has an error of its own"
+        assert not isinstance(found, BrokerError), "the search yields its errors"
         error = next((one for one in found if isinstance(one, PatternError)), None)
         if error is None:
             _answer(answer, _seen(broker, [topic for topic in found if isinstance(topic, Topic)]))

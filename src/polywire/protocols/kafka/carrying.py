@@ -47,7 +47,7 @@ class CarryingKafkaSession(KafkaSession):
     ) -> None:
         """Create a session. ``elsewhere`` has the topics of other shards."""
         super().__init__(shared, table, output, resume)
-        assert shared.shards is not None, "there are other processes"
+        assert shared.shards is not None, "this session needs several shards"
         self.shards: Final[ReachedShards] = shared.shards
         self.elsewhere: Final = elsewhere
         self._links: Final = Links(partial(_link, shared.shards, self))
@@ -231,7 +231,7 @@ def with_ids(handler: Handler, ids: Callable[[Any], Iterable[bytes]]) -> Handler
     """Return a handler that first finds the shards of the topics that a request names by id."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-        assert isinstance(session, CarryingKafkaSession), "it has this table"
+        assert isinstance(session, CarryingKafkaSession), "only this type of session has these handlers"
         wait = partial(session.elsewhere.located, [id_ for id_ in ids(request) if id_ != NO_ID])
         once(session, answer, wait, partial(handler, session, answer, request))
 

@@ -87,7 +87,7 @@ def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> 
     found: dict[str, Any] = {"error": WireError.NONE, "node_id": session.shared.node_id, "host": host, "port": port}
     nowhere = {"node_id": -1, "host": "", "port": -1}
     if request.key_type not in COORDINATED:
-        found = {"error": WireError.INVALID_REQUEST, "message": "no such type of key", **nowhere}
+        found = {"error": WireError.INVALID_REQUEST, "message": "unknown key type", **nowhere}
     elif not _may_know(session):
         found = {"error": WireError.GROUP_AUTHORIZATION_FAILED, "message": "log in first", **nowhere}
     if answer.request.version < KEYS_SINCE:
@@ -115,7 +115,7 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
         error = WireError.CLUSTER_AUTHORIZATION_FAILED
         return response(error=error, message=denied.message)
     if request.endpoint_type not in (0, BROKERS):
-        return response(error=WireError.INVALID_REQUEST, message="only brokers have endpoints here")
+        return response(error=WireError.INVALID_REQUEST, message=f"unknown endpoint type (use {BROKERS} for brokers)")
     host, port = session.address
     operations = NO_OPERATIONS
     if request.want_cluster_operations:

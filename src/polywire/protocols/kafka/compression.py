@@ -48,7 +48,7 @@ def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = T
     ``bytes_max`` limits the size of the batch as it was sent.
     """
     head = check_batch(records, bytes_max=bytes_max)
-    assert records is not None, "there is a batch"
+    assert records is not None, "check_batch rejects a missing batch"
     if not head.codec:
         return head, build(records, BATCH_HEAD_BYTES, head.end, head, keep_times=keep_times)
     plain = expand(memoryview(records).cast("B")[BATCH_HEAD_BYTES : head.end], Codec(head.codec))
@@ -74,10 +74,10 @@ def expand(packed: Buffer, codec: Codec, limit: int = EXPANDED_BYTES_MAX) -> Buf
             case Codec.ZSTD:
                 return unzstd(packed, limit)
     except Damaged as error:
-        message = f"records cannot be expanded codec={codec.name.lower()} reason={error}"
+        message = f"records cannot be decompressed codec={codec.name.lower()} reason={error}"
         raise Refused(WireError.INVALID_RECORD, message) from None
     except TooFar:
-        message = f"records expand too far codec={codec.name.lower()} limit={limit}"
+        message = f"decompressed records are too large codec={codec.name.lower()} limit={limit}"
         raise Refused(WireError.MESSAGE_TOO_LARGE, message) from None
 
 

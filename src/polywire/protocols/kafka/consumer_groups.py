@@ -57,7 +57,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
         return response(error=WireError.INVALID_REQUEST, message=wrong)
     if request.server_assignor not in ASSIGNORS:
         names = ", ".join(name for name in ASSIGNORS if name is not None)
-        return response(error=WireError.UNSUPPORTED_ASSIGNOR, message=f"there are these assignors: {names}")
+        return response(error=WireError.UNSUPPORTED_ASSIGNOR, message=f"unknown assignor (use {names})")
     beat = _beat_of(peer, reply, request)
     said = beat.subscription
     if said is None or not said.pattern:
@@ -95,7 +95,7 @@ def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then:
     """Search this broker's topics for those that match a pattern, in slices."""
 
     def done(looked: list[Topic | PatternError] | BrokerError) -> None:
-        assert not isinstance(looked, BrokerError), "a pattern has an error of its own"
+        assert not isinstance(looked, BrokerError), "the search yields its errors"
         found.update(topic.name.full for topic in looked if isinstance(topic, Topic))
         then(next((error for error in looked if isinstance(error, PatternError)), None), True)
 

@@ -170,7 +170,7 @@ class Shared:
 
         ``host`` and ``listener`` are the address and the listener that the client connected to.
         """
-        assert self.shards is not None, "it is one of several"
+        assert self.shards is not None, "called only with several shards"
         return self.settings.host or host, self.shards.port_of(listener)
 
 

@@ -163,15 +163,17 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
     count = _load(lent.p, 57, 4)
     reason = ""
     if attributes & 32:
-        reason = "producers do not write control batches"
+        reason = "producers must not send control batches"
     elif attributes & 7 > 4:
         reason = f"unknown compression codec={attributes & 7}"
     elif count < 1 or _load(lent.p, 23, 4) != count - 1:
-        reason = f"the count of records does not fit count={count} last={_load(lent.p, 23, 4)}"
+        reason = f"record count does not match the offset deltas count={count} last={_load(lent.p, 23, 4)}"
     elif _load(lent.p, 0, 8) != 0:
-        reason = f"the base offset is not 0 offset={_load(lent.p, 0, 8)}"
+        reason = f"base offset must be 0 offset={_load(lent.p, 0, 8)}"
     elif _load(lent.p, 43, 8) < -1 or (_load(lent.p, 43, 8) >= 0 and _load(lent.p, 53, 4) < 0):
-        reason = f"a producer has no sequence producer={_load(lent.p, 43, 8)} sequence={_load(lent.p, 53, 4)}"
+        reason = (
+            f"batch has a producer id but no sequence producer={_load(lent.p, 43, 8)} sequence={_load(lent.p, 53, 4)}"
+        )
     if reason:
         raise Refused(WireError.INVALID_RECORD, reason)
     if _load(lent.p, 43, 8) >= 0 and _load(lent.p, 51, 2) < 0:

@@ -35,7 +35,7 @@ def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         error = _session_error(kept, request, names_ids=names_ids)
         if error is not WireError.NONE:
             return schema.response(Api.FETCH)(error=error, responses=[])
-        assert kept is not None, "that would be an error"
+        assert kept is not None, "_session_error checked this"
         session.shared.fetch_sessions.use(kept)
         kept.advance()
         IncrementalFetching(session, answer, request, kept).begin(request)

@@ -93,7 +93,7 @@ class Fetching:
             return
 
         def done(made: list[None] | BrokerError) -> None:
-            assert not isinstance(made, BrokerError), "entries have errors of their own"
+            assert not isinstance(made, BrokerError), "errors are set in the entries"
             then()
 
         self._slices = Slices(self._session.broker, steps, done)

@@ -51,7 +51,7 @@ def ids_of(entries: Iterable[Any] | None) -> Iterator[bytes]:
 
 def carrying(session: KafkaSession) -> CarryingKafkaSession:
     """Return the session as a ``CarryingKafkaSession``. All sessions of a broker with several processes are."""
-    assert isinstance(session, CarryingKafkaSession), "it has this table"
+    assert isinstance(session, CarryingKafkaSession), "only this type of session has these handlers"
     return session
 
 

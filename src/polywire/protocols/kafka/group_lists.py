@@ -64,7 +64,7 @@ def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[li
     """Build the response from entries, in slices."""
 
     def done(found: list[Any] | BrokerError) -> None:
-        assert not isinstance(found, BrokerError), "entries have errors of their own"
+        assert not isinstance(found, BrokerError), "errors are set in the entries"
         reply.ok(made(found))
 
     reply.cancel = Slices(peer.broker, entries, done).cancel
@@ -251,7 +251,7 @@ def delete_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
         reply.ok(response(results=results))
 
     def done(results: list[Any] | BrokerError) -> None:
-        assert not isinstance(results, BrokerError), "entries have errors of their own"
+        assert not isinstance(results, BrokerError), "errors are set in the entries"
         peer.broker.settle(Level.WRITTEN, partial(made, results))
 
     reply.cancel = Slices(peer.broker, entries, done).cancel

@@ -78,7 +78,7 @@ class LinkedKafkaSession(KafkaSession):
     @property
     def context(self) -> Context:
         """The client's identity and addresses."""
-        assert self._context is not None, "it came before any request"
+        assert self._context is not None, "the context arrives before any request"
         return self._context
 
     @property
@@ -97,7 +97,7 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
     That shard has checked the member and the generation.
     """
-    assert isinstance(session, LinkedKafkaSession), "it is for links"
+    assert isinstance(session, LinkedKafkaSession), "only links have this handler"
     fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation)
     request.generation = NO_GENERATION  # only the coordinator can interpret this number
     positions.store(session, answer, request, fence)
@@ -108,7 +108,7 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
 
     The transaction's coordinator has allowed it.
     """
-    assert isinstance(session, LinkedKafkaSession), "it is for links"
+    assert isinstance(session, LinkedKafkaSession), "only links have this handler"
     fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation_id)
     request.generation_id = NO_GENERATION
     transactions.move(session, answer, request, fence)

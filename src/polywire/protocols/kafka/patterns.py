@@ -232,7 +232,7 @@ class _Reader:
         part, begin = self._element(), self._at
         while self._at < end:
             counts = self._counts()
-            assert counts is not None, "it was read before"
+            assert counts is not None, "these counts were parsed before"
             self._take("?")
             part = self._times(part, begin, self._at, *counts)
         return part

@@ -119,7 +119,7 @@ class Producing:
             return
 
         def done(made: list[None] | BrokerError) -> None:
-            assert not isinstance(made, BrokerError), "partitions have errors of their own"
+            assert not isinstance(made, BrokerError), "errors are set in the partitions"
             then()
 
         self._is_wide = True
@@ -260,7 +260,7 @@ class Producing:
     def _stage(self, entry: Any, partition: Partition, head: BatchHead, batch: bytearray) -> None:
         """Stage the records of one partition in a transaction. Raises Refused, BrokerError."""
         id_, version = self._transactional_id, self._answer.request.version
-        assert id_ is not None, "a transactional batch has one"
+        assert id_ is not None, "a transactional batch has a transactional id"
         if self._refused is not None:
             raise _kept(self._refused)
         transactions.stage(self._session, id_, version, partition, head, batch, partial(self._staged, entry, partition))
@@ -279,7 +279,11 @@ class Producing:
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         elif result < 0:
-            self._refuse(entry, WireError.DUPLICATE_SEQUENCE_NUMBER, "stored before, and the place is forgotten")
+            self._refuse(
+                entry,
+                WireError.DUPLICATE_SEQUENCE_NUMBER,
+                "the batch was stored before, and its offset is no longer known",
+            )
         else:
             entry.base_offset = result
             entry.log_start_offset = partition.log.first_offset

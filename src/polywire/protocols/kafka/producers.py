@@ -145,7 +145,7 @@ class _Active:
                 entries.append(self._holder(known, partition))
 
     def _holder(self, known: Transaction, partition: Partition) -> Any:
-        assert known.producer is not None, "it has a number"
+        assert known.producer is not None, "a transaction of this protocol has a producer id"
         is_open = known.is_open and partition.incarnation in known.partitions
         return self._made.Partitions.ActiveProducers(
             producer_id=known.producer.id,

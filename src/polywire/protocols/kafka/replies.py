@@ -63,7 +63,7 @@ class Gathering:
         self._broker = broker
 
         def done(asked: list[None] | BrokerError) -> None:
-            assert not isinstance(asked, BrokerError), "entries have errors of their own"
+            assert not isinstance(asked, BrokerError), "errors are set in the entries"
             self.settled()
 
         self.on_cancel(Slices(broker, entries, done).cancel)
@@ -114,7 +114,7 @@ def answer_in_slices(
         return made([entry for entry in first if entry is not None])
 
     def done(found: list[Any] | BrokerError) -> None:
-        assert not isinstance(found, BrokerError), "entries have errors of their own"
+        assert not isinstance(found, BrokerError), "errors are set in the entries"
         answer.ok(made(found))
 
     whole = _encoded(answer, chain(first, [following], entries))

@@ -187,4 +187,4 @@ def _from_base64(text: str) -> bytes:
 
 
 def _unreadable() -> Refused:
-    return Refused(WireError.SASL_AUTHENTICATION_FAILED, "the login cannot be read")
+    return Refused(WireError.SASL_AUTHENTICATION_FAILED, "login message is malformed")

@@ -219,7 +219,7 @@ def _structure(tokens: _Tokens, name: str) -> Structure:
         fields.append(_field(tokens, name))
         if tokens.peek() == ",":
             tokens.take()
-    assert len({field.name for field in fields}) == len(fields), f"a field of {name} is there twice"
+    assert len({field.name for field in fields}) == len(fields), f"structure has a duplicate field name={name}"
     body: dict[str, object] = {
         "__slots__": tuple(field.name for field in fields),
         "__doc__": f"A {name}, made from the table of definitions.",

@@ -164,7 +164,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             except Wide:
                 self._take_wide(frame)
                 return True
-            assert command is not None, "what is served has a handler"
+            assert command is not None, "every supported request has a handler"
             if self._principal is None and not command.anonymous:
                 self._meet()
         answer = self.append(Answer(self, request, blocking=not command.pipelined))

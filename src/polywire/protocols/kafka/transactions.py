@@ -155,7 +155,7 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         if isinstance(result, BrokerError):
             answer.ok(response(error=transaction_error(result)))
         else:
-            assert held.producer is not None, "it has a number"
+            assert held.producer is not None, "a transaction of this protocol has a producer id"
             answer.ok(response(producer_id=held.producer.id, producer_epoch=held.producer_epoch))
 
     try:

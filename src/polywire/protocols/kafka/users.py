@@ -65,7 +65,7 @@ def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
     def made(_: list[Any]) -> Any:
         if found.count > RULES_MAX:
-            message = f"name a user, there are more rules than {RULES_MAX}"
+            message = f"too many ACLs in one response (filter by user) limit={RULES_MAX}"
             return response(error=WireError.POLICY_VIOLATION, message=message)
         return response(resources=found.resources())
 
@@ -188,7 +188,9 @@ def describe_user_scram_credentials(session: KafkaSession, answer: Answer, reque
 
 def _credentials(made: Any, name: str, user: User | None) -> Any:
     if user is None or not user.verifiers:
-        return made(user=name, error=WireError.RESOURCE_NOT_FOUND, message="no such user has verifiers of SCRAM")
+        return made(
+            user=name, error=WireError.RESOURCE_NOT_FOUND, message="no such user, or the user has no SCRAM credentials"
+        )
     infos = [
         made.CredentialInfos(mechanism=NUMBERS[verifier.mechanism], iterations=verifier.iterations)
         for verifier in user.verifiers

@@ -33,7 +33,7 @@ class Command(Generic[_Name, _Handler]):
     anonymous: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        assert self.actions, f"nothing says who may use it command={self.name}"
+        assert self.actions, f"command has no actions command={self.name}"
         object.__setattr__(self, "anonymous", ANYBODY.issuperset(self.actions))
 
 
@@ -44,6 +44,6 @@ def table(*commands: _Command) -> Mapping[Any, _Command]:
     """Return the commands by name."""
     by_name: dict[Any, _Command] = {}
     for command in commands:
-        assert command.name not in by_name, f"two commands have one name command={command.name}"
+        assert command.name not in by_name, f"two commands have the same name command={command.name}"
         by_name[command.name] = command
     return by_name

@@ -108,7 +108,7 @@ class OffLoopQueue:
         """Prepare a request. Called in the thread."""
         result: Any = PeerError("large request could not be prepared", fatal=True)
         try:
-            assert work.prepare is not None, "it was looked at"
+            assert work.prepare is not None, "the caller checked this"
             result = work.prepare()
         except PeerError as error:
             result = error.with_traceback(None)  # the traceback's frames refer to the prepared data, and to this result

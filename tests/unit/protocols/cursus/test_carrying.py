@@ -351,11 +351,11 @@ def test_a_transaction_over_several_shards_is_refused() -> None:
     conversation.ask(f"BEGIN_TXN {who}")
     assert conversation.ask(f"TXN_PUBLISH {who} topic=b seqNum=1 message=m").startswith("OK")
     refused = conversation.ask(f"TXN_PUBLISH {who} topic=c seqNum=2 message=m")
-    assert refused.startswith('ERROR: transaction_publish_failed reason="what one transaction writes to must lie in')
+    assert refused.startswith('ERROR: transaction_publish_failed reason="all topics of a transaction must belong to')
     other = Conversation(3, conversation.shards)
     assert other.ask(f"TXN_PUBLISH {who} topic=c seqNum=2 message=m").startswith("OK")
     refused = other.ask(f"END_TXN {who}")
-    assert refused.startswith('ERROR: transaction_commit_failed state=open reason="what the transaction has staged')
+    assert refused.startswith('ERROR: transaction_commit_failed state=open reason="the transaction has staged data')
     assert "state=aborted" in other.ask(f"END_TXN {who} result=abort")
     for topic in "bc":
         conversation.say(f"CONSUME topic={topic} partition=0 offset=0 member=m".encode())
