@@ -49,12 +49,18 @@ def bucket_families(bucket: BucketView) -> Iterator[Metric]:
         shard.shard,
         shard.unstored_bytes,
     )
-    yield _shard("unstored_seconds", "Age of the oldest of these bytes.", shard.shard, shard.unstored_s)
+    yield _shard(
+        "unstored_seconds", "Age of the oldest bytes that are not in the bucket yet.", shard.shard, shard.unstored_s
+    )
     yield _shard("journal_objects", "Journal objects that a start reads.", shard.shard, shard.objects)
     yield _gauge("bucket_journal_objects_max", "Journal objects above which segments are sealed.", bucket.objects_max)
     yield _gauge("bucket_cache_bytes", "Segments cached in the data directory.", shard.cached_bytes)
-    yield _gauge("bucket_cache_bytes_max", "Limit of this cache.", bucket.cached_bytes_max)
-    nodes = GaugeMetricFamily(f"{NAME}_node", "Brokers of the bucket, with their state.", labels=["node", "state"])
+    yield _gauge(
+        "bucket_cache_bytes_max", "Size limit of the segments cached in the data directory.", bucket.cached_bytes_max
+    )
+    nodes = GaugeMetricFamily(
+        f"{NAME}_node", "Brokers that use the bucket, with their state.", labels=["node", "state"]
+    )
     for node in bucket.nodes:
         nodes.add_metric([node.name, node.state], 1)
     yield nodes
@@ -83,7 +89,7 @@ def _request_families(bucket: BucketView) -> Iterator[Metric]:
         "Requests as stores charge for them; a listing counts once per 1,000 names.",
         labels=["kind"],
     )
-    cost = CounterMetricFamily(f"{NAME}_cost", "Cost of these requests by --bucket-prices.", labels=["kind"])
+    cost = CounterMetricFamily(f"{NAME}_cost", "Cost of requests, computed with --bucket-prices.", labels=["kind"])
     for charge in bucket.charges:
         charged.add_metric([charge.kind], charge.requests)
         if charge.cost is not None:

@@ -260,7 +260,7 @@ class Presence:
             seen = states(nodes, self._watch.alive(nodes))
             self._seen(seen)
             if any(node.start > start for node in nodes):
-                self._deposed("another broker leads under a later start")
+                self._deposed("another broker leads with a higher start number")
                 return
             gone = self._watch.forgotten(nodes)
             for node in nodes:

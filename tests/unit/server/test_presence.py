@@ -49,5 +49,5 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
     deposed.clear()
     presence.say({}, 3, on_deposed)
     assert deposed.wait(20)
-    assert reported[-1] == "another broker leads under a later start"
+    assert reported[-1] == "another broker leads with a higher start number"
     presence.end()

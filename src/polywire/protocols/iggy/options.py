@@ -33,9 +33,9 @@ _KNOWN: Final = {
     ),
     b"max_topic_size": (_U64, U64.pack(_NEVER), "bytes, or a text like 10 GB; divided among the partitions"),
     b"segment_size": (_U64, U64.pack(1 << 30), "stored and returned; the broker sizes its segments itself"),
-    b"durability": (_TEXT, b"replicated", "stored and returned; the broker's own durability counts"),
+    b"durability": (_TEXT, b"replicated", "stored and returned; the broker's durability level applies"),
     b"consumer_offset_durability": (_TEXT, b"replicated", "stored and returned"),
-    b"enforce_fsync": (_BOOL, b"\0", "stored and returned; the broker's own durability counts"),
+    b"enforce_fsync": (_BOOL, b"\0", "stored and returned; the broker's durability level applies"),
     b"messages_required_to_save": (_U32, U32.pack(1024), "stored and returned; every send is written at once"),
     b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "stored and returned"),
     b"preallocate_segments": (_BOOL, b"\0", "stored and returned"),
@@ -44,7 +44,7 @@ _KNOWN: Final = {
         b"mutable",
         "mutable or fixed; the number of partitions of a fixed topic cannot change",
     ),
-    b"replication_factor": (_U32, U32.pack(1), "stored and returned; the broker's own durability counts"),
+    b"replication_factor": (_U32, U32.pack(1), "stored and returned; the broker's durability level applies"),
 }
 _SINCE_012: Final = (b"partition_resize_policy", b"replication_factor")
 _UNTIL_012: Final = (b"enforce_fsync",)
