@@ -1,6 +1,6 @@
 """Encode records and lists as JSON, within limits in bytes.
 
-* UTF-8 becomes text, and other bytes become base64. Both are truncated before decoding.
+* UTF-8 becomes text, and other bytes become base64. Both are truncated first.
 * Text that would be longer in JSON than in base64 becomes base64, unless it is short.
 * Long values are encoded in pieces, so that no step blocks the interpreter for more than a few milliseconds.
 * A list has a limit in rows and in bytes.

@@ -33,8 +33,8 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
 class ApiCall:
     """One request to an endpoint.
 
-    path: values of the path's parameters. body: the JSON object, empty without one. authorization: the client's header,
-    for requests to other processes on its behalf.
+    path: values of the path's parameters. body: the JSON object, empty without one. authorization: the client's
+    Authorization header, which requests to other processes repeat.
     """
 
     principal: Principal

@@ -1,7 +1,8 @@
 """The session of an HTTP connection (decision 0121).
 
-Requests of a connection are executed one at a time, on the event loop, each after it has arrived completely. Later
-requests are not read until then. A connection without a complete request for IDLE_S seconds is closed.
+The requests of a connection are executed one at a time, on the event loop. A request is executed when it has arrived
+completely, and the next one is read after its response. A connection without a complete request for IDLE_S seconds is
+closed.
 
 The head and the body of a request have limits, and a body without Content-Length is rejected.
 """

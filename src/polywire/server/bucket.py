@@ -1,4 +1,4 @@
-"""Check a bucket, and open the broker of a log in it.
+"""Check a bucket, and open a broker for the log in it.
 
 * A bucket whose conditional writes do not work is rejected before anything is written.
 * The first check runs in a child process: the libraries for buckets start threads, and a process with threads must not

@@ -153,8 +153,8 @@ class ServeConfig:
       each listener; with port 0 the system chooses the port. If ``flux`` or ``kafka07`` is not set, it has a default
       address; with users it is off, because the protocol has no login.
     * ``http``: the same for HTTP. If it is not set, it has a default address, and is off if that port is in use.
-    * ``http_names``: host names, separated by commas, that HTTP accepts without users, in addition to addresses and
-      localhost.
+    * ``http_names``: host names, separated by commas, that HTTP accepts while there are no users, in addition to
+      addresses and localhost.
     * ``tls``: ``HOST:PORT`` by protocol for listeners with TLS. They need a certificate; ``any_wire`` then also detects
       TLS.
     * ``tls_certificate``, ``tls_key``: PEM files; the first has the certificate with its chain, and the key if
@@ -198,8 +198,9 @@ class ServeConfig:
 
     * ``processes``: number of processes that share the data directory or the bucket (decision 0126). 0 stands for one
       process, or one for each shard of the bucket.
-    * ``shard_port``: first port of the listeners that belong to one process; each process has 20. With 0, the system
-      chooses the ports for a bucket; on a data directory, each process adds 100 to the shared port.
+    * ``shard_port``: first port for listeners that belong to a single process; each process gets 20 ports. With 0, the
+      system chooses the ports for a bucket. On a data directory, the first process then uses the shared port plus 100,
+      the second the shared port plus 200, and so on.
     * ``ready_file``: file that exists while all listeners accept connections.
     * ``drain_timeout_s``: seconds to wait for pending responses at shutdown.
     * ``driver``: I/O driver of connections without TLS: ``epoll``, ``loop`` (the event loop), or ``auto``, which uses

@@ -48,8 +48,8 @@ log = structlog.get_logger("polywire.server")
 class BareConnection(SendingHalf):
     """One socket. Implements ``protocols.runtime.session.Output``.
 
-    * ``_phase`` changes as in ``TRANSITIONS``. In OPEN there is a session; if only one protocol is allowed, also
-      before.
+    * ``_phase`` changes as in ``TRANSITIONS``. There is a session in OPEN, and also before if only one protocol is
+      allowed.
     * ``_pauses``: the current reasons not to read.
     * ``_buffer``: received bytes that the session has not consumed, or memory for a stream of large reads. If it is
       None, reads use the chunk that all connections share.

@@ -1,6 +1,6 @@
 """Statistics of the process for HTTP.
 
-They cover connections, traffic by protocol, listeners, settings, and times of the log's threads.
+They cover connections, traffic by protocol, listeners, settings, and job times of the log's threads.
 """
 
 from __future__ import annotations

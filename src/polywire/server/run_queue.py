@@ -8,8 +8,8 @@ one pass would block timers and other clients for seconds.
 When heavy requests have taken ``PASS_S`` in a pass, connections whose last request was heavy wait for a later pass.
 They are served in order, before the loop reads again.
 
-A connection with light requests is delayed only by unexpected heavy requests: those of a connection whose last request
-was light, read earlier in the same pass.
+A connection with light requests is delayed only by unexpected heavy requests. These were read earlier in the same pass,
+from a connection whose last request was light.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 * A standby forwards clients to the current leader, and waits until it can become the leader.
 * Timeouts and lost connections only determine when a standby tries to take over. Whether it becomes the leader is decided
-  by a conditional write to the bucket. A broker leads until it is deposed, and becomes a standby again.
-* An unreachable bucket ends the process only when it starts. A broker that has been a standby waits until the bucket
-  responds again.
-* The HTTP listener of a standby serves liveness, readiness and two metrics. Its requests are limited in size, time and
-  number. A standby does not authenticate clients, so it serves nothing else.
+  by a conditional write to the bucket. A broker leads until it is deposed, and then becomes a standby
+  again.
+* If the bucket is unreachable when a process starts, the process exits. A broker that has been a standby waits until
+  the bucket responds again.
+* The HTTP listener of a standby serves liveness, readiness and two metrics. Requests to it are limited in size, time
+  and number. A standby does not authenticate clients, so it serves nothing else.
 """
 
 from __future__ import annotations

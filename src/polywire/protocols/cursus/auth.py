@@ -139,8 +139,8 @@ class AccessGuard:
     def _trailing(self, peer: Peer, request: Request) -> Principal | None:
         """Return the principal of credentials at the end of the message.
 
-        Clients append credentials to the whole command, so they can follow the message. Words that are not valid
-        credentials belong to the message.
+        Clients append credentials to the whole command, so the credentials can follow the message. Words that are not
+        valid credentials belong to the message.
         """
         if request.name != "TXN_PUBLISH" or request.message is None:
             return None

@@ -44,8 +44,8 @@ class CarryingCursusSession(CarryingSession, CursusSession):
     """One connection.
 
     ``_body``: the current text frame. ``_login``: the latest AUTH request. ``_staged_in``: for each transactional id,
-    the shard in which this connection has staged records or offsets. ``stream_asked``: the link over which a stream was
-    requested that has not begun yet.
+    the shard in which this connection has staged records or offsets. ``stream_asked``: the link of a
+    stream that was requested and has not begun yet.
     """
 
     __slots__ = ("_body", "_links", "_login", "_staged_in", "shards", "stream_asked")
@@ -261,8 +261,8 @@ class _Several:
 class _StreamLink(CursusLink):
     """A stream that arrives over its own link. Implements ``Pushing``.
 
-    ``_left``: bytes of the current frame that have not arrived. ``_held``: the part of the next frame's length that
-    has.
+    ``_left``: number of bytes of the current frame that have not arrived. ``_held``: bytes of the next frame's length
+    that have arrived.
     """
 
     def __init__(self, session: CarryingCursusSession, shard: int, answer: Answer, request: LinkRequest) -> None:

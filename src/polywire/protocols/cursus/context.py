@@ -60,8 +60,8 @@ class CursusSettings:
     frame_bytes_max: longest accepted frame (spec: cursus#frames).
     dialect: the only dialect; None detects it for each frame (spec: cursus#recognising-the-dialect).
     compression: compression of all frames to the broker; empty detects it for each frame (spec: cursus#compression).
-    bare_publish: an envelope whose payload is not a command publishes it to its topic (spec: cursus#envelope). If unset, a mistyped command
-        is an error instead.
+    bare_publish: publish an envelope's payload to the envelope's topic if the payload is not a command (spec: cursus#envelope). If unset,
+        a mistyped command is an error instead.
     host: host in METADATA and FIND_COORDINATOR; by default the one that the client connected to.
     port: port in METADATA and FIND_COORDINATOR; by default the one that the client connected to.
     idle_timeout_s: how long a connection without a stream may be idle (spec: cursus#connections).
@@ -223,9 +223,9 @@ class CursusState:
         round_robin: next partition for a record without a key, by topic id.
         scratch: reusable arrays.
         reply_buffers: reusable buffers for large replies.
-        generations_used: by members of groups.
+        generations_used: generations that the members of groups have used.
         repeats: remembered payloads of the legacy dialect, None if repeated payloads are not dropped.
-        streams: by topic, partition and group; a new stream may replace an old one with the same key.
+        streams: open streams by topic, partition and group; a new stream may replace an old one with the same key.
         stream_count: number of open streams.
         off_loop: queue of long frames.
         large_scratch: arrays for the messages of the current long frame.

@@ -1,6 +1,6 @@
 """HELP, PROTOCOL_INFO, NEGOTIATE, EXIT and SETGROUP, and the refusal of cluster commands.
 
-A negotiation that is refused changes nothing. See (spec: cursus#conversation, cursus#setgroup-and-exit,
+A negotiation that is refused changes nothing (spec: cursus#conversation, cursus#setgroup-and-exit,
 cursus#cluster-commands).
 """
 

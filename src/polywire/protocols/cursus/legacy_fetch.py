@@ -1,8 +1,8 @@
 """CONSUME of the legacy dialect: each value in its own frame (spec: cursus#consume-of-the-legacy-dialect).
 
-Reading starts at a byte offset: the total size of the frames of all earlier values of the partition, four bytes and the
-value each. It is found with the log's Kafka 0.7 addresses, which count ten bytes and the value for each record. An
-offset that is not the beginning of a record is refused.
+A request names a byte offset: the total size of the frames of all earlier values of the partition. A frame has four
+bytes and the value. The record at the offset is found with the log's Kafka 0.7 addresses, in which a record counts as
+ten bytes and its value. An offset that is not the beginning of a record is refused.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Host(Protocol):
 class LongFrame:
     """A long frame of one session. The session handles no other request until it is done.
 
-    Invariant: the received bytes are pinned until ``_over``. While the frame does not wait for its
-    session, a call of ``_work`` is queued.
+    Invariant: the received bytes are pinned until ``_over``. Unless the frame waits for its session, ``_work`` is its
+    entry in the off-loop queue.
     """
 
     __slots__ = ("_body", "_over", "_packed", "_received", "_session", "_storing", "_unpin", "_work")

@@ -1,4 +1,4 @@
-"""Drop payloads that were published within the last 30 minutes (spec: cursus#repeated-payloads).
+"""Drop payloads that were already published within the last 30 minutes (spec: cursus#repeated-payloads).
 
 A payload counts as repeated only if the same payload was stored in the same topic. The number of remembered payloads is
 limited; the oldest is forgotten first. Times are monotonic.

@@ -87,7 +87,8 @@ class Reply:
 
     bytes_max: the reply ends after this many bytes of records, but has at least one record; it is written at once.
     If None, pieces are written as the client reads them. hw: the high watermark that is reported after the records. If
-    the records end earlier, the offset of the last record is reported instead. None reports none.
+    the records end earlier, the offset of the last record is reported instead. With None, no hw is
+    reported.
 
     Invariant: data of a read is not used after its pin was released. ``_next`` is the offset after the records that are
     in ``_buffer`` or were written. ``_begun``: records were written. ``_clogged``: the client must read before more is

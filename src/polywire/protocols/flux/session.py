@@ -85,7 +85,7 @@ class FluxSession(BarePipelined):
     ``_too_long``: a timer that closes the connection if a line that is too long does not end. Until then its bytes are
     skipped.
 
-    drain: continues a reply that is written in pieces. While there is one, it is the only outstanding answer.
+    drain: continues a reply that is written in pieces. While there is such a reply, no other answer is outstanding.
     """
 
     if not cython.compiled:  # fields and types of the base class

@@ -38,8 +38,8 @@ class Dialect:
         framed: the dialect uses the headered framing.
         protocols: the protocol versions with which clients of the headered framing log in.
         server_version: version of Iggy's own server with this dialect, as reported to clients.
-        contexts: partitions have incarnations, which are in polls, routes and topics; streams and users have two blocks
-            of options.
+        contexts: polls, routes and topics contain the incarnations of partitions; streams and users have two blocks of
+            options.
         member_lists: each partition in a topic's description lists the nodes that store it.
         message_head: layout of sent messages, see ``decoder``.
         form: layout of polled messages, see ``encoder``.

@@ -1,7 +1,7 @@
 """Messages between a broker's processes: transactions across shards, topics of other shards (decisions 0129, 0128).
 
-Each message is one ``BETWEEN_SHARDS`` request on a link between two processes. The bodies of request and response are
-MessagePack: one of ``Question``, and its answer.
+Each message is one ``BETWEEN_SHARDS`` request on a link between two processes. The body of the request is one of
+``Question``, and the body of the response is its answer. Both are encoded as MessagePack.
 
 In a transaction across shards, the *home* is the shard that coordinates the transactional id. The other shards have
 *branches* of the transaction.

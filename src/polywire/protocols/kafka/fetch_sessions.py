@@ -34,7 +34,7 @@ class WantedTopic:
 
 
 class Wanted:
-    """A partition of a session. Where a request's entry has the same field, the name is the same.
+    """A partition of a session. Fields that a request's entry also has have the same name as there.
 
     ``wait`` is the registration for the next record. ``end`` and ``start`` are the log's end and start as the client
     knows them.

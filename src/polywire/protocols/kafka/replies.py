@@ -106,7 +106,7 @@ def answer_in_slices(
 ) -> Any:
     """Return the body that ``made`` builds from the entries. Return None if that is done later, in slices.
 
-    None among the entries is a pause and not part of the body. A few entries are processed immediately.
+    An entry ``None`` is a pause and not part of the body. A few entries are processed immediately.
     """
     first = [entry for _, entry in zip(range(at_once), entries, strict=False)]
     following = next(entries, _END)

@@ -1,8 +1,9 @@
 """Search records by timestamp (spec: kafka#listoffsets).
 
 A record's timestamp is set by the producer, or it is the append time if the topic is configured for that. The log can
-only find records by append time. PRODUCE rejects timestamps that are more than an hour ahead, or more than the topic's
-`message.timestamp.after.max.ms`. The search therefore starts that much before the requested time and scans from there.
+only find records by append time. PRODUCE rejects timestamps that are too far ahead of the broker's clock: more than the
+topic's `message.timestamp.after.max.ms`, by default an hour. The search therefore starts that much before the requested
+time and scans from there.
 
 * It finds the first matching record by offset even if timestamps are out of order.
 * It runs in slices. It reads one chunk at a time, and pins no memory between the slices.

@@ -1,7 +1,7 @@
 """Error numbers of the `polywire` protocol: code and kind (spec: polywire#errors).
 
-Every ``ErrorCode`` has a number, and every number has a code. If a client does not know a code, it raises an error of
-the kind.
+Every ``ErrorCode`` has a number, and every number has a code. If a client does not know a code, it raises the most
+general error of that kind.
 """
 
 from __future__ import annotations

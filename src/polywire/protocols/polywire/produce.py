@@ -367,7 +367,7 @@ def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _:
 
 
 def _abandon(session: ReplyOwner, tokens: Sequence[bytes]) -> Iterator[None]:
-    """Check all tokens, then drop them in portions.
+    """Check all tokens, then drop their batches in portions.
 
     Raises BrokerError if nothing was dropped, or if another user has meanwhile staged under one of the remaining
     tokens.

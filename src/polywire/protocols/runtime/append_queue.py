@@ -1,7 +1,7 @@
 """Append a connection's batches to the log, in order. Batches wait while the log is full.
 
-A batch that does not fit within the time limit is rejected in a callback on the event loop (decision 0107). There is no
-task, and no timer unless a batch waits.
+A batch that does not fit within the time limit is rejected in a callback on the event loop (decision 0107).
+Appending needs no task, and a timer only while a batch waits.
 """
 
 from __future__ import annotations
