@@ -94,7 +94,7 @@ class ConnectionSlots:
     def _quietest(self, host: str) -> SlotHolder | None:
         """Return the connection to close, or None.
 
-        Connections are sorted only once a second, because their order changes only with the seconds.
+        Connections are sorted at most once a second, because the time of their last byte is measured in seconds.
         """
         if self._looked != self.tick:
             self._looked = self.tick

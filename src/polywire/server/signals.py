@@ -89,9 +89,9 @@ class Reload:
     __slots__ = ("_files",)
 
     def __init__(self, files: Mapping[str, Load | None]) -> None:
-        """Store how to load each file, by its description.
+        """Store ``files``: for each file, a description and the function that loads it.
 
-        They are loaded in this order; None stands for a file that is not configured.
+        Files are loaded in this order. None stands for a file that is not configured.
         """
         self._files: Final = files
 

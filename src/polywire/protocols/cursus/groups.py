@@ -232,7 +232,7 @@ def _returning(asked: GroupRequest) -> str | None:
 
 
 def _new_id(asked: GroupRequest) -> str:
-    """Return an unused member id. In a group with several topics, it is the id that the member has in its first topic."""
+    """Return the id for a new member: an unused one, or the id that the member has in the group's first topic."""
     view, groups = asked.view(), asked.session.state.broker.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
     bound = groups.topic_of(WIRE, asked.group)

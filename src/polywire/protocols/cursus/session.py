@@ -77,8 +77,9 @@ class Pushing(Protocol):
 
 
 class TakeBatch(Protocol):
-    """Function that handles a batch frame. It returns the batch to store, which answers once it is stored. Raises
-    NotYet.
+    """Function that handles a batch frame. It returns the batch to store, which is answered once it is stored.
+
+    Raises NotYet.
     """
 
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None: ...

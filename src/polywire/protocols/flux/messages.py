@@ -206,7 +206,10 @@ def topic_word(name: str) -> str:
 
 
 def named(text: bytes) -> str:
-    """Decode a topic name, which may be invalid as a name; raise Refused ``invalid topic`` if it cannot be decoded."""
+    """Decode a word to a topic's name. The name is not checked.
+
+    Raises Refused ``invalid topic`` if the word cannot be decoded.
+    """
     try:
         return names.unescape(text_of(text))
     except Invalid:

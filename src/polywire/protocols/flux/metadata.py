@@ -227,7 +227,7 @@ class FluxState:
         self._broker.set_wire_state(WIRE, _INDEX_KEY, value, level=level, done=done)
 
     def _sweep(self) -> None:
-        """Drop entries of deleted partitions and topics once there are as many as of existing ones."""
+        """Drop entries of deleted partitions and topics once they are as many as the entries of existing ones."""
         topics = self._broker.topics(internal=True)
         partitions = {partition.incarnation for topic in topics for partition in topic.partitions}
         ids = {topic.id for topic in topics}
@@ -278,7 +278,10 @@ class FluxState:
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
     def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """Apply a repeated creation: set the number of replicas, and drop reports of followers beyond it. Raises Busy."""
+        """Apply a repeated creation: set the number of replicas, and drop reports of followers above this number.
+
+        Raises Busy.
+        """
         if factor != self._factors.get(topic.id):
             self._sweep_in_time()
             settings = replace(topic.settings, replication_factor=factor)

@@ -64,7 +64,7 @@ class OwnReplies(Replies):
         self._room: Callable[[], object] = replied
 
     def on_room(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` when the output was full and has space again; never from inside a call."""
+        """Have ``regulate`` call ``callback`` when the output was full and has space again."""
         self._room = callback
 
     @property

@@ -68,10 +68,9 @@ def partition_at(topic: Topic, number: int) -> Partition:
 
 
 def consumers_partition(reader: Reader, number: int | None) -> int:
-    """Return the partition of a single consumer: the one in the request, else the first. The dialect of 2023 has no
-    default.
+    """Return the partition of a single consumer: the one in the request, or else the first.
 
-    (spec: iggy#polling)
+    In the dialect of 2023, the request must name it (spec: iggy#polling).
     """
     if number is not None:
         return number

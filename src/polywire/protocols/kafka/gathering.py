@@ -50,7 +50,7 @@ def ids_of(entries: Iterable[Any] | None) -> Iterator[bytes]:
 
 
 def carrying(session: KafkaSession) -> CarryingKafkaSession:
-    """Return the session as a ``CarryingKafkaSession``. All sessions of a broker with several processes are."""
+    """Return the session as a ``CarryingKafkaSession``. In a broker with several processes, every session is one."""
     assert isinstance(session, CarryingKafkaSession), "only this type of session has these handlers"
     return session
 
