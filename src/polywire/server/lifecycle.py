@@ -487,7 +487,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
     hub.commit()
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
-    while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:  # noqa: ASYNC110 - looking is the point
+    while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:  # noqa: ASYNC110 - polling is intended
         await asyncio.sleep(DRAIN_POLL_S)
     waiting = sum(connection.is_waiting for connection in hub.connections)
     if waiting:
@@ -500,7 +500,7 @@ async def _close_connections(hub: Hub) -> None:
         connection.close()
     loop = asyncio.get_running_loop()
     end = loop.time() + FLUSH_TIMEOUT_S
-    while hub.connections and loop.time() < end:  # noqa: ASYNC110 - looking is the point
+    while hub.connections and loop.time() < end:  # noqa: ASYNC110 - polling is intended
         await asyncio.sleep(DRAIN_POLL_S)
     for connection in list(hub.connections):
         connection.abort("the broker is stopping, and the client does not read its responses")

@@ -19,7 +19,7 @@ from polywire.types import Buffer
 
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # limit of one frame (spec: cursus#consume); at least one record is sent
 VALUES_BYTES_MAX: Final = (
-    8_192  # limit for the values in one answer of the legacy dialect, as its page says; at least one is sent
+    8_192  # limit for the values in one answer of the legacy dialect, as its specification says; at least one is sent
 )
 SMALL_BYTES: Final = 64 * 1024  # copying this much costs less than keeping a buffer until it was sent
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024

@@ -125,7 +125,7 @@ class IncrementalFetching(Fetching):
             try:
                 found = topic_of(self._session, Action.FETCH, named.name, named.topic_id)
             except BrokerError as error:
-                # its traceback refers to this connection, and the connection would refer to the error
+                # the error's traceback refers to this connection, which would in turn refer to the error
                 found = error.with_traceback(None)
             self._topics[named] = found
         return found

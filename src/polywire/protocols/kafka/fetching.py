@@ -112,7 +112,7 @@ class Fetching:
             try:
                 topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
             except BrokerError as error:
-                # its traceback refers to this connection, and the connection would refer to the error
+                # the error's traceback refers to this connection, which would in turn refer to the error
                 topic = error.with_traceback(None)
             self._count += len(asked.partitions)
             for one in asked.partitions:

@@ -89,7 +89,7 @@ class _Active:
             try:
                 topic: Topic | BrokerError = topic_of(self._session, Action.FETCH, asked.name)
             except BrokerError as error:
-                # its traceback refers to this connection, and the connection would refer to the error
+                # the error's traceback refers to this connection, which would in turn refer to the error
                 topic = error.with_traceback(None)
             for number in asked.indexes:
                 self._ask(topic, number, entry.partitions)

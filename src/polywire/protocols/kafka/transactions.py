@@ -258,7 +258,7 @@ def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
     try:
         return topic_of(session, Action.PRODUCE, name)
     except BrokerError as error:
-        # its traceback refers to this connection, and the connection would refer to the error
+        # the error's traceback refers to this connection, which would in turn refer to the error
         return error.with_traceback(None)
 
 

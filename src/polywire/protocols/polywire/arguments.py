@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
     from polywire.protocols.polywire.context import PolywireBroker
 
-NAME_BYTES_MAX: Final = 255  # spec: polywire#limits
-TOPICS_MAX: Final = 1000  # spec: polywire#limits: topics of one BOUNDS
+NAME_BYTES_MAX: Final = 255  # bytes of a name (spec: polywire#limits)
+TOPICS_MAX: Final = 1000  # topics of one BOUNDS (spec: polywire#limits)
 LEVELS: Final = tuple(Level)
 KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
 
