@@ -34,6 +34,9 @@ class Topics(Protocol):
     def find_topic(self, full_name: str) -> Topic | None:
         """Return the topic with this full name, or None."""
 
+    def topic(self, full_name: str) -> Topic:
+        """Return the topic with this full name. Raises Missing(TOPIC_MISSING)."""
+
     def resource(self, full_name: str) -> Topic | TopicName:
         """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
 
@@ -68,6 +71,18 @@ class Records(Protocol):
         """Read stored batches, beginning with the one that contains ``offset``; see ``PartitionLog.read``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE), or passes it to ``then``.
+        """
+
+    def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` once, when the record at ``offset`` may be readable, or the partition was deleted.
+
+        Cancelling the returned handle prevents the call. Raises Missing(PARTITION_MISSING).
+        """
+
+    def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
+        """Return the offset at which an epoch ends; see ``PartitionLog.epoch_end``.
+
+        It is returned, or passed to ``then`` later, as is Missing(OFFSET_OUT_OF_RANGE) for an unknown epoch.
         """
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:

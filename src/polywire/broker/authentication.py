@@ -92,6 +92,18 @@ class Authentication(Authorization):
         user = None if self.is_open else self._by_name.get(name)
         return None if user is None or not user.configured else self._principal(user)
 
+    def vouched(self, name: str) -> Principal:
+        """Return the principal of a user whom another process of this broker has authenticated.
+
+        Raises Denied(LOGIN_REQUIRED) if there is no such user, or it is inactive.
+        """
+        user = self._by_name.get(name)
+        if user is None and self.is_open and name == DEFAULT_NAME:
+            return ROOT
+        if user is None or not user.active:
+            raise Denied(ErrorCode.LOGIN_REQUIRED, f"another process does not know the user user={name!r}")
+        return self._principal(user)
+
     def nameless(self, certified: Principal | None) -> Principal:
         """Return the principal of a client whose protocol has no authentication.
 

@@ -325,6 +325,11 @@ class RecordVerbs(Protocol):
             check_alive(partition)
         return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
 
+    def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
+        """Return the offset at which an epoch ends; see ``api.Records``."""
+        del then
+        return partition.log.epoch_end(epoch)
+
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
         """Return None, because the offsets of a partition of this process are always current; see ``api.Records``."""
 

@@ -23,8 +23,9 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Completion, Handle, Loop, Read
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
-from polywire.routing.link import ShardLink
+from polywire.routing.link import CLOGGED_BYTES, ShardLink
 from polywire.routing.messages import Verb
+from polywire.routing.requests import execute, nothing
 from polywire.routing.topics import RemoteLog, RemoteTopics
 from polywire.types import Buffer, Level, TopicName
 
@@ -32,18 +33,18 @@ FOUND_S: Final = 0.05  # time for the request that asked; a topic that is create
 
 
 class RoutedBroker:
-    """Implements the verbs of ``broker.api``.
+    """Implements the verbs of ``broker.api``, and ``Router``.
 
     ``_found`` has the answers to requests for topics that this process did not know, for ``FOUND_S``: the error, or None
     if the topic does not exist.
     """
 
-    __slots__ = ("_found", "_links", "_local", "_remote", "_shards", "access", "clock", "loop", "settings", "sliced")
+    __slots__ = ("_found", "_links", "_local", "_remote", "access", "clock", "loop", "settings", "shards", "sliced")
 
     def __init__(self, local: Broker, shards: Shards) -> None:
         """Open the links to all other shards."""
         self._local: Final = local
-        self._shards: Final = shards
+        self.shards: Final = shards
         self._remote: Final = RemoteTopics()
         self._found: Final[dict[str, BrokerError | None]] = {}
         self.access: Final[Access] = local.access
@@ -71,8 +72,8 @@ class RoutedBroker:
         topic = self._local.find_topic(full_name) or self._remote.find(full_name)
         if topic is not None:
             return topic
-        shard = self._shards.shard_of(full_name)
-        if shard is None or shard == self._shards.own:
+        shard = self.shards.shard_of(full_name)
+        if shard is None or shard == self.shards.own:
             return None
         if full_name in self._found:
             error = self._found[full_name]
@@ -88,6 +89,13 @@ class RoutedBroker:
             then()
 
         return self._links[shard].call(verb, named, messages.Empty, answered)
+
+    def topic(self, full_name: str) -> Topic:
+        """See ``api.Topics``."""
+        topic = self.find_topic(full_name)
+        if topic is None:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+        return topic
 
     def resource(self, full_name: str) -> Topic | TopicName:
         """See ``api.Topics``."""
@@ -105,13 +113,13 @@ class RoutedBroker:
             return topic
         if not self.settings.auto_create:
             raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
-        shard = self._shards.home(full_name)
-        if shard == self._shards.own:
+        shard = self.shards.home(full_name)
+        if shard == self.shards.own:
             return self._local.ensure_topic(full_name, by=by)
         error = self._found.get(full_name)
         if error is not None:
             raise error
-        named = messages.Named(full_name, by.owner)
+        named = messages.Named(full_name, by_of(by))
         raise TopicPending(full_name, partial(self._ask, Verb.CREATE, shard, named))
 
     # Records
@@ -123,7 +131,7 @@ class RoutedBroker:
         log = partition.log
         if isinstance(log, RemoteLog):
             check_alive(partition)
-            log.append(batch, by.owner, level, done)
+            log.append(batch, by_of(by), level, done)
         else:
             self._local.produce(partition, batch, by=by, level=level, done=done)
 
@@ -139,10 +147,55 @@ class RoutedBroker:
         """See ``api.Records``."""
         return self._local.fetch(partition, offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
 
+    def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
+        """See ``api.Records``."""
+        log = partition.log
+        if isinstance(log, RemoteLog):
+            check_alive(partition)
+            return log.wait(offset, wake)
+        return self._local.wait(partition, offset, wake)
+
+    def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
+        """See ``api.Records``."""
+        log = partition.log
+        if isinstance(log, RemoteLog):
+            return log.find_epoch_end(epoch, then)
+        return self._local.epoch_end(partition, epoch, then)
+
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
         """See ``api.Records``."""
         log = partition.log
         return log.refresh(then) if isinstance(log, RemoteLog) else None
+
+    # Requests of the `polywire` protocol
+
+    def shard_of_topic(self, topic: Topic) -> int:
+        """See ``Router``."""
+        shard = self._remote.shard_of(topic)
+        return self.shards.own if shard is None else shard
+
+    @property
+    def is_clogged(self) -> bool:
+        """See ``Router``."""
+        return any(link.unanswered_bytes > CLOGGED_BYTES for link in self._links.values())
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """See ``Router``."""
+        for link in self._links.values():
+            if link.unanswered_bytes > CLOGGED_BYTES:
+                link.waiting.add(callback)
+
+    def ask(self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False) -> None:
+        """See ``Router``."""
+        if shard == self.shards.own:
+            view, answered = memoryview(bytearray(frame)), partial(self.loop.call_soon, then)
+            execute(self._local, by, view, answered, nothing, sees_files=sees_files)
+            return
+
+        def received(_: bytes, payload: memoryview) -> None:
+            then(bytes(payload))
+
+        self._links[shard].send(Verb.ASK, messages.Ask(by_of(by), sees_files), received, then, frame)
 
     # The log of this process
 
@@ -162,3 +215,10 @@ class RoutedBroker:
     def probe(self, done: Completion[int]) -> None:
         """See ``api.Settling``."""
         self._local.probe(done)
+
+
+def by_of(caller: Caller) -> messages.By:
+    """Return a caller for another process, which knows users by their names only."""
+    if caller is NO_CALLER:
+        return messages.NO_USER
+    return messages.By("" if caller.principal is None else caller.principal.name, caller.owner)

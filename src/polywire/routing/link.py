@@ -22,9 +22,12 @@ from polywire.routing import messages
 from polywire.routing.messages import Topics, Verb, decode, decode_frame, encode, frame_bytes, is_error
 from polywire.types import Buffer
 
-UNANSWERED_BYTES_MAX: Final = (
-    16 * 1024 * 1024
-)  # batches on the way to one shard; the shard may have to hold all of them
+CLOGGED_BYTES: Final = 16 * 1024 * 1024  # batches on the way to one shard, above which sessions stop to accept requests
+# limit for batches on the way to one shard, which may have to hold all of them
+UNANSWERED_BYTES_MAX: Final = 4 * CLOGGED_BYTES
+LARGE_BYTES: Final = (
+    4096  # payloads that are not joined with other frames, because copying them costs more than a write
+)
 RETRY_S: Final = 0.2  # pause before a lost link is opened again
 LOST: Final = "the process of this topic has ended and is being restarted: the outcome of the request is unknown"
 _CORRELATION_MASK: Final = 0xFFFFFFFF
@@ -59,6 +62,28 @@ class Call:
         """Ignore the response."""
         self.answered, self.failed = _ignore, _ignore
 
+    def cancelling(self) -> Handle:
+        """Return a handle whose ``cancel`` also ends the call in the other process."""
+        return _Cancelling(self)
+
+    def end(self) -> None:
+        """End the call in the other process. It gets no response."""
+        self.cancel()
+        self._link.end(self.correlation)
+
+
+class _Cancelling:
+    """The handle of a call that would last."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call: Final = call
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._call.end()
+
 
 def _ignore(*_: object) -> None:
     """Do nothing."""
@@ -67,8 +92,9 @@ def _ignore(*_: object) -> None:
 class ShardLink:
     """The link to ``shard``. Implements ``LinkPeer``.
 
-    ``_unsent`` are frames of this pass of the loop. ``_pieces`` are received bytes, ``_received`` in total; they have no
-    complete frame as long as there are fewer than ``_wanted``.
+    ``waiting`` are callbacks for the time when fewer than ``CLOGGED_BYTES`` are unanswered. ``_unsent`` are frames of
+    this pass of the loop. ``_pieces`` are received bytes, ``_received`` in total; they have no complete frame as long as
+    there are fewer than ``_wanted``.
     """
 
     __slots__ = (
@@ -86,12 +112,14 @@ class ShardLink:
         "_wanted",
         "shard",
         "unanswered_bytes",
+        "waiting",
     )
 
     def __init__(self, shards: Shards, shard: int, owner: TopicsOwner, loop: Loop) -> None:
         """Create the link, and open it."""
         self.shard: Final = shard
         self.unanswered_bytes = 0
+        self.waiting: Final[set[Callable[[], None]]] = set()
         self._shards: Final = shards
         self._owner: Final = owner
         self._loop: Final = loop
@@ -117,7 +145,7 @@ class ShardLink:
 
     def call(
         self, verb: Verb, head: msgspec.Struct, kind: type[_Head], then: Completion[_Head], payload: Buffer = b""
-    ) -> Handle:
+    ) -> Call:
         """Send a call whose response has a head of this kind and no payload. ``then`` gets the head or an error.
 
         Raises Busy(BUSY) if too many bytes are unanswered.
@@ -147,19 +175,31 @@ class ShardLink:
         self.unanswered_bytes += size
         frame = encode(verb, correlation, head, payload_bytes=size)
         # the payload is copied, because the caller may change its buffer before it is sent
-        self._write(b"".join((frame, payload)) if size else frame)
+        if size < LARGE_BYTES:
+            self._write(b"".join((frame, payload)) if size else frame)
+        else:
+            self._unsent.append(frame)
+            self._unsent.append(bytes(payload))
+            self._flush(joined=False)
         return call
+
+    def end(self, correlation: int) -> None:
+        """End a call in the other process."""
+        if self._calls.pop(correlation, None) is not None and self._link is not None:
+            self._write(encode(Verb.CANCEL, 0, messages.Cancel(correlation)))
 
     def _write(self, frame: bytes) -> None:
         self._unsent.append(frame)
         if len(self._unsent) == 1:
             self._loop.call_soon(self._flush)
 
-    def _flush(self) -> None:
+    def _flush(self, *, joined: bool = True) -> None:
         """Send the frames of this pass with one write."""
         frames, self._unsent = self._unsent, []
-        if self._link is not None and frames:
-            self._link.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        if self._link is None:
+            return
+        for frame in [b"".join(frames)] if joined and len(frames) > 1 else frames:
+            self._link.write(frame)
 
     # Link
 
@@ -205,12 +245,20 @@ class ShardLink:
         call = self._calls.get(prefix.correlation) if prefix.flags & MORE else self._calls.pop(prefix.correlation, None)
         if call is None:
             return
-        if not prefix.flags & MORE:
+        if not prefix.flags & MORE and call.size:
             self.unanswered_bytes -= call.size
+            if self.waiting and self.unanswered_bytes <= CLOGGED_BYTES:
+                self._relieve()
         if is_error(prefix):
             call.failed(error_of(decode(head, Failure)))
         else:
             call.answered(head, payload)
+
+    def _relieve(self) -> None:
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        for callback in waiting:
+            self._loop.call_soon(callback)
 
     def relieved(self) -> None:
         """See ``LinkPeer``. Batches are limited by ``UNANSWERED_BYTES_MAX``, so there is nothing to continue."""
@@ -223,6 +271,7 @@ class ShardLink:
         self.unanswered_bytes = 0
         if self._is_closed:
             return
+        self._relieve()
         self._retry = self._loop.call_later(RETRY_S, self._open)
         for call in calls:
             call.failed(Unavailable(ErrorCode.STOPPING, LOST))

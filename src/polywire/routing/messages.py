@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from polywire.broker.changes import TopicState
+from polywire.broker.owners import UNOWNED
 from polywire.errors import PeerError
 from polywire.protocols.polywire.codec import ERROR, PREFIX, PREFIX_BYTES, Prefix
 from polywire.types import Buffer
@@ -36,6 +37,12 @@ class Verb(IntEnum):
     FETCH = 5
     BOUNDS = 6
     LOOK_UP = 7
+    WAIT = 8
+    """Answered when the record at an offset may be readable."""
+    CANCEL = 9
+    """End a call, which then gets no answer. This has none, either."""
+    ASK = 10
+    """Execute a request of the `polywire` protocol. The payload is its frame, and that of the answer its response."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
@@ -50,11 +57,25 @@ class Topics(msgspec.Struct, frozen=True, array_like=True):
     is_all: bool = False
 
 
+class By(msgspec.Struct, frozen=True, array_like=True):
+    """The caller, whom the sending process has authenticated and authorized.
+
+    user: name of the user; empty without one. owner: number of a client's address, if it is no user who owns what the
+    client creates. Numbers of users differ between processes.
+    """
+
+    user: str = ""
+    owner: int = UNOWNED
+
+
+NO_USER: Final = By()
+
+
 class Named(msgspec.Struct, frozen=True, array_like=True):
-    """A topic by full name. owner: for CREATE, the user who is charged for it."""
+    """A topic by full name. by: for CREATE, the user who is charged for it."""
 
     name: str
-    owner: int = 0
+    by: By = NO_USER
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -65,12 +86,12 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Produce(msgspec.Struct, frozen=True, array_like=True):
-    """A stored batch, which is the payload. owner: of the user who sends it."""
+    """A stored batch, which is the payload."""
 
     topic_id: bytes
     partition: int
     level: int
-    owner: int
+    by: By
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +108,27 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     bytes_max: int
     offset_end: int | None
+
+
+class Wait(msgspec.Struct, frozen=True, array_like=True):
+    """A partition, and the offset of the record to wait for."""
+
+    topic_id: bytes
+    partition: int
+    offset: int
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True):
+    """The correlation id of a call."""
+
+    correlation: int
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """A request on behalf of a client. sees_files: whether the client may learn where files are stored."""
+
+    by: By
+    sees_files: bool
 
 
 class Bounds(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +162,8 @@ class Key(IntEnum):
     """The offset of the record that covers an address."""
     OFFSET = 3
     """The address of an offset."""
+    EPOCH = 4
+    """The offset at which an epoch ends."""
 
 
 class LookUp(msgspec.Struct, frozen=True, array_like=True):
@@ -139,6 +183,9 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.FETCH: Fetch,
     Verb.BOUNDS: Place,
     Verb.LOOK_UP: LookUp,
+    Verb.WAIT: Wait,
+    Verb.CANCEL: Cancel,
+    Verb.ASK: Ask,
 }
 
 

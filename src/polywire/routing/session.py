@@ -1,7 +1,7 @@
 """The receiving end of a link: executes the calls of another process on the broker of this one.
 
-* Batches of a partition are appended in the order in which they arrive. If the log is full, those of one partition wait,
-  and no other call does.
+* Batches of a partition are appended in the order in which they arrive. If the log is full, a batch waits, and later
+  batches of the same partition wait behind it. All other calls continue.
 * Subscribers get the state of a topic before the response to a call that creates or finds it.
 """
 
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from polywire.broker.changes import TopicState
-from polywire.broker.owners import Caller
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller
 from polywire.broker.topics import is_internal
-from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError
 from polywire.log.base import Completion, Handle, Read
+from polywire.protocols.polywire import messages as polywire_messages
 from polywire.protocols.polywire.codec import ERROR, FRAME_BYTES_MAX, MORE, PREFIX_BYTES
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.runtime.append_queue import AppendQueue, is_full
@@ -28,6 +29,7 @@ from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.routing import messages
 from polywire.routing.messages import MAGIC, Key, Verb, decode_frame, encode, frame_bytes
+from polywire.routing.requests import execute, nothing
 from polywire.types import Buffer, Level
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 WIRE: Final = "link"
 BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log, as in the protocols
 TOPICS_AT_ONCE: Final = 500  # topics of one frame; encoding them takes some milliseconds
+COPIED_BYTES_MIN: Final = 1024 * 1024  # requests that are copied, so that a long one does not pause the link
+VERB_AT: Final = 4  # position of the verb in a frame of the `polywire` protocol
+_PRODUCE: Final = int(polywire_messages.Verb.PRODUCE)
 OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
 
 
@@ -108,7 +113,7 @@ class LinkSession(FramedSession["Broker"]):
         self._send(encode(0, correlation, failure_of(error), flags=ERROR))
 
     def _ended(self, correlation: int, result: Any, kind: Callable[[Any], msgspec.Struct]) -> None:
-        """Answer a call with the result of a completion."""
+        """Answer a call that has ended with this result."""
         self._calls.pop(correlation, None)
         if self._phase is CLOSED:
             return
@@ -162,11 +167,51 @@ class LinkSession(FramedSession["Broker"]):
         self._answer(correlation, messages.Empty())
 
     def _create(self, correlation: int, named: messages.Named, _: memoryview) -> None:
-        self.broker.ensure_topic(named.name, by=Caller(None, named.owner))
+        self.broker.ensure_topic(named.name, by=self._caller(named.by))
         self._report_changes()
         self._answer(correlation, messages.Empty())
 
+    # Requests of the `polywire` protocol
+
+    def _caller(self, by: messages.By) -> Caller:
+        """Return the caller with this process's number of the user. Raises Denied."""
+        if by == messages.NO_USER:
+            return NO_CALLER
+        if not by.user:
+            return Caller(None, by.owner)
+        principal = self.broker.access.vouched(by.user)
+        return Caller(principal, principal.user_id if by.owner > UNOWNED else by.owner)
+
+    def _ask(self, correlation: int, head: messages.Ask, frame: memoryview) -> None:
+        if self._waiting and frame[VERB_AT] == _PRODUCE:
+            raise Busy(ErrorCode.BUSY, "batches of another connection wait for space in the log (retry)")
+        answered = partial(self._asked, correlation)
+        by = self._caller(head.by)
+        if len(frame) > COPIED_BYTES_MIN:
+            execute(self.broker, by, memoryview(bytearray(frame)), answered, nothing, sees_files=head.sees_files)
+        else:
+            execute(self.broker, by, frame, answered, self.output.pin, sees_files=head.sees_files)
+
+    def _asked(self, correlation: int, frame: bytes) -> None:
+        self._owed -= 1
+        if self._phase is not CLOSED:
+            self._report_changes()
+            self._send(encode(0, correlation, messages.Empty(), payload_bytes=len(frame)) + frame)
+            self._end_when_done()
+
     # Records
+
+    def _wait(self, correlation: int, head: messages.Wait, _: memoryview) -> None:
+        partition = self._partition(head.topic_id, head.partition)
+        woken = partial(self._ended, correlation, 0, kind=_empty)
+        self._calls[correlation] = self.broker.wait(partition, head.offset, woken)
+
+    def _cancel(self, _: int, head: messages.Cancel, __: memoryview) -> None:
+        self._owed -= 1
+        call = self._calls.pop(head.correlation, None)
+        if call is not None:
+            call.cancel()
+            self._owed -= 1
 
     def _partition(self, topic_id: bytes, number: int) -> Partition:
         topic = self.broker.topic_of_id(topic_id)
@@ -178,7 +223,7 @@ class LinkSession(FramedSession["Broker"]):
     def _produce(self, correlation: int, head: messages.Produce, batch: memoryview) -> None:
         partition = self._partition(head.topic_id, head.partition)
         done = partial(self._ended, correlation, kind=messages.Appended)
-        by, level = Caller(None, head.owner), Level(head.level)
+        by, level = self._caller(head.by), Level(head.level)
         queue = self._waiting.get(partition)
         if queue is None:
             try:
@@ -229,6 +274,8 @@ class LinkSession(FramedSession["Broker"]):
             found = log.offset_at(head.value, then)
         elif head.key == Key.OFFSET:
             found = log.address_of_offset(head.value, then)
+        elif head.key == Key.EPOCH:
+            found = log.epoch_end(head.value)
         else:
             found = log.offset_of_address(head.value, then, covering=head.key == Key.COVERED_ADDRESS)
         if isinstance(found, int):
@@ -247,6 +294,10 @@ class LinkSession(FramedSession["Broker"]):
         self._answers.clear()
 
 
+def _empty(_: int) -> messages.Empty:
+    return messages.Empty()
+
+
 def _bounds(partition: Partition) -> messages.Bounds:
     log = partition.log
     return messages.Bounds(log.first_offset, log.next_offset, log.readable_offset, log.next_address)
@@ -260,6 +311,9 @@ _COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]]
     Verb.FETCH: LinkSession._fetch,
     Verb.BOUNDS: LinkSession._ask_bounds,
     Verb.LOOK_UP: LinkSession._search,
+    Verb.WAIT: LinkSession._wait,
+    Verb.CANCEL: LinkSession._cancel,
+    Verb.ASK: LinkSession._ask,
 }
 
 

@@ -5,6 +5,7 @@ A partition's bounds are as old as the last response about it; see ``RoutedBroke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
@@ -17,6 +18,8 @@ from polywire.routing.link import ShardLink
 from polywire.routing.messages import (
     Appended,
     Bounds,
+    By,
+    Empty,
     Fetch,
     Fetched,
     Key,
@@ -25,6 +28,7 @@ from polywire.routing.messages import (
     Produce,
     Topics,
     Verb,
+    Wait,
     decode,
 )
 from polywire.types import Buffer, Level, TopicName
@@ -74,9 +78,9 @@ class RemoteLog:
         """See ``PartitionView``."""
         return self._bounds.next_address
 
-    def append(self, batch: Buffer, owner: int, level: Level, done: Completion[int] | None) -> None:
+    def append(self, batch: Buffer, by: By, level: Level, done: Completion[int] | None) -> None:
         """Append a batch. ``done`` gets the offset of its first record. Raises Busy(BUSY)."""
-        head = Produce(self._topic_id, self._number, level, owner)
+        head = Produce(self._topic_id, self._number, level, by)
         self._link.call(Verb.PRODUCE, head, Appended, partial(_offset, done), batch)
 
     def read(self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None) -> Handle:
@@ -89,6 +93,18 @@ class RemoteLog:
 
         head = Fetch(self._topic_id, self._number, offset, bytes_max, offset_end)
         return self._link.send(Verb.FETCH, head, answered, then)
+
+    def wait(self, offset: int, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` when the record at an offset may be readable. After a lost link, it is called, too."""
+
+        def woken(_: object) -> None:
+            wake()
+
+        return self._link.call(Verb.WAIT, Wait(self._topic_id, self._number, offset), Empty, woken).cancelling()
+
+    def find_epoch_end(self, epoch: int, then: Completion[int]) -> Handle:
+        """Look up where an epoch ends."""
+        return self._look_up(Key.EPOCH, epoch, then)
 
     def refresh(self, then: Completion[None]) -> Handle:
         """Request the present bounds, and call ``then`` when they are known."""
@@ -136,6 +152,10 @@ class RemoteTopics:
     def find(self, full_name: str) -> Topic | None:
         """Return the topic with this full name."""
         return self._by_name.get(full_name)
+
+    def shard_of(self, topic: Topic) -> int | None:
+        """Return the shard of a topic, None if it is not another one's."""
+        return next((shard for shard, topics in self._by_shard.items() if topics.get(topic.id) is topic), None)
 
     def apply(self, link: ShardLink, update: Topics) -> None:
         """Apply the states that a shard has reported."""

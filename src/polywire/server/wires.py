@@ -16,7 +16,7 @@ from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, Ig
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
-from polywire.protocols.polywire.factory import PolywireFactory
+from polywire.protocols.polywire.factory import PolywireFactory, RoutedPolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.routing.broker import RoutedBroker
@@ -99,7 +99,6 @@ def shard_factories(
         CursusLinkFactory(cursus, shard.key),
         IggyLinkFactory(iggy, shard.key),
         transactions,
-        PolywireFactory(broker),
     ]
     outside: list[SessionFactory] = [
         CarryingFluxFactory(flux, shard),
@@ -107,7 +106,7 @@ def shard_factories(
         CarryingIggyFactory(iggy, shard),
         kafka,
         Kafka07Factory(routed, off_loop=off_loop),
-        PolywireFactory(broker, shard),
+        RoutedPolywireFactory(routed),
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
     # Transactions that are already decided must be completed even if Kafka has been turned off in the meantime.

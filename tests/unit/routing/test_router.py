@@ -7,15 +7,22 @@ from typing import Any, TypeVar
 
 import pytest
 
+from polywire.broker.access import ConfiguredUser
 from polywire.broker.api import TopicPending
 from polywire.broker.broker import Broker
+from polywire.broker.owners import NO_CALLER, Caller
+from polywire.broker.permissions import EVERYTHING
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
+from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.log.base import Read
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import PREFIX_BYTES, decode_prefix, encode_head
+from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from polywire.routing import broker as routed_broker
 from polywire.routing import link
 from polywire.routing.broker import FOUND_S, RoutedBroker
 from polywire.routing.link import RETRY_S
@@ -23,7 +30,7 @@ from polywire.routing.messages import MAGIC
 from polywire.routing.session import RouterFactory
 from polywire.types import Level, TopicName
 from tests.unit.log.rig import records_of
-from tests.unit.protocols.polywire.peer import CapturedOutput
+from tests.unit.protocols.polywire.peer import Answer, CapturedOutput
 from tests.unit.protocols.shards_in_memory import KEY, MemoryShards
 
 HERE, THERE = "bb", "a"  # names of shards 0 and 1
@@ -295,6 +302,121 @@ def test_a_process_that_does_not_answer_has_no_topics(together: Together) -> Non
         find()
     together.run(max(FOUND_S, RETRY_S))
     assert together.find(THERE) is not None
+
+
+def test_a_wait_ends_when_the_record_is_readable(together: Together) -> None:
+    partition = together.partition()
+    woken: list[bool] = []
+    together.broker.wait(partition, 0, lambda: woken.append(True))
+    together.run()
+    assert woken == []
+    together.produce(partition, b"1")
+    together.run()
+    assert woken == [True]
+
+
+def test_a_cancelled_wait_ends_in_the_other_process(together: Together, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+    wait = Broker.wait
+
+    def watched(broker: Broker, *given: Any) -> Any:
+        handle = wait(broker, *given)
+
+        class Watched:
+            def cancel(self) -> None:
+                ended.append(True)
+                handle.cancel()
+
+        return Watched()
+
+    monkeypatch.setattr(Broker, "wait", watched)
+    woken: list[bool] = []
+    handle = together.broker.wait(together.partition(), 0, lambda: woken.append(True))
+    together.run()
+    handle.cancel()
+    together.run()
+    assert (woken, ended) == ([], [True])
+
+
+def test_a_wait_ends_when_the_process_is_lost(together: Together) -> None:
+    woken: list[bool] = []
+    together.broker.wait(together.partition(), 0, lambda: woken.append(True))
+    together.run()
+    together.shards.links[0].break_off()
+    assert woken == [True]
+
+
+def test_the_end_of_an_epoch(together: Together) -> None:
+    partition = together.partition()
+    together.produce(partition, b"1")
+    together.run()
+    found: list[int | BrokerError] = []
+    assert not isinstance(together.broker.epoch_end(partition, together.there.epoch, found.append), int)
+    together.broker.epoch_end(partition, 999, found.append)
+    together.run()
+    assert found[0] == 1
+    assert isinstance(found[1], Missing)
+
+
+def asked(together: Together, shard: int, by: Caller) -> Answer | BrokerError:
+    """Join a group in a shard on behalf of a caller."""
+    frame = encode_head(Verb.JOIN, 5, messages.Join("g", (HERE, THERE)[shard], "m"))
+    found: list[bytes | BrokerError] = []
+    together.broker.ask(shard, by, frame, found.append)
+    assert found == [], "a completion is never called inside the call"
+    together.run()
+    if isinstance(found[0], BrokerError):
+        return found[0]
+    prefix = decode_prefix(found[0])
+    body = PREFIX_BYTES + prefix.head_bytes
+    return Answer(prefix.verb, prefix.flags, prefix.correlation, found[0][PREFIX_BYTES:body], found[0][body:])
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_request_is_executed_in_its_shard(together: Together, shard: int) -> None:
+    together.partition(HERE), together.partition(THERE)
+    answer = asked(together, shard, NO_CALLER)
+    assert isinstance(answer, Answer)
+    assert answer.correlation == 5
+    assert answer.decode(messages.Membership).generation == 2
+    assert [broker.groups.view("g", (HERE, THERE)[shard]) is not None for broker in together.shards.brokers] == [
+        number == shard for number in range(2)
+    ]
+
+
+def test_the_number_of_a_user_is_that_of_the_process(together: Together) -> None:
+    """Processes give users different numbers, so a user is known by name."""
+    together.partition(THERE)
+    alice, bob = (ConfiguredUser(name, "$argon2id$x", EVERYTHING) for name in ("alice", "bob"))
+    together.shards.brokers[0].access.configure([alice, bob])
+    together.there.access.configure([bob, alice])
+    numbers = [broker.access.user("alice").id for broker in together.shards.brokers]
+    assert numbers[0] != numbers[1]
+    by = Caller(together.broker.access.vouched("alice"), numbers[0])
+    assert isinstance(asked(together, 1, by), Answer)
+    assert together.there.groups.owner(THERE, "g") == numbers[1]
+
+
+def test_a_user_whom_the_other_process_does_not_know(together: Together) -> None:
+    together.partition(THERE)
+    together.shards.brokers[0].access.configure([ConfiguredUser("alice", "$argon2id$x", EVERYTHING)])
+    alice = together.broker.access.vouched("alice")
+    assert isinstance(asked(together, 1, Caller(alice, alice.user_id)), Denied)
+
+
+def test_requests_wait_for_nothing_when_no_batch_is_on_the_way(
+    together: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (routed_broker, link):
+        monkeypatch.setattr(module, "CLOGGED_BYTES", 0)
+    partition = together.partition()
+    relieved: list[bool] = []
+    assert not together.broker.is_clogged
+    together.produce(partition, b"1")
+    assert together.broker.is_clogged
+    together.broker.on_relief(lambda: relieved.append(True))
+    together.run()
+    assert (together.broker.is_clogged, relieved) == (False, [True])
 
 
 def test_only_processes_of_the_broker_open_links(together: Together) -> None:

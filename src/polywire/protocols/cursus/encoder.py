@@ -206,10 +206,7 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write records from row ``state[5]`` on.
-
-    Return DONE, FULL, -1 for invalid data, or the number of bytes that the next record needs.
-    """
+    """Write records from row ``state[5]`` on. Return DONE, FULL, -1 for invalid data, or the bytes that the next needs."""
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)

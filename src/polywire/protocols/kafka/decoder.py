@@ -133,8 +133,7 @@ def _crc_matches(p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint
 def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> BatchHead:
     """Return the header of the batch of a partition in a PRODUCE request. Raises Refused.
 
-    There must be exactly one batch. It is rejected if it is missing, damaged or too large (``bytes_max`` as it was
-    sent), or if producers may not send it. Large batches are checked without the GIL.
+    It is rejected unless it is exactly one, intact, not too large as it was sent, and of a kind that producers may send.
     """
     if records is None or len(records) == 0:
         raise Refused(WireError.INVALID_RECORD, "the partition has no record batch")

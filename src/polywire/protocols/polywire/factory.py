@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from polywire.broker.permissions import Action
 from polywire.protocols.polywire import groups, produce, sealed_ranges, topics, transactions
-from polywire.protocols.polywire.carrying import CarryingSession
 from polywire.protocols.polywire.codec import NAME
 from polywire.protocols.polywire.messages import Verb
+from polywire.protocols.polywire.routed import RoutedPolywireBroker, RoutedSession, routed
 from polywire.protocols.polywire.session import Command, PolywireSession
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import Shards
 
 if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
@@ -50,18 +49,17 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.WRITERS, transactions.list_writers, (Action.STAGED_PUBLISH,)),
     Command(Verb.DELETE_WRITER, transactions.delete_writer, (Action.STAGED_PUBLISH,)),
 )
+ROUTED_COMMANDS: Final = routed(COMMANDS)
 
 
 class PolywireFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_broker", "_round_robin", "_shards")
+    __slots__ = ("_broker", "_round_robin")
 
-    def __init__(self, broker: PolywireBroker, shards: Shards | None = None) -> None:
-        """Create the factory. ``shards`` is None if there are no other shards to forward requests to."""
+    def __init__(self, broker: PolywireBroker) -> None:
         self._broker: Final = broker
         self._round_robin: Final = count()
-        self._shards: Final = shards
 
     @property
     def wire(self) -> str:
@@ -76,6 +74,19 @@ class PolywireFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
         """Return a session for a new connection."""
-        if self._shards is not None:
-            return CarryingSession(self._shards, self._broker, COMMANDS, self._round_robin, output, resume)
         return PolywireSession(self._broker, COMMANDS, self._round_robin, output, resume)
+
+
+class RoutedPolywireFactory(PolywireFactory):
+    """Opens sessions of a broker of several processes."""
+
+    __slots__ = ("_router",)
+
+    def __init__(self, router: RoutedPolywireBroker) -> None:
+        """Create the factory. The router is also the broker of its sessions."""
+        super().__init__(cast("PolywireBroker", router))
+        self._router: Final = router
+
+    def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
+        """Return a session for a new connection."""
+        return RoutedSession(self._router, ROUTED_COMMANDS, self._round_robin, output, resume)

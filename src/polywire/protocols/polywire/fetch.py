@@ -7,6 +7,7 @@ one read in flight. When it ends, it holds no pin, registration or timer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
@@ -43,6 +44,7 @@ class RangeFetch:
     __slots__ = (
         "_bodies",
         "_bytes_left",
+        "_epoch",
         "_offset",
         "_offset_end",
         "_owner",
@@ -56,13 +58,14 @@ class RangeFetch:
 
     def __init__(self, owner: FetchOwner, correlation: int, head: Fetch, partition: Partition) -> None:
         """Check the request against the partition. Raises Conflict, Invalid."""
-        check_identity(partition, head)
+        check_range(partition, head)
         self.correlation: Final = correlation
         self.over = False
         self._owner: Final = owner
         self._partition: Final = partition
         self._offset = head.offset
         self._offset_end = head.offset_end
+        self._epoch: Final = head.epoch
         self._bytes_left = head.bytes_max if head.bytes_max >= 0 else None
         self._bodies: Final = head.bodies
         self._started = False
@@ -71,13 +74,58 @@ class RangeFetch:
         """Pending registrations: for a read from disk, or for new records and a timeout."""
 
     def start(self, broker: PolywireBroker, wait_ms: int) -> None:
-        """Read for the first time. If there is no data, wait up to ``wait_ms`` for it. Raises BrokerError."""
-        empty = self._offset_end == self._offset
-        log = self._partition.log
-        if wait_ms > 0 and not empty and log.readable_offset <= self._offset <= log.next_offset:
-            self._wait(broker, min(wait_ms, WAIT_MS_MAX))
+        """Check the epoch, then read for the first time. If there is no data, wait up to ``wait_ms`` for it.
+
+        The owner is notified of errors.
+        """
+        begin = partial(self._begin, broker, wait_ms)
+        try:
+            end = 0 if self._epoch == ANY_EPOCH else broker.epoch_end(self._partition, self._epoch, begin)
+        except BrokerError as error:
+            self._owner.failed(self, error)
+            return
+        if isinstance(end, int):
+            begin(end)
         else:
+            self._waits.append(end)
+
+    def _begin(self, broker: PolywireBroker, wait_ms: int, epoch_end: int | BrokerError) -> None:
+        self._waits.clear()
+        try:
+            if isinstance(epoch_end, BrokerError):
+                raise epoch_end
+            if self._epoch != ANY_EPOCH:
+                self._check_epoch(epoch_end)
+            if wait_ms <= 0 or self._offset_end == self._offset:
+                self._owner.ready(self)
+                return
+            pending = broker.when_current(self._partition, partial(self._wait_or_read, broker, wait_ms))
+        except BrokerError as error:
+            self._owner.failed(self, error)
+            return
+        if pending is None:
+            self._wait_or_read(broker, wait_ms, None)
+        else:
+            self._waits.append(pending)
+
+    def _check_epoch(self, end: int) -> None:
+        asked = max(self._offset, self._offset_end)
+        if asked > end:
+            raise _epoch_ended(self._partition, self._epoch, end, asked)
+
+    def _wait_or_read(self, broker: PolywireBroker, wait_ms: int, error: BrokerError | None) -> None:
+        """Wait for data if there is none. The offsets of the partition are current."""
+        self._waits.clear()
+        log = self._partition.log
+        if error is None and log.readable_offset <= self._offset <= log.next_offset:
+            try:
+                self._wait(broker, min(wait_ms, WAIT_MS_MAX))
+            except BrokerError as missing:
+                error = missing
+        elif error is None:
             self._owner.ready(self)
+        if error is not None:
+            self._owner.failed(self, error)
 
     @property
     def holds_bytes(self) -> bool:
@@ -188,11 +236,8 @@ class RangeFetch:
         return encode_head(Verb.FETCH, self.correlation, Fetched(self._offset, readable_offset))
 
 
-def check_identity(partition: Partition, head: OffsetRange) -> None:
-    """Check incarnation and epoch of a request. Raises Conflict, Invalid.
-
-    The request is rejected if the partition was created again, or if its offsets were lost at the end of an epoch.
-    """
+def check_range(partition: Partition, head: OffsetRange) -> None:
+    """Check the offsets and the incarnation of a request. Raises Invalid, Conflict if the partition was created again."""
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"range is empty offset={head.offset} offset_end={head.offset_end}")
     if head.incarnation not in (ANY_INCARNATION, partition.incarnation):
@@ -201,13 +246,25 @@ def check_identity(partition: Partition, head: OffsetRange) -> None:
             f"the partition was deleted and created again topic={head.name} partition={head.partition} "
             f"incarnation={partition.incarnation} asked={head.incarnation}",
         )
+
+
+def check_identity(partition: Partition, head: OffsetRange) -> None:
+    """Check incarnation and epoch of a request. Raises Conflict, Invalid.
+
+    The request is rejected if the partition was created again, or if its offsets were lost at the end of an epoch.
+    """
+    check_range(partition, head)
     if head.epoch == ANY_EPOCH:
         return
     end = partition.log.epoch_end(head.epoch)
     asked = max(head.offset, head.offset_end)
     if asked > end:
-        raise Conflict(
-            ErrorCode.EPOCH_ENDED,
-            f"records after the end of an epoch were lost topic={head.name} partition={head.partition} "
-            f"epoch={head.epoch} end={end} asked={asked}",
-        )
+        raise _epoch_ended(partition, head.epoch, end, asked)
+
+
+def _epoch_ended(partition: Partition, epoch: int, end: int, asked: int) -> Conflict:
+    return Conflict(
+        ErrorCode.EPOCH_ENDED,
+        f"records after the end of an epoch were lost topic={partition.topic.name.full} partition={partition.number} "
+        f"epoch={epoch} end={end} asked={asked}",
+    )

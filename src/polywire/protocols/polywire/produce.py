@@ -199,7 +199,7 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
         session.owe()
         return
     collected = _Collected(session, Verb.PRODUCE, correlation)
-    steps = _carry_out(session, collected, made, request.partition, chain([first], batches), append)
+    steps = _carry_out(session, collected, made(), request.partition, chain([first], batches), append)
     _begin(session, steps, collected.end)
 
 
@@ -241,14 +241,14 @@ def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payloa
 
     collected = _Collected(session, Verb.STAGE, correlation)
     accepted = accepted_batches(payload, by_key=request.partition == BY_KEY)
-    steps = _carry_out(session, collected, lambda: topic, request.partition, accepted, stage)
+    steps = _carry_out(session, collected, topic, request.partition, accepted, stage)
     _begin(session, steps, collected.end)
 
 
 def _carry_out(
     session: ReplyOwner,
     collected: _Collected,
-    topic: Callable[[], Topic],
+    topic: Topic,
     number: int,
     accepted: Iterator[memoryview],
     take: Callable[[Part, Completion[int]], None],
@@ -258,7 +258,7 @@ def _carry_out(
     for batch in accepted:
         batches.append(batch)
         yield
-    for part in _parts(session, topic(), number, batches, collected.chosen):
+    for part in _parts(session, topic, number, batches, collected.chosen):
         if part is not None:
             done = collected.expect(part)
             try:

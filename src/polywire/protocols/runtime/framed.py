@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TypeVar
 
+from polywire.broker.api import TopicPending
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.sequential import ENDING, SequentialSession, believed
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -32,7 +33,10 @@ class FramedSession(SequentialSession[_Broker]):
 
     @abstractmethod
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Execute the frame ``data[at:end]``. Return False if it must wait and be offered again. Raises PeerError."""
+        """Execute the frame ``data[at:end]``. Return False if it must wait and be offered again.
+
+        Raises PeerError, or TopicPending if nothing was done; then the frame is offered again, too.
+        """
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
@@ -44,7 +48,11 @@ class FramedSession(SequentialSession[_Broker]):
             if size == 0 or size > stop - at:
                 self._wanted = believed(size, stop - at)
                 break
-            if not self._take(data, at, at + size):
+            try:
+                if not self._take(data, at, at + size):
+                    break
+            except TopicPending as pending:
+                self._look_up(pending)
                 break
             at += size
             if self._phase >= ENDING:

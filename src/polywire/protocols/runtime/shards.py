@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
+
+from polywire.broker.owners import Caller
+from polywire.broker.topics import Topic
+from polywire.log.base import Completion
 
 KEY_BYTES: Final = 16
 
@@ -76,6 +81,31 @@ class Shards(Protocol):
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """Return a link to a shard, possibly this process's own."""
+
+
+class Router(Protocol):
+    """The processes of a broker, as sessions of the `polywire` protocol see them."""
+
+    @property
+    def shards(self) -> Shards:
+        """The shards, and which of them has a topic."""
+
+    def shard_of_topic(self, topic: Topic) -> int:
+        """Return the shard of a topic."""
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether a session should wait with its next request, because a shard has many to answer."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when a clogged shard has answered most requests."""
+
+    def ask(self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False) -> None:
+        """Execute a request of the `polywire` protocol, which has one response, in the process of a shard.
+
+        The caller is authorized to make it. ``then`` gets the frame of the response, also if that is an error, or
+        Unavailable if the process has ended; never from inside this call.
+        """
 
 
 class ReachedShards(Shards, Protocol):

@@ -23,7 +23,6 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.polywire.messages import Failure, Head, Verb
-from polywire.protocols.runtime.shards import Shards
 from polywire.records.batch import from_spans
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog
@@ -110,7 +109,7 @@ class Peer:
         broker: Broker | None = None,
         loop: ManualLoop | None = None,
         output: CapturedOutput | None = None,
-        shards: Shards | None = None,
+        factory: PolywireFactory | None = None,
     ) -> None:
         self.loop = loop or ManualLoop()
         self.broker = broker or Broker.over(
@@ -121,7 +120,8 @@ class Peer:
         )
         self.output = output or CapturedOutput()
         self.resumes = 0
-        self.session = PolywireFactory(self.broker, shards).open(self.output, self._resume)
+        self.session = (factory or PolywireFactory(self.broker)).open(self.output, self._resume)
+        self._unread = bytearray()
         self.correlations: Iterator[int] = count(1)
         assert self.session.receive(memoryview(bytearray(MAGIC))) == len(MAGIC)
         self.opening = bytes(self.output.written)
@@ -134,9 +134,15 @@ class Peer:
     def send(self, verb: Verb, head: Head, payload: Buffer = b"") -> int:
         """Send one request; return its correlation."""
         correlation = next(self.correlations)
-        frame = bytearray(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
-        assert self.session.receive(memoryview(frame)) == len(frame)
+        self._unread += encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload
+        self._offer()
         return correlation
+
+    def _offer(self) -> None:
+        """Offer bytes to the session, as the driver does."""
+        if self._unread and not self.session.paused():
+            data = bytearray(self._unread)
+            del self._unread[: self.session.receive(memoryview(data))]
 
     def frames(self) -> list[Answer]:
         """Return the frames written since the last call."""
@@ -155,6 +161,9 @@ class Peer:
     def ask(self, verb: Verb, head: Head, payload: Buffer = b"") -> Answer:
         """Send one request, let the loop run, and return its only frame."""
         correlation = self.send(verb, head, payload)
+        for _ in range(2 if self._unread else 1):  # a request that had to wait is offered again
+            self.loop.run_due()
+            self._offer()
         self.loop.run_due()
         frames = self.frames()
         assert [frame.correlation for frame in frames] == [correlation], frames

@@ -1,0 +1,123 @@
+"""Execute requests of the `polywire` protocol that were authorized for a client of this or another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from polywire.broker.permissions import Action
+from polywire.errors import BrokerError
+from polywire.protocols.polywire.codec import ERROR, PREFIX_BYTES, decode_prefix, decode_request, encode_head
+from polywire.protocols.polywire.errors import failure_of
+from polywire.protocols.polywire.factory import COMMANDS
+from polywire.protocols.polywire.messages import Head
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+    from polywire.broker.owners import Caller
+    from polywire.broker.topics import Topic
+    from polywire.types import TopicName
+
+_round_robin: Final = count()
+
+
+class Authorized:
+    """The permissions of a caller whose request was authorized. Implements what commands use of ``Admission``."""
+
+    __slots__ = ("_broker", "_sees_files", "caller")
+
+    def __init__(self, broker: Broker, caller: Caller, *, sees_files: bool) -> None:
+        self._broker: Final = broker
+        self._sees_files: Final = sees_files
+        self.caller: Final = caller
+
+    def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
+        """See ``Admission``."""
+        return self._broker.access.permits(self.caller.principal, action, topic)
+
+    def check_tokens(self, tokens: Sequence[bytes]) -> None:
+        """See ``Admission``."""
+        for topic in self._broker.staging.staged_topics(tokens):
+            self._broker.access.authorize(self.caller.principal, Action.PRODUCE, topic)
+
+    def sees_files(self) -> bool:
+        """See ``Admission``."""
+        return self._sees_files
+
+
+class Asked:
+    """One request. Implements ``ReplyOwner``."""
+
+    __slots__ = ("_answered", "admission", "broker", "pin")
+
+    def __init__(
+        self,
+        broker: Broker,
+        admission: Authorized,
+        answered: Callable[[bytes], object],
+        pin: Callable[[], Callable[[], None]],
+    ) -> None:
+        """Create the request. ``pin`` preserves its bytes until the returned function is called."""
+        self.broker: Final = broker
+        self.admission: Final = admission
+        self._answered: Final = answered
+        self.pin: Final = pin
+
+    @property
+    def round_robin(self) -> Iterator[int]:
+        """See ``ReplyOwner``."""
+        return _round_robin
+
+    def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+        """See ``ReplyOwner``."""
+        self._answered(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
+
+    def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+        """See ``ReplyOwner``."""
+        self.answer(verb, correlation, head, payload)
+
+    def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
+        """See ``ReplyOwner``."""
+        self._answered(encode_head(verb, correlation, failure_of(error), flags=ERROR))
+
+    def owe(self) -> None:
+        """Do nothing, because the client's session counts its requests."""
+
+    def hold(self) -> None:
+        """Do nothing, because the client's session holds its requests if it must."""
+
+    def release(self) -> None:
+        """Do nothing, as in ``hold``."""
+
+
+def nothing() -> Callable[[], None]:
+    """Pin bytes that are used for nothing else."""
+    return _nothing
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def execute(
+    broker: Broker,
+    by: Caller,
+    frame: memoryview,
+    answered: Callable[[bytes], object],
+    pin: Callable[[], Callable[[], None]],
+    *,
+    sees_files: bool,
+) -> None:
+    """Execute a request. ``answered`` gets the frame of its only response, now or later.
+
+    The bytes of the frame stay valid until the next commit, or as long as they are pinned.
+    """
+    prefix = decode_prefix(frame)
+    head = PREFIX_BYTES + prefix.head_bytes
+    asked: Any = Asked(broker, Authorized(broker, by, sees_files=sees_files), answered, pin)
+    try:
+        request = decode_request(prefix.verb, frame[PREFIX_BYTES:head])
+        COMMANDS[prefix.verb].handler(asked, prefix.correlation, request, frame[head:])
+    except BrokerError as error:
+        asked.settle_error(prefix.verb, prefix.correlation, error)
