@@ -50,11 +50,15 @@ class Empty(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Topics(msgspec.Struct, frozen=True, array_like=True):
-    """States of topics, and ids of deleted ones. is_all: topics of the shard that are not in the list do not exist."""
+    """States of topics, and ids of deleted topics.
+
+    begins: the first report over a link. ends: all topics were reported since then; others do not exist any more.
+    """
 
     topics: tuple[TopicState, ...]
     deleted: tuple[bytes, ...] = ()
-    is_all: bool = False
+    begins: bool = False
+    ends: bool = False
 
 
 class By(msgspec.Struct, frozen=True, array_like=True):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 WIRE: Final = "link"
 BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log, as in the protocols
-TOPICS_AT_ONCE: Final = 500  # topics of one frame; encoding them takes some milliseconds
+TOPICS_AT_ONCE: Final = 100  # topics of one frame of the first report, which takes less than a millisecond
 COPIED_BYTES_MIN: Final = 1024 * 1024  # requests that are copied, so that a long one does not pause the link
 VERB_AT: Final = 4  # position of the verb in a frame of the `polywire` protocol
 _PRODUCE: Final = int(polywire_messages.Verb.PRODUCE)
@@ -140,10 +140,21 @@ class LinkSession(FramedSession["Broker"]):
         self._owed -= 1  # it is answered as long as the link lasts
         self._subscription = correlation
         self._end_watch = self.broker.watch_topics(self._topic_changed)
-        states = [topic.state() for topic in self.broker.topics()]
-        self._report(states[:TOPICS_AT_ONCE], (), is_all=True)
-        for at in range(TOPICS_AT_ONCE, len(states), TOPICS_AT_ONCE):
-            self._report(states[at : at + TOPICS_AT_ONCE], ())
+        self._report((), (), begins=True)
+        topics = [topic.id for topic in self.broker.topics()][::-1]
+        self.broker.sliced.put(partial(self._report_some, topics))
+
+    def _report_some(self, topics: list[bytes], end: float) -> bool:
+        """Report topics until the end of the time slice. Return whether some are left."""
+        while topics and self._phase is not CLOSED:
+            self._changed.update(topics[-TOPICS_AT_ONCE:])
+            del topics[-TOPICS_AT_ONCE:]
+            self._report_changes()
+            if self.broker.clock.monotonic() >= end:
+                return True
+        if self._phase is not CLOSED:
+            self._report((), (), ends=True)
+        return False
 
     def _topic_changed(self, topic_id: bytes) -> None:
         """Report the state of a topic at the end of this pass, because it is about to change."""
@@ -158,11 +169,16 @@ class LinkSession(FramedSession["Broker"]):
             states = [topic.state() for topic in topics.values() if topic is not None and not is_internal(topic.name)]
             self._report(states, [topic_id for topic_id, topic in topics.items() if topic is None])
 
-    def _report(self, states: Sequence[TopicState], deleted: Sequence[bytes], *, is_all: bool = False) -> None:
-        head = messages.Topics(tuple(states), tuple(deleted), is_all)
+    def _report(
+        self, states: Sequence[TopicState], deleted: Sequence[bytes], *, begins: bool = False, ends: bool = False
+    ) -> None:
+        head = messages.Topics(tuple(states), tuple(deleted), begins, ends)
         self._send(encode(0, self._subscription, head, flags=MORE))
 
-    def _find(self, correlation: int, _: messages.Named, __: memoryview) -> None:
+    def _find(self, correlation: int, named: messages.Named, _: memoryview) -> None:
+        topic = self.broker.find_topic(named.name)
+        if topic is not None:
+            self._changed.add(topic.id)
         self._report_changes()
         self._answer(correlation, messages.Empty())
 

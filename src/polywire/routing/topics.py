@@ -141,13 +141,17 @@ def _offset(done: Completion[int] | None, result: Appended | BrokerError) -> Non
 
 
 class RemoteTopics:
-    """The topics of other shards. A topic remains when the link to its shard is lost."""
+    """The topics of other shards. A topic remains when the link to its shard is lost.
 
-    __slots__ = ("_by_name", "_by_shard")
+    ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported.
+    """
+
+    __slots__ = ("_by_name", "_by_shard", "_reported")
 
     def __init__(self) -> None:
         self._by_name: Final[dict[str, Topic]] = {}
         self._by_shard: Final[dict[int, dict[bytes, Topic]]] = {}
+        self._reported: Final[dict[int, set[bytes]]] = {}
 
     def find(self, full_name: str) -> Topic | None:
         """Return the topic with this full name."""
@@ -160,9 +164,12 @@ class RemoteTopics:
     def apply(self, link: ShardLink, update: Topics) -> None:
         """Apply the states that a shard has reported."""
         topics = self._by_shard.setdefault(link.shard, {})
-        if update.is_all:
-            present = {state.id for state in update.topics}
-            for topic_id in [topic_id for topic_id in topics if topic_id not in present]:
+        if update.begins:
+            self._reported[link.shard] = set()
+        if link.shard in self._reported:
+            self._reported[link.shard].update(state.id for state in update.topics)
+        if update.ends:
+            for topic_id in topics.keys() - self._reported.pop(link.shard, set()):
                 self._delete(topics, topic_id)
         for topic_id in update.deleted:
             self._delete(topics, topic_id)

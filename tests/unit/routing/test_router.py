@@ -13,6 +13,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.permissions import EVERYTHING
 from polywire.broker.settings import TopicSettings
+from polywire.broker.sliced import SlicedWork
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.log.base import Read
@@ -23,7 +24,7 @@ from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.routing import broker as routed_broker
-from polywire.routing import link
+from polywire.routing import link, session
 from polywire.routing.broker import FOUND_S, RoutedBroker
 from polywire.routing.link import RETRY_S
 from polywire.routing.messages import MAGIC
@@ -286,6 +287,27 @@ def test_a_link_is_opened_again(together: Together) -> None:
     assert len(together.shards.links) == 2
     assert partition.ended
     assert together.broker.find_topic("x") is not None
+
+
+def test_topics_are_reported_in_slices(together: Together, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "TOPICS_AT_ONCE", 2)
+    for number in range(5):
+        together.there.create_topic(TopicName.parse(f"t{number}"), 1)
+    together.run()
+    topics = [together.broker.find_topic(f"t{number}") for number in range(5)]
+    together.shards.links[0].break_off()
+    together.there.delete_topic(together.there.topic("t0"))
+    together.run(RETRY_S)
+    assert [topic is not None and not topic.partitions[0].ended for topic in topics] == [False, *[True] * 4]
+    assert [together.broker.find_topic(f"t{number}") for number in range(5)] == [None, *topics[1:]]
+
+
+def test_a_topic_is_found_before_all_are_reported(together: Together, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlicedWork, "put", lambda *_: None)
+    together.shards.links[0].break_off()
+    together.there.create_topic(TopicName.parse(THERE), 1)
+    together.run(RETRY_S)
+    assert together.find(THERE) is not None
 
 
 def test_a_process_that_does_not_answer_has_no_topics(together: Together) -> None:
