@@ -293,7 +293,7 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """A transaction got these next offsets of a group, by partition number, in addition to earlier ones.
+    """These next offsets of a group, by partition number, were added to a transaction, which stores them when it commits.
 
     notes: as in PositionsStored.
     """

@@ -486,7 +486,7 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
     settings: BrokerSettings
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """Return a live view of a protocol's values."""
+        """Return the values that a protocol has stored, as a view that follows later changes."""
         return self._state.wire_state(wire)
 
     def set_wire_state(

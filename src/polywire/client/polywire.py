@@ -155,7 +155,7 @@ class PolywireConnection(Connection):
             return
         pending = self._pending.get(correlation)
         if pending is None:
-            raise PeerError(f"response without a request correlation={correlation}", fatal=True)
+            raise PeerError(f"response to no known request correlation={correlation}", fatal=True)
         if flags & ERROR:
             failure = decode_answer(head, Failure)
             del self._pending[correlation]

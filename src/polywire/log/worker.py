@@ -1,8 +1,8 @@
 """Work off the event loop: the interface, its implementation by a thread, and completions that can be cancelled.
 
 * Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
-* A completion that can be cancelled is called once, or never after ``cancel``. The pin of a cancelled read's result is
-  released.
+* A completion that can be cancelled is called exactly once, unless it is cancelled first; then it is never called. The
+  pin of a cancelled read's result is released.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Build and verify the journal's groups: header, directory, entries (decision 0102).
 
-Building makes one call per entry; the call for a batch also assigns its offsets. Verifying makes one call per group.
+A group is built with one call of compiled code per entry; the call for a batch also assigns its offsets. Verifying
+makes one call per group.
 Nothing is read beyond the buffer, whatever lengths the bytes contain.
 
 ```

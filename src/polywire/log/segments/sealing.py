@@ -1,8 +1,9 @@
 """Sealing: write the content of full slots into segments, and free the slots (decision 0102).
 
-A slot is freed only when a journal group on disk lists its segments and a snapshot. A slot may contain batches of tens
-of thousands of partitions, so work on the event loop is short. The loop only collects the content, the sealer's thread
-plans and writes, and installing the segments yields regularly.
+A slot is freed only after a journal group on disk names a snapshot and the segments made from the slot. A slot may
+contain batches of tens of thousands of partitions, so little of the work may run on the event loop. The loop collects
+the content, and the sealer's thread plans and writes the segments. Then the loop installs them in steps, between which
+other work runs.
 """
 
 from __future__ import annotations

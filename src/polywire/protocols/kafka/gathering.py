@@ -287,7 +287,8 @@ def divided(request_field: str, response_field: str, entry: Callable[[Any, WireE
 
 
 def divided_resources(response_field: str) -> Handler:
-    """Return a handler like that of ``divided`` for settings of topics and of the broker that got the request."""
+    """Return a handler as ``divided`` does, for requests about settings: of topics, and of the broker that got the
+    request."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         session = carrying(session)
