@@ -29,7 +29,7 @@ from polywire.routing.requests import execute, nothing
 from polywire.routing.topics import RemoteLog, RemoteTopics
 from polywire.types import Buffer, Level, TopicName
 
-FOUND_S: Final = 0.05  # time for the request that asked; a topic that is created meanwhile is known nevertheless
+FOUND_S: Final = 0.05  # how long an answer is remembered for the requests that waited for it
 
 
 class RoutedBroker:
@@ -80,9 +80,9 @@ class RoutedBroker:
             if error is not None:
                 raise error
             return None
-        raise TopicPending(full_name, partial(self._ask, Verb.FIND, shard, messages.Named(full_name)))
+        raise TopicPending(full_name, partial(self._request_topic, Verb.FIND, shard, messages.Named(full_name)))
 
-    def _ask(self, verb: Verb, shard: int, named: messages.Named, then: Callable[[], None]) -> Handle:
+    def _request_topic(self, verb: Verb, shard: int, named: messages.Named, then: Callable[[], None]) -> Handle:
         def answered(result: messages.Empty | BrokerError) -> None:
             self._found[named.name] = result if isinstance(result, BrokerError) else None
             self.loop.call_later(FOUND_S, self._found.pop, named.name, None)
@@ -120,7 +120,7 @@ class RoutedBroker:
         if error is not None:
             raise error
         named = messages.Named(full_name, by_of(by))
-        raise TopicPending(full_name, partial(self._ask, Verb.CREATE, shard, named))
+        raise TopicPending(full_name, partial(self._request_topic, Verb.CREATE, shard, named))
 
     # Records
 
@@ -185,7 +185,9 @@ class RoutedBroker:
             if link.unanswered_bytes > CLOGGED_BYTES:
                 link.waiting.add(callback)
 
-    def ask(self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False) -> None:
+    def forward(
+        self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False
+    ) -> None:
         """See ``Router``."""
         if shard == self.shards.own:
             view, answered = memoryview(bytearray(frame)), partial(self.loop.call_soon, then)
@@ -195,7 +197,7 @@ class RoutedBroker:
         def received(_: bytes, payload: memoryview) -> None:
             then(bytes(payload))
 
-        self._links[shard].send(Verb.ASK, messages.Ask(by_of(by), sees_files), received, then, frame)
+        self._links[shard].send(Verb.FORWARD, messages.Forward(by_of(by), sees_files), received, then, frame)
 
     # The log of this process
 

@@ -41,7 +41,7 @@ class Verb(IntEnum):
     """Answered when the record at an offset may be readable."""
     CANCEL = 9
     """End a call, which then gets no answer. This has none, either."""
-    ASK = 10
+    FORWARD = 10
     """Execute a request of the `polywire` protocol. The payload is its frame, and that of the answer its response."""
 
 
@@ -128,7 +128,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True):
     correlation: int
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class Forward(msgspec.Struct, frozen=True, array_like=True):
     """A request on behalf of a client. sees_files: whether the client may learn where files are stored."""
 
     by: By
@@ -189,7 +189,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.LOOK_UP: LookUp,
     Verb.WAIT: Wait,
     Verb.CANCEL: Cancel,
-    Verb.ASK: Ask,
+    Verb.FORWARD: Forward,
 }
 
 

@@ -46,7 +46,7 @@ class Authorized:
         return self._sees_files
 
 
-class Asked:
+class ForwardedRequest:
     """One request. Implements ``ReplyOwner``."""
 
     __slots__ = ("_answered", "admission", "broker", "pin")
@@ -115,9 +115,9 @@ def execute(
     """
     prefix = decode_prefix(frame)
     head = PREFIX_BYTES + prefix.head_bytes
-    asked: Any = Asked(broker, Authorized(broker, by, sees_files=sees_files), answered, pin)
+    owner: Any = ForwardedRequest(broker, Authorized(broker, by, sees_files=sees_files), answered, pin)
     try:
         request = decode_request(prefix.verb, frame[PREFIX_BYTES:head])
-        COMMANDS[prefix.verb].handler(asked, prefix.correlation, request, frame[head:])
+        COMMANDS[prefix.verb].handler(owner, prefix.correlation, request, frame[head:])
     except BrokerError as error:
-        asked.settle_error(prefix.verb, prefix.correlation, error)
+        owner.settle_error(prefix.verb, prefix.correlation, error)

@@ -198,17 +198,17 @@ class LinkSession(FramedSession["Broker"]):
         principal = self.broker.access.vouched(by.user)
         return Caller(principal, principal.user_id if by.owner > UNOWNED else by.owner)
 
-    def _ask(self, correlation: int, head: messages.Ask, frame: memoryview) -> None:
+    def _forward(self, correlation: int, head: messages.Forward, frame: memoryview) -> None:
         if self._waiting and frame[VERB_AT] == _PRODUCE:
             raise Busy(ErrorCode.BUSY, "batches of another connection wait for space in the log (retry)")
-        answered = partial(self._asked, correlation)
+        answered = partial(self._forwarded, correlation)
         by = self._caller(head.by)
         if len(frame) > COPIED_BYTES_MIN:
             execute(self.broker, by, memoryview(bytearray(frame)), answered, nothing, sees_files=head.sees_files)
         else:
             execute(self.broker, by, frame, answered, self.output.pin, sees_files=head.sees_files)
 
-    def _asked(self, correlation: int, frame: bytes) -> None:
+    def _forwarded(self, correlation: int, frame: bytes) -> None:
         self._owed -= 1
         if self._phase is not CLOSED:
             self._report_changes()
@@ -280,7 +280,7 @@ class LinkSession(FramedSession["Broker"]):
         self.output.write_many([encode(0, correlation, fetched, payload_bytes=size), *read.chunks], read.pin.release)
         self._end_when_done()
 
-    def _ask_bounds(self, correlation: int, head: messages.Place, _: memoryview) -> None:
+    def _report_bounds(self, correlation: int, head: messages.Place, _: memoryview) -> None:
         self._answer(correlation, _bounds(self._partition(head.topic_id, head.partition)))
 
     def _search(self, correlation: int, head: messages.LookUp, _: memoryview) -> None:
@@ -325,11 +325,11 @@ _COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]]
     Verb.CREATE: LinkSession._create,
     Verb.PRODUCE: LinkSession._produce,
     Verb.FETCH: LinkSession._fetch,
-    Verb.BOUNDS: LinkSession._ask_bounds,
+    Verb.BOUNDS: LinkSession._report_bounds,
     Verb.LOOK_UP: LinkSession._search,
     Verb.WAIT: LinkSession._wait,
     Verb.CANCEL: LinkSession._cancel,
-    Verb.ASK: LinkSession._ask,
+    Verb.FORWARD: LinkSession._forward,
 }
 
 

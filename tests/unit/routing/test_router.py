@@ -380,11 +380,11 @@ def test_the_end_of_an_epoch(together: Together) -> None:
     assert isinstance(found[1], Missing)
 
 
-def asked(together: Together, shard: int, by: Caller) -> Answer | BrokerError:
+def joined(together: Together, shard: int, by: Caller) -> Answer | BrokerError:
     """Join a group in a shard on behalf of a caller."""
     frame = encode_head(Verb.JOIN, 5, messages.Join("g", (HERE, THERE)[shard], "m"))
     found: list[bytes | BrokerError] = []
-    together.broker.ask(shard, by, frame, found.append)
+    together.broker.forward(shard, by, frame, found.append)
     assert found == [], "a completion is never called inside the call"
     together.run()
     if isinstance(found[0], BrokerError):
@@ -397,7 +397,7 @@ def asked(together: Together, shard: int, by: Caller) -> Answer | BrokerError:
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_request_is_executed_in_its_shard(together: Together, shard: int) -> None:
     together.partition(HERE), together.partition(THERE)
-    answer = asked(together, shard, NO_CALLER)
+    answer = joined(together, shard, NO_CALLER)
     assert isinstance(answer, Answer)
     assert answer.correlation == 5
     assert answer.decode(messages.Membership).generation == 2
@@ -415,7 +415,7 @@ def test_the_number_of_a_user_is_that_of_the_process(together: Together) -> None
     numbers = [broker.access.user("alice").id for broker in together.shards.brokers]
     assert numbers[0] != numbers[1]
     by = Caller(together.broker.access.vouched("alice"), numbers[0])
-    assert isinstance(asked(together, 1, by), Answer)
+    assert isinstance(joined(together, 1, by), Answer)
     assert together.there.groups.owner(THERE, "g") == numbers[1]
 
 
@@ -423,7 +423,7 @@ def test_a_user_whom_the_other_process_does_not_know(together: Together) -> None
     together.partition(THERE)
     together.shards.brokers[0].access.configure([ConfiguredUser("alice", "$argon2id$x", EVERYTHING)])
     alice = together.broker.access.vouched("alice")
-    assert isinstance(asked(together, 1, Caller(alice, alice.user_id)), Denied)
+    assert isinstance(joined(together, 1, Caller(alice, alice.user_id)), Denied)
 
 
 def test_requests_wait_for_nothing_when_no_batch_is_on_the_way(

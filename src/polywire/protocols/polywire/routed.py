@@ -73,15 +73,15 @@ class RoutedSession(PolywireSession):
         # later requests wait for these, because they must see the change
         holds = verb in (Verb.CREATE_TOPIC, Verb.DELETE_TOPIC)
         frame = encode_head(verb, correlation, request, payload_bytes=len(payload)) + payload
-        self.ask(self._shard_of(request), frame, partial(self._answered, verb, correlation, holds=holds))
+        self.send_to(self._shard_of(request), frame, partial(self._answered, verb, correlation, holds=holds))
         if holds:
             self.hold()
         else:
             self.owe()
 
-    def ask(self, shard: int, frame: bytes, then: Completion[bytes]) -> None:
+    def send_to(self, shard: int, frame: bytes, then: Completion[bytes]) -> None:
         """Send a request to a shard. Raises Busy."""
-        self.router.ask(shard, self.admission.caller, frame, then, sees_files=self.admission.sees_files())
+        self.router.forward(shard, self.admission.caller, frame, then, sees_files=self.admission.sees_files())
 
     def _shard_of(self, request: Any) -> int:
         """Return the shard that executes a request; this one for a topic that does not exist, to report the error."""
@@ -159,7 +159,7 @@ class _Several:
         question = self._gathered.next_question()
         if question is not None:
             shard, head = question
-            self._session.ask(shard, encode_head(self._verb, self._correlation, head), self._answered)
+            self._session.send_to(shard, encode_head(self._verb, self._correlation, head), self._answered)
             return
         self._respond(self._gathered.whole())
 

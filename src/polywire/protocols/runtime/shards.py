@@ -100,7 +100,9 @@ class Router(Protocol):
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when a clogged shard has answered most requests."""
 
-    def ask(self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False) -> None:
+    def forward(
+        self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False
+    ) -> None:
         """Execute a request of the `polywire` protocol, which has one response, in the process of a shard.
 
         The caller is authorized to make it. ``then`` gets the frame of the response, also if that is an error, or
