@@ -6,9 +6,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+import pytest
+
 from polywire.broker import transactions as broker_transactions
 from polywire.broker.branches import AGAIN_S, Branches, Joined
 from polywire.broker.changes import TransactionDecided
+from polywire.broker.owners import Caller
 from polywire.broker.transaction_state import Transaction, TransactionTable
 from polywire.broker.transactions import Transactions
 from polywire.protocols.flux.linked import LinkedFluxSession
@@ -16,11 +20,16 @@ from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.fences import Fences
 from polywire.protocols.runtime.links import Links
+from polywire.routing.link import ShardLink
+from polywire.routing.messages import Appended, By, Empty, Verb
+from polywire.routing.session import COMMANDS, LinkSession
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
 from tests.unit.protocols.flux import test_carrying as flux_carrying
 from tests.unit.protocols.kafka import test_carrying, test_transaction_homes, test_transaction_shards
 from tests.unit.protocols.kafka.test_carrying import TOPICS, Processes
+from tests.unit.routing import test_router
+from tests.unit.routing.test_router import Together
 
 ShardsMutation: Final = partial(Mutation, world="shards")
 
@@ -91,10 +100,42 @@ def _reported_once(branches: Branches, decided: TransactionDecided, shard: int, 
         branches._shards.end_branch(shard, decided, partial(branches._followed, decided, shard, again_s))
 
 
+def _lost_as_stored(old: Callable[..., None], link: ShardLink) -> None:
+    """Answer the calls of a lost link as if their records had been stored."""
+    calls = [call for call in link._calls.values() if call.size]
+    link._calls.clear()
+    old(link)
+    for call in calls:
+        call.answered(msgspec.msgpack.encode(Appended(0)), memoryview(b""))
+
+
+def _numbers_of_others(session: LinkSession, by: By) -> Caller:
+    """Use the number that another process gives a user."""
+    return Caller(session.broker.access.vouched(by.user) if by.user else None, by.owner)
+
+
+def _unreported(_: object, session: LinkSession, correlation: int, *__: object) -> None:
+    """Answer before the state of the topic is sent."""
+    session._answer(correlation, Empty())
+
+
+def _overtaking(old: Callable[..., None], session: LinkSession, correlation: int, head: Any, batch: memoryview) -> None:
+    """Append a batch although earlier ones of its partition wait."""
+    waiting, session._waiting = session._waiting, {}
+    old(session, correlation, head, batch)
+    session._waiting |= waiting
+
+
 def _processes() -> Processes:
     made = Processes()
     made.make(*TOPICS)
     return made
+
+
+def commanded(verb: Verb, instead: Callable[..., None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a switch that replaces the handler of a call over a link; ``instead`` gets the old one first."""
+    old = COMMANDS[verb]
+    return lambda patch: patch.setitem(COMMANDS, verb, partial(instead, old))
 
 
 SHARDS_MUTATIONS: Final = (
@@ -171,5 +212,29 @@ SHARDS_MUTATIONS: Final = (
         "no position comes behind a later generation's",
         replaced(Fences, "check", nothing),
         test=prepared(test_carrying.test_a_delayed_commit_does_not_overwrite_a_later_one, processes=_processes),
+    ),
+    ShardsMutation(
+        "link-lost",
+        "calls of a lost link fail",
+        wrapped(ShardLink, "lost", _lost_as_stored),
+        test=prepared(test_router.test_a_lost_process_answers_nothing, together=Together),
+    ),
+    ShardsMutation(
+        "link-order",
+        "batches of a partition are appended in the order of a link",
+        commanded(Verb.PRODUCE, _overtaking),
+        test=prepared(test_router.test_batches_of_a_partition_stay_in_order_when_the_log_is_full, together=Together),
+    ),
+    ShardsMutation(
+        "link-users",
+        "a forwarded request uses this process's number of the user",
+        replaced(LinkSession, "_caller", _numbers_of_others),
+        test=prepared(test_router.test_the_number_of_a_user_is_that_of_the_process, together=Together),
+    ),
+    ShardsMutation(
+        "link-topics",
+        "the state of a topic is sent before the answer that finds it",
+        commanded(Verb.FIND, _unreported),
+        test=prepared(test_router.test_a_topic_is_found_before_all_are_reported, together=Together),
     ),
 )

@@ -97,7 +97,7 @@ class LinkSession(FramedSession["Broker"]):
         request = messages.decode(data[head:payload], kind)
         self._owed += 1
         try:
-            _COMMANDS[prefix.verb](self, prefix.correlation, request, data[payload:end])
+            COMMANDS[prefix.verb](self, prefix.correlation, request, data[payload:end])
         except BrokerError as error:
             self._refuse(prefix.correlation, error)
         return True
@@ -319,7 +319,7 @@ def _bounds(partition: Partition) -> messages.Bounds:
     return messages.Bounds(log.first_offset, log.next_offset, log.readable_offset, log.next_address)
 
 
-_COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] = {
+COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] = {
     Verb.SUBSCRIBE: LinkSession._subscribe,
     Verb.FIND: LinkSession._find,
     Verb.CREATE: LinkSession._create,

@@ -253,6 +253,7 @@ def test_batches_of_a_partition_stay_in_order_when_the_log_is_full(
     assert (waiting, others) == ([], [0]), "only batches of the partition wait"
     full[0] = False
     waiting += together.produce(first, b"3")
+    together.run()
     for _ in range(3):
         together.run(BUSY_PAUSE_S)
     assert waiting == [0, 1]
