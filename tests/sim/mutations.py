@@ -281,7 +281,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "durability-readers", "readers under durability=synced wait", wrapped(_Opening, "_make_state", _shown_at_once)
     ),
     Mutation("page-alignment", "no page is written while it is synced", replaced(slots.FileJournal, "align", nothing)),
-    Mutation("failed-sync", "a failed sync is never tried again", wrapped(Flusher, "_flush", _retried)),
+    Mutation("failed-sync", "a failed sync is never retried", wrapped(Flusher, "_flush", _retried)),
     Mutation("failed-write", "a failed write ends the log", wrapped(slots.FileJournal, "write", _write_believed)),
     Mutation(
         "failed-numbers",

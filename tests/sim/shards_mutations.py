@@ -142,7 +142,7 @@ SHARDS_MUTATIONS: Final = (
     ShardsMutation("branch-known", "home knows a branch before it begins", replaced(Branches, "join", _unknown_branch)),
     ShardsMutation(
         "branch-begins",
-        "a shard begins no branch by itself",
+        "a shard does not open a participant by itself",
         replaced(kafka_transactions, "check_begun", nothing),
         test=prepared(test_transaction_shards.test_a_shard_does_not_open_a_participant_by_itself, processes=_processes),
     ),

@@ -201,7 +201,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "answers keep the order of requests",
         wrapped(BarePipelined, "answered", _answered_in_any_order),
     ),
-    WiresMutation("sent-again", "what is sent again is stored once", wrapped(Producers, "find", _never_repeats)),
+    WiresMutation("sent-again", "repeated requests store records once", wrapped(Producers, "find", _never_repeats)),
     WiresMutation(
         "wire-positions", "positions come with a commit", replaced(Transactions, "_positions", _no_positions)
     ),
