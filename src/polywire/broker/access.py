@@ -123,12 +123,10 @@ class Access(Authentication):
         self._record(action, Outcome.ALLOWED, user=user, peer=peer, resource=resource, reason=reason)
 
     def _refused(self, action: str, by: Principal, where: str, message: str) -> Denied:
-        """Audit a refusal and return the error to raise."""
         self.audit_refusal(by, action, where, message)
         return Denied(ErrorCode.DENIED, message)
 
     def audit_refusal(self, principal: Principal, action: str, resource: str, reason: str) -> None:
-        """Audit a refused action."""
         self._record(
             action, Outcome.REFUSED, user=principal.name, peer=principal.peer, resource=resource, reason=reason
         )
@@ -158,7 +156,6 @@ class Access(Authentication):
         return self._rights.get(principal.user_id) if self.is_current(principal) else None
 
     def _check_covers(self, by: Principal | None, grants: Grants | None) -> None:
-        """Raise Denied(DENIED) if ``grants`` include permissions that ``by`` does not have."""
         if by is None or grants is None or (by is ROOT and self.is_open):
             return
         rights = self._rights_of(by)
@@ -174,7 +171,7 @@ class Access(Authentication):
     # Users
 
     def users(self) -> list[User]:
-        """Return all users by id; on an open broker the default user comes first."""
+        """Return all users by id. On an open broker the default user comes first."""
         users = [self._users[user_id] for user_id in sorted(self._users)]
         return [self._default(), *users] if self.is_open else users
 
@@ -185,14 +182,14 @@ class Access(Authentication):
         return self._users.get(who) if isinstance(who, int) else self._by_name.get(who)
 
     def name_of(self, owner: int) -> str:
-        """Return the name of a user to show as the owner in lists; empty if the owner is not a user."""
+        """Return the name of a user, to show it as the owner in lists. The name is empty if the owner is not a user."""
         if owner <= 0:
             return ""
         user = self._users.get(owner)
         return f"#{owner}" if user is None else user.name
 
     def user(self, who: int | str) -> User:
-        """Return the user with this id or name; raise Missing(USER_MISSING) if there is none."""
+        """Return the user with this id or name. Raises Missing(USER_MISSING) if there is none."""
         user = self.find_user(who)
         if user is None:
             raise Missing(ErrorCode.USER_MISSING, f"no such user user={who!r}")
@@ -208,7 +205,7 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User],
     ) -> None:
-        """Create a user; ``done`` gets the user once it is synced. ``by`` is the caller, in all methods below.
+        """Create a user. ``done`` gets the user once it is synced. ``by`` is the caller, in all methods below.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY), and Denied(DENIED) if the
         grants include permissions that ``by`` does not have.
@@ -258,8 +255,9 @@ class Access(Authentication):
     def grant(
         self, user: User, grants: Grants | None, *, by: Principal | None = None, done: Completion[User] | None = None
     ) -> None:
-        """Replace a user's grants. Raises Denied(DENIED) for a configured user, or if ``by`` lacks one of the old or
-        new permissions.
+        """Replace a user's grants.
+
+        Raises Denied(DENIED) for a configured user, or if ``by`` lacks one of the old or new permissions.
         """
         self._check_over(by, user)
         self._check_covers(by, grants)
@@ -269,11 +267,10 @@ class Access(Authentication):
     def change_password(
         self, user: User, old: str, new: str, *, by: Principal | None = None, done: Completion[User]
     ) -> None:
-        """Replace a password.
+        """Replace a password. This ends the user's logins and tokens.
 
-        This ends the user's logins and tokens; ``done`` gets Denied(LOGIN_FAILED) if the old password is wrong.
-
-        Raises Denied(DENIED) for a configured user, Invalid(INVALID_REQUEST), Busy(BUSY).
+        ``done`` gets Denied(LOGIN_FAILED) if the old password is wrong. Raises Denied(DENIED) for a configured user,
+        Invalid(INVALID_REQUEST), Busy(BUSY).
         """
         self._check_over(by, user)
         check_password_given(new)
@@ -307,7 +304,10 @@ class Access(Authentication):
         self._replace_password(user, new, by, done)
 
     def _replace_password(self, user: User, new: str, by: Principal | None, done: Completion[User]) -> None:
-        """Hash and store a password; raise Busy(BUSY)."""
+        """Hash a password in the thread and store the hash.
+
+        Raises Busy(BUSY) if too many logins wait for the thread.
+        """
 
         def hashed(password_hash: str | Busy) -> None:
             if isinstance(password_hash, Busy):
@@ -336,13 +336,11 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> None:
-        """Replace a user's SCRAM verifiers and end the user's logins; a value of None removes that verifier.
+        """Replace a user's SCRAM verifiers and end the user's logins. A value of None removes that verifier.
 
-        If no user has this name, a user without a password and without permissions is created; removing the last
-        verifier deletes that user.
-
-        Raises Missing(USER_MISSING) if there is nothing to remove, Invalid(INVALID_NAME), Denied(DENIED) for a
-        configured user or one with more permissions than ``by``, Busy(BUSY, DISK_FULL).
+        If no user has this name, a user without a password and without permissions is created. Removing the last
+        verifier deletes such a user. Raises Missing(USER_MISSING) if there is nothing to remove, Invalid(INVALID_NAME),
+        Denied(DENIED) for a configured user or one with more permissions than ``by``, Busy(BUSY, DISK_FULL).
         """
         user = self.find_user(name)
         kept = {} if user is None else {verifier.mechanism: verifier for verifier in user.verifiers}
@@ -377,8 +375,9 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> str:
-        """Return a new token; only its digest is stored. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS),
-        Busy(BUSY), Denied(DENIED).
+        """Return a new token.
+
+        Only its digest is stored. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED).
         """
         check_name(name, self._settings.name_bytes_max)
         if user.id not in self._users or (by is not None and not self.is_current(by)):
@@ -447,7 +446,10 @@ class Access(Authentication):
             raise Busy(ErrorCode.BUSY, f"too many users limit={self._settings.users_max}")
 
     def _new_id(self) -> int:
-        """Return an unused id; raise Busy(DISK_FULL)."""
+        """Return an unused id.
+
+        The next id is journalled first, so that ids are never reused. Raises Busy(DISK_FULL).
+        """
         found = self._next_id
         kept = (found + 1).to_bytes(8, "big")
         self._broker.set_wire_state(KEPT_AS, NEXT_ID_KEY, kept, level=Level.SYNCED)
@@ -458,9 +460,12 @@ class Access(Authentication):
         return User(ROOT_ID, DEFAULT_NAME, "", 0, EVERYTHING, configured=True)
 
     def _keep(self, user: User, done: Completion[User] | None, *, ends: bool = False) -> None:
-        """Journal a user and apply the change. Raises Busy(DISK_FULL).
+        """Journal a user and apply the change.
 
-        ends: whether the user's earlier logins become invalid.
+        Raises Busy(DISK_FULL).
+
+        Args:
+            ends: whether the user's earlier logins become invalid.
         """
         completed = _completion(user, self._then_notify(user.id, done) if ends else done)
         self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=completed)

@@ -24,9 +24,9 @@ from polywire.broker.view import Views, encoded, one_by_one
 class Aggregate:
     """The events of one key.
 
-    Invariant: ``offsets`` has the offsets of the newest versions, ascending; the last belongs to ``version``. Offsets
-    of older versions were dropped. ``owner`` is the creator. ``owners`` has the author of each offset, if there are
-    several authors.
+    Invariant: ``offsets`` has the offsets of the newest versions, ascending. The last one belongs to ``version``.
+    Offsets of older versions were dropped. ``owner`` is the creator. ``owners`` has the author of each offset, if there
+    are several authors.
     """
 
     version: int
@@ -40,7 +40,6 @@ class Aggregate:
         return self.version - len(self.offsets) + 1
 
     def add(self, version: int, offset: int, owner: int) -> None:
-        """Add an event."""
         if self.owners is None and owner != self.owner:
             self.owners = array("q", [self.owner]) * len(self.offsets)
         if self.owners is not None:
@@ -53,7 +52,6 @@ class Aggregate:
         return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
 
     def forget(self, count: int) -> None:
-        """Drop the oldest offsets."""
         del self.offsets[:count]
         if self.owners is not None:
             del self.owners[:count]
@@ -77,11 +75,9 @@ class Aggregates:
         return None if keys is None else keys.get(key)
 
     def find_snapshot(self, incarnation: int, key: bytes) -> SnapshotSaved | None:
-        """Return the latest snapshot, or None."""
         return self._snapshots.get((incarnation, key))
 
     def append(self, change: EventAppended) -> None:
-        """Apply an appended event."""
         self._views.changing((change.incarnation, change.key))
         keys = self._by_partition.setdefault(change.incarnation, {})
         found = keys.get(change.key)
@@ -92,14 +88,13 @@ class Aggregates:
         self._usage.charge(Kind.EVENTS, change.owner, 1, EVENT_BYTES)
 
     def save(self, change: SnapshotSaved) -> None:
-        """Apply a saved snapshot."""
         key = (change.incarnation, change.key)
         self._charge_snapshot(self._snapshots.get(key), -1)
         self._snapshots[key] = change
         self._charge_snapshot(change, 1)
 
     def forget(self, first_offset_of: Callable[[int], int]) -> None:
-        """Drop the offsets of events that retention has removed; their versions are never reused.
+        """Drop the offsets of events that retention has removed. The versions of these events are never reused.
 
         ``first_offset_of`` returns the first offset of a partition.
         """
@@ -158,7 +153,6 @@ class Aggregates:
         return one_by_one(list(self._snapshots.values()), lambda saved: len(saved.payload) // 1024)
 
     def restore(self, states: Collection[AggregateState]) -> None:
-        """Load aggregates from a snapshot."""
         for state in states:
             aggregate = Aggregate(state.version, _numbers(state.offsets), state.owner)
             aggregate.owners = _numbers(state.owners) if state.owners else None

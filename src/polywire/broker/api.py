@@ -1,7 +1,7 @@
-"""The broker as protocols use it, wherever a topic is: in this process, or in another one of the same broker.
+"""The broker's methods that protocols call, for topics of this process and of other processes of the same broker.
 
-``Broker`` implements these verbs for the topics of its log, ``routing.RoutedBroker`` for the topics of all processes.
-The rules of results are those of the log (``log.base``).
+``Broker`` implements them for the topics of its log, ``routing.RoutedBroker`` for the topics of all processes. Results
+are returned by the rules in ``log.base``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from polywire.types import Buffer, Level, TopicName
 class TopicPending(Exception):
     """Another process has the topic, or creates it, and has yet to report its state to this process.
 
-    Raised by verbs that look up or create topics, and only by the broker of several processes. Call the verb again
-    after ``then``. A verb that is called again does not raise it forever: it returns, or raises a BrokerError.
+    Only the broker of several processes raises it, from methods that look up or create topics. Call the method again
+    after ``then``. It does not raise TopicPending forever: it returns, or raises a BrokerError.
     """
 
     def __init__(self, full_name: str, then: Callable[[Callable[[], None]], Handle]) -> None:
@@ -29,7 +29,7 @@ class TopicPending(Exception):
 
 
 class Topics(Protocol):
-    """Topics. Each verb may raise ``TopicPending``."""
+    """Methods for topics. Each may raise ``TopicPending``."""
 
     def find_topic(self, full_name: str) -> Topic | None:
         """Return the topic with this full name, or None."""
@@ -44,7 +44,7 @@ class Topics(Protocol):
         """Return a topic's number of partitions, or the default number if it does not exist."""
 
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
-        """Return the topic with this name; create it with the default settings if it is missing.
+        """Return the topic with this name. Create it with the default settings if it is missing.
 
         Raises Invalid(INVALID_TOPIC), Busy(BUSY, DISK_FULL), and Missing(TOPIC_MISSING) if topics are not created
         automatically.
@@ -57,7 +57,7 @@ class Records(Protocol):
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append one validated batch; see ``RecordVerbs.produce``."""
+        """Append one validated batch. See ``RecordVerbs.produce``."""
 
     def fetch(
         self,
@@ -68,7 +68,7 @@ class Records(Protocol):
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        """Read stored batches, beginning with the one that contains ``offset``; see ``PartitionLog.read``.
+        """Read stored batches, beginning with the one that contains ``offset``. See ``PartitionLog.read``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE), or passes it to ``then``.
         """
@@ -80,9 +80,10 @@ class Records(Protocol):
         """
 
     def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
-        """Return the offset at which an epoch ends; see ``PartitionLog.epoch_end``.
+        """Return the offset at which an epoch ends. See ``PartitionLog.epoch_end``.
 
-        It is returned, or passed to ``then`` later, as is Missing(OFFSET_OUT_OF_RANGE) for an unknown epoch.
+        The offset is returned, or passed to ``then`` later. For an unknown epoch Missing(OFFSET_OUT_OF_RANGE) is
+        raised, or passed to ``then``.
         """
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
@@ -106,4 +107,4 @@ class Settling(Protocol):
         """Write the write batch of this process now."""
 
     def probe(self, done: Completion[int]) -> None:
-        """Check whether the log of this process would accept a record; see ``WriteBatchVerbs.probe``."""
+        """Check whether the log of this process would accept a record. See ``WriteBatchVerbs.probe``."""

@@ -39,23 +39,23 @@ UNKNOWN_USER_HASH: Final = (
 
 
 class AuthBroker(Protocol):
-    """The broker's operations that authentication uses."""
+    """The methods of the broker that authentication calls."""
 
     @property
     def streams(self) -> Streams:
         """Return the existing streams."""
 
     def wire_state(self, wire: str, /) -> Mapping[str, bytes]:
-        """Return a live view of the values that a protocol stored."""
+        """Return the values that a protocol has stored, by key. The mapping shows later changes, too."""
 
     def set_wire_state(
         self, wire: str, key: str, value: bytes | None, *, level: Level, done: Completion[int] | None = None
     ) -> None:
-        """Store a value of a protocol; None removes it. Raises Busy."""
+        """Store a value of a protocol under a key. None removes the key. Raises Busy."""
 
 
 class Authentication(Authorization):
-    """The identity of clients; a subclass provides the users.
+    """The identity of clients. A subclass provides the users.
 
     Invariant: ``_logins`` counts how often a user's logins were ended. ``_salting`` has the secret for salts if it
     could not be stored.
@@ -82,7 +82,10 @@ class Authentication(Authorization):
     # Login
 
     def anonymous(self) -> Principal:
-        """Return the principal of an unauthenticated client; raise Denied(LOGIN_REQUIRED) unless the broker is open."""
+        """Return the principal of an unauthenticated client.
+
+        Raises Denied(LOGIN_REQUIRED) unless the broker is open.
+        """
         if not self.is_open:
             raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
         return ROOT
@@ -132,8 +135,8 @@ class Authentication(Authorization):
         """Verify a password and call ``done`` later with the principal or an error.
 
         The error is Denied(LOGIN_FAILED), which does not say what was wrong, or Busy(BUSY) if other logins displaced
-        this one in the queue. ``peer``: address of the connection; logins are queued by address. Raises Busy(BUSY) if
-        too many wait.
+        this one in the queue. Raises Busy(BUSY) if too many logins wait. ``peer`` is the address of the connection, by
+        which logins are queued.
         """
         user = self._by_name.get(name)
         if user is None and self.is_open and (name, password) == (DEFAULT_NAME, DEFAULT_PASSWORD):
@@ -187,7 +190,7 @@ class Authentication(Authorization):
         return self._passwords.is_verifying(peer)
 
     def verifier(self, name: str, mechanism: Mechanism) -> Verifier:
-        """Return the SCRAM verifier for a name; for an unknown name, one that no password matches."""
+        """Return the SCRAM verifier for a name. For an unknown name, return a verifier that no password matches."""
         user = self._by_name.get(name)
         kept = () if user is None else user.verifiers
         found = next((verifier for verifier in kept if verifier.mechanism is mechanism), None)
@@ -214,8 +217,9 @@ class Authentication(Authorization):
         self._passwords.prove(lambda: verifier.admits(messages, proof), verified, origin=origin_of(peer, name))
 
     def _secret(self) -> bytes:
-        """Return the secret for the salts of unknown names. It is stored, because real salts do not change at a restart
-        either.
+        """Return the secret from which the salts of unknown names are made.
+
+        It is stored. If these salts changed at a restart, a client could distinguish unknown names from users.
         """
         kept = self._broker.wire_state(KEPT_AS).get(KEY, self._salting)
         if not kept:
@@ -227,8 +231,10 @@ class Authentication(Authorization):
     def _let_in(
         self, name: str, right: bool | Busy, peer: str, counts: Callable[[User], bool]
     ) -> Principal | BrokerError:
-        """Return the principal, or the error of a failed login. counts: returns whether the credentials are still the
-        user's.
+        """Return the principal, or the error of a failed login.
+
+        Args:
+            counts: returns whether the credentials are still the user's.
         """
         if isinstance(right, Busy):
             self._record("login", Outcome.REFUSED, user=name, peer=peer, reason=right.message)
@@ -245,8 +251,9 @@ class Authentication(Authorization):
     # End of logins
 
     def on_end(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback`` on the loop with the id of a user whose logins changed; check each login with
-        ``is_current``.
+        """Call ``callback`` on the loop with the id of a user whose logins changed.
+
+        Check each login with ``is_current``.
         """
         self._on_end = callback
 
@@ -262,7 +269,7 @@ class Authentication(Authorization):
         )
 
     def is_administrator(self, principal: Principal) -> bool:
-        """Return whether a principal may manage the server; some connections are reserved for administrators."""
+        """Return whether a principal may manage the server. Some connections are reserved for administrators."""
         return self.permits(principal, Action.CLUSTER_ALTER)
 
     def renewed(self, principal: Principal) -> Principal:
@@ -277,7 +284,10 @@ class Authentication(Authorization):
         self._logins[user_id] = self._logins.get(user_id, 0) + 1
 
     def _notify_end(self, user_id: int) -> None:
-        """Notify after responses have been written, because the connection that made the change may be closed, too."""
+        """Notify the owners of the user's connections, in the loop's next pass.
+
+        By then responses have been written. The connection that made the change may be closed, too.
+        """
         if self._on_end is not None:
             self._loop.call_soon(self._on_end, user_id)
 

@@ -32,7 +32,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One audited action. peer: address of the connection, empty without one."""
+    """One audited action.
+
+    Attributes:
+        peer: address of the connection, empty without one.
+    """
 
     action: str
     outcome: Outcome
@@ -51,7 +55,7 @@ def discard(event: AuditEvent) -> None:
 
 
 class Authorization(ABC):
-    """Permission checks; subclasses provide the users."""
+    """Permission checks. Subclasses provide the users."""
 
     __slots__ = ()
 
@@ -59,18 +63,20 @@ class Authorization(ABC):
     _streams: Streams
 
     @abstractmethod
-    def _rights_of(self, principal: Principal) -> Grants | None:
-        """Return the decoded grants of a valid login."""
+    def _rights_of(self, principal: Principal) -> Grants | None: ...
 
     @abstractmethod
     def is_current(self, principal: Principal) -> bool:
         """Return whether a login is still valid."""
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Raise Denied(LOGIN_REQUIRED, DENIED) unless the user may perform an action on a topic, in a stream, or
-        everywhere.
+        """Raise Denied(LOGIN_REQUIRED, DENIED) unless the user may perform an action.
 
-        principal: None for a client that is not logged in. where: for a topic that does not exist, its name.
+        The action is on a topic, in a stream, or everywhere.
+
+        Args:
+            principal: None for a client that is not logged in.
+            where: for a topic that does not exist, its name.
         """
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
@@ -84,7 +90,7 @@ class Authorization(ABC):
             raise self.refusal(principal, action, "any")
 
     def permits(self, principal: Principal | None, action: Action, where: Where = None) -> bool:
-        """Return whether an action is permitted; it never is for deleted and inactive users.
+        """Return whether an action is permitted. It never is for deleted and inactive users.
 
         A topic's access list applies to every user.
         """
@@ -140,7 +146,6 @@ class Authorization(ABC):
 
 
 def resource_text(where: Where) -> str:
-    """Return the name of a resource, for logs and error messages."""
     if isinstance(where, Topic | TopicElsewhere):
         return where.name.full
     return where.full if isinstance(where, TopicName) else where or "everywhere"

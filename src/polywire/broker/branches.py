@@ -45,7 +45,7 @@ class Shards(Protocol):
     """Requests to other shards. Callbacks are never called from inside a call."""
 
     def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        """Send a decision to a participant; ``then`` gets whether the participant has durably applied it."""
+        """Send a decision to a participant. ``then`` gets whether the participant has durably applied it."""
 
     def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
         """Ask the coordinator for the outcome of a transaction.
@@ -58,7 +58,9 @@ class Shards(Protocol):
 class Joined:
     """The coordinator's permission to participate.
 
-    token: identifies the transaction's staged data. epoch: the epoch of the transactional id.
+    Attributes:
+        token: identifies the transaction's staged data.
+        epoch: the epoch of the transactional id.
     """
 
     id: str
@@ -70,7 +72,7 @@ class Joined:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 def _ended(_: int | BrokerError) -> None:
@@ -124,8 +126,11 @@ class Branches:
     def begin(self, shards: Shards, is_home: Callable[[str], bool]) -> None:
         """Resume sending decisions and checking open participants. Called once, before the broker serves.
 
-        is_home: returns whether this shard coordinates a transactional id. If the number of shards has changed, another
-        shard may coordinate an id now; the open transactions of such ids are aborted.
+        If the number of shards has changed, another shard may coordinate an id now. Open transactions of such ids are
+        aborted.
+
+        Args:
+            is_home: returns whether this shard coordinates a transactional id.
         """
         self._shards = shards
         self._transactions.on_decided(self._tell_all)
@@ -147,10 +152,9 @@ class Branches:
     # Coordinator
 
     def join(self, transaction: Transaction, shards: Collection[int], *, done: Completion[int]) -> None:
-        """Let shards participate in an open transaction; ``done`` is called once this is synced. Only then may they
-        stage.
+        """Let shards participate in an open transaction. ``done`` is called once this is synced.
 
-        Raises Busy(DISK_FULL).
+        The shards may stage only after that. Raises Busy(DISK_FULL).
         """
         assert transaction.is_open, "only an open transaction gets participants"
         assert not transaction.is_branch, "it is ours"
@@ -167,7 +171,7 @@ class Branches:
         return self._state.transactions.is_deciding(id_)
 
     def when_settled(self, id_: str, then: Callable[[], None]) -> Callable[[], None]:
-        """Call ``then`` once all shards have applied this id's outcome; return a function that cancels the call."""
+        """Call ``then`` once all shards have applied this id's outcome. Return a function that cancels the call."""
         if not self.is_deciding(id_):
             self._loop.call_soon(then)
             return _nothing
@@ -210,14 +214,13 @@ class Branches:
         self._state.apply_change(change)
 
     def _tell_all(self) -> None:
-        """Send all decisions."""
         for token, decided in self._state.transactions.decisions.items():
             if token not in self._in_flight:
                 self._in_flight[token] = set(decided.shards)
                 self._log.barrier(Level.SYNCED, partial(self._is_kept, decided))
 
     def _is_kept(self, decided: TransactionDecided, result: int | BrokerError) -> None:
-        """Continue after the write of a decision: it is durable now, or the write failed."""
+        """If the write of a decision succeeded, send the decision to the participants."""
         if not isinstance(result, BrokerError):
             for shard in decided.shards:
                 self._tell(decided, shard, AGAIN_S)
@@ -227,7 +230,10 @@ class Branches:
             self._shards.end_branch(shard, decided, partial(self._followed, decided, shard, again_s))
 
     def _followed(self, decided: TransactionDecided, shard: int, again_s: float, has_followed: bool, /) -> None:
-        """Continue after a shard has applied a decision, or send the decision again."""
+        """Handle a participant's reply.
+
+        Unless it has applied the decision, send the decision again after ``again_s`` seconds.
+        """
         if self._is_stopped:
             return
         if not has_followed:
@@ -259,8 +265,9 @@ class Branches:
     # Participant
 
     def find(self, id_: str, *, by: Caller = ITSELF) -> Transaction | None:
-        """Return the latest participant of a transactional id that another shard coordinates. Raises Denied(DENIED) if
-        the caller may not use the id.
+        """Return the latest participant of a transactional id that another shard coordinates.
+
+        Raises Denied(DENIED) if the caller may not use the id.
         """
         return self._transactions.find(BRANCH + id_, by=by)
 
@@ -299,7 +306,7 @@ class Branches:
         return made
 
     def _check_current(self, joined: Joined, known: Transaction | None) -> None:
-        """Refuse a permission that arrives too late; raise Conflict(PRODUCER_FENCED) or Busy(BUSY)."""
+        """Refuse a permission that arrives too late. Raises Conflict(PRODUCER_FENCED) or Busy(BUSY)."""
         is_late = joined.token in self._ended
         if known is not None and known.home == joined.home:
             assert known.producer is not None, "a participant has a producer"
@@ -312,7 +319,7 @@ class Branches:
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={joined.id!r}")
 
     def end(self, id_: str, token: bytes, *, commits: bool, done: Completion[int]) -> None:
-        """Apply the coordinator's decision; idempotent.
+        """Apply the coordinator's decision. Applying it again has no effect.
 
         If the participant is not open, the decision was applied before. This is only confirmed after a write to the
         journal has proved that this process still leads the shard. Raises BrokerError if the coordinator must send the
@@ -346,7 +353,10 @@ class Branches:
         self._loop.call_later(LOOK_S, self._look, DOUBT_US)
 
     def _answered(self, name: str, token: bytes, commits: bool | None, /) -> None:
-        """Continue after a coordinator has reported the outcome of a transaction, or that it is open (None)."""
+        """Apply the coordinator's answer: whether the transaction commits.
+
+        None means that it is still open. In that case do nothing.
+        """
         branch = self._state.transactions.find(name)
         if commits is None or self._is_stopped or branch is None or branch.token != token or not branch.is_open:
             return

@@ -1,7 +1,8 @@
-"""The broker: a facade with every operation that protocols use, called verbs (decision 0107).
+"""The broker: a facade with every operation that protocols use.
 
-A verb never blocks. It returns an available result at once, and raises errors. A result that depends on the log arrives
-in a callback, which runs on the event loop and never inside the call.
+These operations are called verbs (decision 0107). A verb never blocks. It returns an available result at once, and
+raises errors. A result that depends on the log arrives in a callback, which runs on the event loop and never inside the
+call.
 
 A verb that changes state builds a change, adds it to the write batch, and applies it with the function that recovery
 uses.
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs, PositionVerbs, WireStateVerbs):
-    """One broker over one log. Its base classes group the verbs; each protocol declares the verbs that it calls.
+    """One broker over one log. Its base classes group the methods. Each protocol declares the methods that it calls.
 
     Invariant: ``_state`` is the result of all changes in the journal and in the current write batch. Construct it with
     ``open`` or ``over``, because the state must match what ``log`` recovered.
@@ -165,8 +166,8 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         Args:
             log_settings: sizes of the journal. Durability and the limit of staged bytes come from ``settings``. If
                 journal groups are small, batches and records are limited to what one group can hold.
-            on_failure: called on the loop when storage fails; afterwards the broker acknowledges nothing.
-            make_worker: creates the log's threads; tests replace it.
+            on_failure: called on the loop when storage fails. Afterwards the broker acknowledges nothing.
+            make_worker: creates the log's threads. Tests replace it.
 
         Raises:
             Unavailable: STORAGE_FAILED: the directory cannot be used.
@@ -214,7 +215,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         return self._log.epoch
 
     def close(self) -> None:
-        """Commit, sync and stop; pending completions are called first."""
+        """Commit, sync and stop. Pending completions are called first."""
         self._retention.stop()
         self._expiry.stop()
         self.branches.stop()
@@ -223,8 +224,6 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
 
 
 class _Groups(NamedTuple):
-    """The group objects. table: all classic groups by name."""
-
     commits: Commits
     coordinator: Coordinator
     classic: ClassicGroups
@@ -243,7 +242,6 @@ def _open_groups(
     owners: Owners,
     sliced: SlicedWork,
 ) -> _Groups:
-    """Create the groups of a broker that has recovered its state."""
     table: dict[str, ClassicGroup] = {}
     commits = Commits(state, settings, elapsed, owners, table)
     coordinated = Coordinator(broker, state, settings, clock, elapsed)

@@ -3,7 +3,7 @@
 * A change contains its result and its time. Nothing is computed during replay, so replay gives the same state.
 * A tag never changes its meaning. Fields are only added at the end, with a default.
 
-The encoding is MessagePack. A change is an array [tag, field, field …]; a snapshot is [version, …] of the same arrays.
+The encoding is MessagePack. A change is an array [tag, field, field …]. A snapshot is [version, …] of the same arrays.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TopicKey = bytes | str
 
 
 def split_key(key: TopicKey | None) -> tuple[bytes, str]:
-    """Return (id, full name) as stored in changes; one of them is empty."""
+    """Return (id, full name) as stored in changes. One of the two is empty."""
     return (key, "") if isinstance(key, bytes) else (b"", key or "")
 
 
 class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A topic was created; its partitions have consecutive incarnations."""
+    """A topic was created. Its partitions have consecutive incarnations."""
 
     id: bytes
     stream: str
@@ -61,7 +61,7 @@ class TopicDeleted(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A topic has these settings."""
+    """The settings of a topic were replaced by these."""
 
     id: bytes
     settings: TopicSettings
@@ -77,8 +77,11 @@ class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """The next offset of a consumer or group in a topic was stored.
 
-    id, full_name: the topic's id, or its name if the topic does not exist yet. at_us: time of the commit, 0 if unknown.
-    epoch: the epoch of the last record read, -1 if unknown. metadata: the text that the client stored with the offset.
+    Attributes:
+        id, full_name: the topic's id, or its name if the topic does not exist yet.
+        at_us: time of the commit, 0 if unknown.
+        epoch: the epoch of the last record read, -1 if unknown.
+        metadata: the text that the client stored with the offset.
     """
 
     id: bytes
@@ -102,8 +105,11 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
 class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """Next offsets in a topic were stored, by partition number.
 
-    Fields with the same names as in PositionStored have the same meaning; snapshots and older brokers use
-    PositionStored. notes: epoch and metadata by partition number, only where one of them is set.
+    Fields with the same names as in PositionStored have the same meaning. Snapshots and older brokers use
+    PositionStored.
+
+    Attributes:
+        notes: epoch and metadata by partition number, only where one of them is set.
     """
 
     id: bytes
@@ -123,9 +129,10 @@ class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 
 class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Offsets of a consumer or group were deleted, in one topic or all, in one partition or all (None).
+    """Offsets of a consumer or group were deleted: in one topic or all, and in one partition or all (None).
 
-    id, full_name: as in PositionStored; if both are empty, offsets in all topics were deleted.
+    Attributes:
+        id, full_name: as in PositionStored. If both are empty, offsets in all topics were deleted.
     """
 
     kind: PositionKind
@@ -136,14 +143,15 @@ class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
     @property
     def topic(self) -> TopicKey | None:
-        """Key of the topic in the table of positions; None means all topics."""
+        """Key of the topic in the table of positions. None means all topics."""
         return self.id or self.full_name or None
 
 
 class MemberStored(msgspec.Struct, frozen=True, array_like=True):
     """A member of a group and the protocol over which it joined.
 
-    connected: the membership ends with the member's connection; older records lack this field.
+    Attributes:
+        connected: the membership ends with the member's connection. Older records lack this field.
     """
 
     id: str
@@ -152,10 +160,14 @@ class MemberStored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """A group with its members, in the order in which they joined. The times of their last heartbeats are not stored.
+    """A group with its members, in the order in which they joined.
 
-    kept: the group exists even without members and offsets, as all groups did in older versions. at_us: the time on the
-    elapsed clock. has_consumers: the last member to join used Kafka's newer protocol.
+    The times of their last heartbeats are not stored.
+
+    Attributes:
+        kept: the group exists even without members and offsets, as all groups did in older versions.
+        at_us: the time on the elapsed clock.
+        has_consumers: the last member to join used Kafka's newer protocol.
     """
 
     topic: str
@@ -171,14 +183,12 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """A group was deleted."""
-
     topic: str
     name: str
 
 
 class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """A protocol whose group names do not include a topic maps this name to this topic."""
+    """A group name was bound to a topic, for a protocol whose group names do not include a topic."""
 
     wire: str
     name: str
@@ -198,7 +208,7 @@ class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A protocol stored a value under this key; None removes it."""
+    """A protocol stored a value under this key. A value of None removes the key."""
 
     wire: str
     key: str
@@ -207,7 +217,7 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A topic was reduced to this many partitions; the last partitions were removed with their offsets."""
+    """A topic was reduced to this many partitions. The last partitions were removed with their offsets."""
 
     id: bytes
     partition_count: int
@@ -252,7 +262,7 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         first_epoch: the epoch of the transactional id that corresponds to epoch 0 of this producer id.
-        asked_epoch: the epoch whose holder requested the current epoch; -1 if none did.
+        asked_epoch: the epoch whose holder requested the current epoch, -1 if none did.
         timeout_us: longest duration of a transaction.
         synced: whether staged data is synced before it is acknowledged.
     """
@@ -267,9 +277,12 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
     """The epoch of a transactional id, and the state of its transaction, which has no data.
 
-    Sequences continue while epoch and producer stay the same; without a producer they restart. token: identifies the
-    staged data. home: in a participant, the coordinator shard. If the change ends a transaction with participants in
-    other shards, it is the decision to abort (see ``TransactionDecided``).
+    Sequences continue while epoch and producer stay the same. Without a producer they restart. If the change ends a
+    transaction with participants in other shards, it is the decision to abort (see ``TransactionDecided``).
+
+    Attributes:
+        token: identifies the staged data.
+        home: in a participant, the coordinator shard.
     """
 
     id: str
@@ -293,9 +306,12 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """These next offsets of a group, by partition number, were added to a transaction, which stores them when it commits.
+    """Offsets of a group, by partition number, were added to a transaction, which stores them when it commits.
 
-    notes: as in PositionsStored.
+    They replace offsets that the transaction has for the same group, topic and partitions. Its other offsets remain.
+
+    Attributes:
+        notes: as in PositionsStored.
     """
 
     id: str
@@ -308,11 +324,13 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transaction was published, with the changes in ``stored`` and ``others``; older brokers stored these
-    separately.
+    """A transaction was published, with the changes in ``stored`` and ``others``.
 
-    raised: the new state of the transactional id, if the commit began an epoch. If the transaction has participants in
-    other shards, this change is the decision to commit (see ``TransactionDecided``).
+    Older brokers stored these changes separately. If the transaction has participants in other shards, this change is
+    the decision to commit (see ``TransactionDecided``).
+
+    Attributes:
+        raised: the new state of the transactional id, if the commit began an epoch.
     """
 
     id: str
@@ -331,14 +349,17 @@ class TransactionPartitions(msgspec.Struct, frozen=True, array_like=True, tag=31
 
 
 class TransactionJoined(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """More shards may now participate in an open transaction; the decision must be sent to them."""
+    """More shards may now participate in an open transaction. The decision must be sent to them."""
 
     id: str
     shards: tuple[int, ...]
 
 
 class TransactionSettled(msgspec.Struct, frozen=True, array_like=True, tag=35):
-    """All shards have applied the decision for this token. A token without a decision is ignored."""
+    """All shards have applied the decision about the transaction with this token.
+
+    The change has no effect if there is no decision with this token.
+    """
 
     token: bytes
 
@@ -361,7 +382,8 @@ class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
 class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
     """A member of a classic group: its subscription when it joined, and its assignment.
 
-    is_known: whether the broker can encode assignments for this member's protocol.
+    Attributes:
+        is_known: whether the broker can encode assignments for this member's protocol.
     """
 
     id: str
@@ -378,7 +400,7 @@ class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """A stable classic group; members in the order in which they joined."""
+    """A stable classic group. Its members are in the order in which they joined."""
 
     name: str
     generation: int
@@ -396,7 +418,7 @@ class ClassicGroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=33):
 
 
 class GroupUnbound(msgspec.Struct, frozen=True, array_like=True, tag=27):
-    """A protocol no longer maps a group name to a topic."""
+    """The binding of a protocol's group name to a topic was removed."""
 
     wire: str
     name: str
@@ -448,7 +470,7 @@ Change = (
 
 
 class TopicState(msgspec.Struct, frozen=True, array_like=True):
-    """A topic in a snapshot; incarnations are in the order of partition numbers."""
+    """A topic in a snapshot. Incarnations are in the order of partition numbers."""
 
     id: bytes
     stream: str
@@ -460,7 +482,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RememberedState(msgspec.Struct, frozen=True, array_like=True):
-    """A batch of a producer, in a snapshot; ``offset`` is -1 if the log had not assigned one yet."""
+    """A batch of a producer, in a snapshot. ``offset`` is -1 if the log had not assigned one yet."""
 
     base: int
     last: int
@@ -484,9 +506,9 @@ class AggregateState(msgspec.Struct, frozen=True, array_like=True):
     """An aggregate in a snapshot.
 
     Attributes:
-        offsets: offsets of its newest events as little-endian i64; the last belongs to ``version``.
+        offsets: offsets of its newest events as little-endian i64. The last belongs to ``version``.
         owner: the creator.
-        owners: the author of each event, also as i64; empty if all events have the same author.
+        owners: the author of each event, also as i64. Empty if all events have the same author.
     """
 
     incarnation: int
@@ -501,11 +523,11 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     """A transactional id and its latest transaction in a snapshot.
 
     Attributes:
-        scope: if the transaction has ``offsets`` and no producer: topic, group, member and generation of its first
-            offsets; ``held`` has all others.
-        batches: number of batches; older brokers wrote 0, which counts as the number of records.
+        scope: topic, group, member and generation of the first offsets, if the transaction has ``offsets`` and no
+            producer. ``held`` has all other offsets.
+        batches: number of batches. Older brokers wrote 0, which counts as the number of records.
         began_at_us: older brokers wrote -1.
-        home: like ``shards``, see ``Transaction``.
+        shards, home: see ``Transaction``.
     """
 
     id: str
@@ -530,7 +552,8 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
 class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of a transaction that participants in these shards may still have to apply.
 
-    token: identifies the transaction's staged data.
+    Attributes:
+        token: identifies the transaction's staged data.
     """
 
     token: bytes
@@ -540,7 +563,7 @@ class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The whole state; lists must be loaded in the order of the fields."""
+    """The whole state. Lists must be loaded in the order of the fields."""
 
     version: int
     next_incarnation: int
@@ -569,8 +592,9 @@ def encode(value: Change | Snapshot) -> bytes:
 
 
 def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iterator[bytes]:
-    """Yield the beginning of an encoded ``Snapshot``. The caller appends its tables, each an array, in the order of the
-    fields.
+    """Yield the beginning of an encoded ``Snapshot``.
+
+    The caller appends its tables, each an array, in the order of the fields.
     """
     tables = len(Snapshot.__struct_fields__) - 2
     bare = _ENCODER.encode((version, next_incarnation, *[0] * tables))
@@ -578,7 +602,7 @@ def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iter
 
 
 def decode_change(data: bytes) -> Change:
-    """Decode a change from bytes whose checksum was verified; raise Corrupt(NEWER_FORMAT) for an unknown kind."""
+    """Decode a change from bytes whose checksum was verified. Raises Corrupt(NEWER_FORMAT) for an unknown kind."""
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -586,7 +610,7 @@ def decode_change(data: bytes) -> Change:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Decode a snapshot from bytes whose checksum was verified; raise Corrupt(NEWER_FORMAT) for an unknown version."""
+    """Decode a snapshot from bytes whose checksum was verified. Raises Corrupt(NEWER_FORMAT) for an unknown version."""
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -9,7 +9,7 @@ class Claims(Protocol):
     """Claims of topic names on behalf of one broker."""
 
     def claim(self, full_name: str) -> None:
-        """Claim the name of a topic before it is created; idempotent.
+        """Claim the name of a topic before it is created. Claiming it again has no effect.
 
         Raises Busy(BUSY) if another broker has claimed the name, Unavailable(STORAGE_FAILED).
         """
@@ -19,7 +19,7 @@ class Claims(Protocol):
 
 
 class Alone:
-    """Implements ``Claims`` for a broker that shares its namespace with no other: the methods do nothing."""
+    """The ``Claims`` of a broker that shares its namespace with no other broker: the methods do nothing."""
 
     def claim(self, full_name: str) -> None:
         pass

@@ -11,7 +11,11 @@ from polywire.types import TopicName
 
 @dataclass(frozen=True, slots=True)
 class TopicElsewhere:
-    """A topic of another shard, as that shard last reported it. access: its access list, None if it has none."""
+    """A topic of another shard, as that shard last reported it.
+
+    Attributes:
+        access: its access list, None if it has none.
+    """
 
     name: TopicName
     id: bytes
@@ -36,7 +40,10 @@ class Elsewhere(Protocol):
         """Return the topic with this id, None if no shard has reported one."""
 
     def want(self, full_name: str) -> TopicElsewhere | None:
-        """Return the topic as ``find`` does, request it from its shard, and refresh it as long as it is read."""
+        """Return the topic as ``find`` does, and request it from its shard.
+
+        From then on its state is refreshed, as long as callers read it.
+        """
 
     def has(self, full_name: str) -> bool:
         """Return whether another shard has a topic of this name, requested or not."""

@@ -59,9 +59,9 @@ class Events:
         level: Level,
         done: Completion[int] | None,
     ) -> int:
-        """Append one event, the only record of ``batch``, as this version of an aggregate; return its offset.
+        """Append one event, the only record of ``batch``, as this version of an aggregate. Return its offset.
 
-        Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one, Missing(PARTITION_MISSING),
+        Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one. Raises Missing(PARTITION_MISSING),
         Invalid(INVALID_REQUEST) for a topic without event sourcing or a key that is empty or too long,
         Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(DISK_FULL), and Busy(BUSY) if the owner or the broker has too
         many aggregates or events.
@@ -90,7 +90,6 @@ class Events:
         return found.first_version + start + gone, offsets[gone:]
 
     def snapshot(self, partition: Partition, key: bytes) -> changes.SnapshotSaved | None:
-        """Return an aggregate's snapshot, or None."""
         return self._state.aggregates.find_snapshot(partition.incarnation, key)
 
     def save_snapshot(

@@ -25,8 +25,8 @@ class Expiry:
     """The timer. Invariant: at most one call is scheduled, and ``_round`` visits every item once.
 
     Args:
-        classic: all classic groups by name; their offsets are in use while they have members.
-        abort_late: aborts transactions that exceed their timeout; raises Busy(DISK_FULL).
+        classic: all classic groups by name. Their offsets are in use while they have members.
+        abort_late: aborts transactions that exceed their timeout. Raises Busy(DISK_FULL).
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Expiry:
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def run_pass(self) -> None:
-        """Check the next items for expiry; raise Busy(DISK_FULL)."""
+        """Check the next items for expiry. Raises Busy(DISK_FULL)."""
         now_us = self._clock.now_us()
         self._state.writers.forget_idle(now_us)
         self._state.transactions.forget_idle(now_us)
@@ -99,7 +99,7 @@ class Expiry:
             check()
 
     def _everything(self) -> Iterator[Callable[[], None]]:
-        """Yield one check for each item that exists now; items created meanwhile are checked in the next round."""
+        """Yield one check for each item that exists now. Items created meanwhile are checked in the next round."""
         for topic, name in list(self._state.groups):
             yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]
         for key, reader in self._state.positions.readers():
@@ -139,7 +139,6 @@ class Expiry:
         self._broker.change_all([made], level=Level.WRITTEN, done=None)
 
     def _check_binding(self, wire: str, name: str) -> None:
-        """Expire a group binding whose group does not exist."""
         bound = self._state.bindings.get((wire, name))
         if bound is None or (bound.topic, name) in self._state.groups or not self._is_unused(bound.at_us):
             return

@@ -11,7 +11,7 @@ from polywire.types import TopicName
 
 
 class GroupTopics(Protocol):
-    """A base of ``Broker``: the verbs use its catalogue."""
+    """The methods of ``Broker`` that look up topics of groups. They use its catalogue."""
 
     __slots__ = ()
 
@@ -32,11 +32,13 @@ class GroupTopics(Protocol):
         return self._catalog.find(full_name) or self.elsewhere.find(full_name) or TopicName.parse(full_name)
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
-        """Return a topic's number of partitions, or the default number if it does not exist (concepts:
-        groups#positions).
+        """Return a topic's number of partitions (concepts: groups#positions).
 
-        last: the number in the group's last assignment, returned until the topic's shard has reported the current
-        number.
+        If the topic does not exist, return the default number.
+
+        Args:
+            last: the number in the group's last assignment. It is returned until the topic's shard has reported the
+                current number.
         """
         topic = self._catalog.find(full_name)
         if topic is not None:
@@ -48,5 +50,5 @@ class GroupTopics(Protocol):
 
     @property
     def group_topics_version(self) -> int:
-        """A number that increases when topics are created or deleted; changes in other shards show with some delay."""
+        """A number that increases when topics are created or deleted. Changes in other shards show with some delay."""
         return self._catalog.version + self.elsewhere.version

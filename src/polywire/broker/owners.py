@@ -55,8 +55,9 @@ def caller_of(principal: Principal | None, peer: str) -> Caller:
 
 
 def owner_of_address(peer: str) -> int:
-    """Return the owner number of an address, with or without a port. All addresses of one IPv6 network have the same
-    number.
+    """Return the owner number of an address, with or without a port.
+
+    All addresses of one IPv6 network have the same number.
     """
     host = host_of(peer) or peer
     try:
@@ -73,7 +74,7 @@ def owner_of_address(peer: str) -> int:
 
 
 def heir(owner: int, caller: Caller) -> int:
-    """Return the owner after this caller has used the state: the state of a user stays with that user."""
+    """Return the owner of some state after this caller has used it. State of a user keeps its owner."""
     if owner > UNOWNED:
         return owner
     return caller.owner if caller.owner > UNOWNED or owner == UNOWNED else owner
@@ -92,8 +93,7 @@ class Permissions(Protocol):
     def name_of(self, owner: int) -> str:
         """Return the name of the user with this number."""
 
-    def audit_refusal(self, principal: Principal, action: str, resource: str, reason: str) -> None:
-        """Audit a refused action."""
+    def audit_refusal(self, principal: Principal, action: str, resource: str, reason: str) -> None: ...
 
 
 class Owners:
@@ -105,7 +105,6 @@ class Owners:
         self._access: Final = access
 
     def may_use(self, caller: Caller, owner: int) -> bool:
-        """Return whether a caller may use the state of an owner."""
         if owner <= UNOWNED or owner == caller.owner or caller is ITSELF or self._access.is_open:
             return True
         principal = caller.principal

@@ -70,7 +70,7 @@ def origin_of(peer: str, name: str) -> Origin:
 class Failures:
     """Recent failures by key.
 
-    Invariant: at most ``FAILURES_KEPT_MAX`` keys; the key with the latest failure is at the end.
+    Invariant: there are at most ``FAILURES_KEPT_MAX`` keys. The key with the latest failure is at the end.
     """
 
     __slots__ = ("_counts",)
@@ -79,12 +79,10 @@ class Failures:
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def count(self, key: str, now: float) -> int:
-        """Return the number of recent failures."""
         count, at = self._counts.get(key, (0, now))
         return count if now - at < FAILURES_FORGOTTEN_S else 0
 
     def add(self, key: str, now: float) -> None:
-        """Count a failure."""
         if key:
             self._counts[key] = self.count(key, now) + 1, now
             self._counts.move_to_end(key)
@@ -92,14 +90,13 @@ class Failures:
                 self._counts.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        """Forget the failures of a key after a success."""
         self._counts.pop(key, None)
 
 
 class Backoff:
     """The delay of a login after failures of the same connection, address or name.
 
-    ``_good`` are pairs of address and name that have logged in; failures from other addresses do not delay them.
+    ``_good`` are pairs of address and name that have logged in. Failures from other addresses do not delay them.
     """
 
     __slots__ = ("_addresses", "_good", "_names", "_peers")
@@ -111,14 +108,12 @@ class Backoff:
         self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def delay_s(self, origin: Origin, now: float) -> float:
-        """Return the seconds before a login may be verified."""
         if (origin.address, origin.name) in self._good:
             return 0.0
         address = _delay_s(self._addresses.count(origin.address, now) - ADDRESS_FREE, ADDRESS_DELAY_MAX_S)
         return max(address, _delay_s(self._names.count(origin.name, now) - NAME_FREE, NAME_DELAY_MAX_S))
 
     def strikes(self, origin: Origin, now: float) -> int:
-        """Return the number of failures of the connection."""
         return self._peers.count(origin.peer, now)
 
     def wrong(self, origin: Origin, now: float) -> None:
@@ -201,9 +196,10 @@ class LoginQueue:
         return worst
 
     def _worst(self) -> Attempt:
-        """Return the attempt to drop: of the address with most attempts, the one with most failures.
+        """Return the attempt to drop. It belongs to the address with most attempts.
 
-        If none has failures, it is the newest attempt for the name with most attempts.
+        Of these attempts, it is the one with most failures. If none has failures, it is the newest attempt for the name
+        with most attempts.
         """
         addresses = Counter(attempt.origin.address for attempt in self._attempts)
         names = Counter((attempt.origin.address, attempt.origin.name) for attempt in self._attempts)
@@ -229,7 +225,6 @@ class LoginQueue:
         return best
 
     def next_at(self) -> float | None:
-        """Return when the next attempt is ready."""
         return min((attempt.ready_at for attempt in self._attempts), default=None)
 
     def _remove(self, attempt: Attempt) -> None:
@@ -249,7 +244,6 @@ def hash_password(password: str) -> str:
 
 
 def check_password(kept: str, password: str) -> bool:
-    """Return whether the password matches the hash."""
     try:
         return HASHER.verify(kept, password)
     except (Argon2Error, InvalidHashError):
@@ -296,7 +290,7 @@ class Passwords:
         return peer in self._verifying
 
     def known(self, kept: str, password: str) -> bool:
-        """Return whether this hash and password were verified recently; False proves nothing."""
+        """Return whether this hash and password were verified recently. False proves nothing."""
         digest = self._digest(kept, password)
         if digest not in self._verified:
             return False
@@ -353,7 +347,7 @@ class Passwords:
         self._loop.call_soon(done, result)
 
     def close(self) -> None:
-        """Start no more jobs; callbacks of queued jobs may never be called."""
+        """Start no more jobs. Callbacks of queued jobs may never be called."""
         if self._timer is not None:
             self._timer.cancel()
         if self._threads is not None:
@@ -379,7 +373,7 @@ class Passwords:
         return Busy(ErrorCode.BUSY, f"too many logins at once limit={self._waiting_max}", retry_after_ms=1_000)
 
     def _start_next(self) -> None:
-        """Start the next job, now or at the time when it is ready."""
+        """Start the next job, or set a timer for the time at which it may start."""
         if self._running:
             return
         if self._timer is not None:

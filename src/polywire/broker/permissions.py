@@ -1,7 +1,7 @@
 """Permissions with their scope, and the actions that need them.
 
 * A permission is granted everywhere, in a stream, or on one topic. Grants are immutable. A permission may include
-  others; these are added when a grant is made.
+  others. These are added when a grant is made.
 * An action names one permission, or several of which one is enough. It also names the kind of resource, and which part
   of a topic's access list (readers or writers) applies. Protocols name actions, never permissions.
 """
@@ -94,10 +94,9 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
     def allow(self, bits: int, stream: str | None, topic: str | None) -> bool:
-        """Return whether the grants include one of these permissions for a topic, for a stream, or everywhere (neither
-        given).
+        """Return whether the grants include one of these permissions for a topic or for a stream.
 
-        The grants must be expanded by ``opened``.
+        If neither is given, return whether they include it everywhere. The grants must be expanded by ``opened``.
         """
         if bits & self.everywhere:
             return True
@@ -108,7 +107,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return topic is not None and bool(bits & self.topics.get(resource_name(stream, topic), 0))
 
     def cover(self, others: Grants) -> bool:
-        """Return whether these grants include everything that the others do; both must be expanded by ``opened``."""
+        """Return whether these grants include everything that the others do. Both must be expanded by ``opened``."""
         if others.everywhere & ~self.everywhere:
             return False
         for stream, given in others.streams.items():
@@ -126,8 +125,9 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return any(bits & given for given in granted)
 
     def name(self, bits: int, stream: str, topic: str) -> bool:
-        """Return whether the grants, expanded by ``opened``, name exactly this stream or topic with one of these
-        permissions.
+        """Return whether the grants name exactly this stream or topic with one of these permissions.
+
+        The grants must be expanded by ``opened``.
         """
         return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(resource_name(stream, topic), 0))
 
@@ -136,10 +136,9 @@ EVERYTHING: Final = Grants(int(ALL))
 
 
 def parse_grants(words: Iterable[str]) -> Grants:
-    """Parse words such as ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``; names may contain
-    ``%XX``.
+    """Parse words such as ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``.
 
-    Raises Invalid(INVALID_REQUEST), and Invalid(INVALID_TOPIC) for an invalid escape.
+    Names may contain ``%XX``. Raises Invalid(INVALID_REQUEST), and Invalid(INVALID_TOPIC) for an invalid escape.
     """
     everywhere = 0
     granted: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -172,7 +171,6 @@ def grant_words(grants: Grants) -> list[str]:
 
 
 def _words(given: int) -> list[str]:
-    """Return the words for the permissions of one scope."""
     for word, permission in _SEVERAL.items():
         if given == permission:
             return [word]
@@ -243,12 +241,11 @@ class Action(Enum):
 
     @property
     def permission_words(self) -> str:
-        """The permissions as written in grants; any one of them allows the action."""
+        """The permissions as written in grants. Any one of them allows the action."""
         return " or ".join(str(permission.name).lower() for permission in self.permission)
 
     @property
     def needs_no_permission(self) -> bool:
-        """Whether the action needs no permission."""
         return not self.bits
 
 

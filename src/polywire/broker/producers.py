@@ -44,10 +44,11 @@ FIRST_SEQUENCE_MAX = 1  # the first sequence of a new epoch: 0 in the `polywire`
 
 
 class Remembered:
-    """One batch of a producer. ``offset`` is the offset of its first record, OFFSET_UNKNOWN until the log has assigned
-    it.
+    """One batch of a producer.
 
-    Invariant: ``waiting`` holds the repeats that wait for the log's answer; it is None once the log has answered.
+    ``offset`` is the offset of its first record, OFFSET_UNKNOWN until the log has assigned it.
+
+    Invariant: ``waiting`` holds the repeats that wait for the log's answer. It is None once the log has answered.
     """
 
     __slots__ = ("base", "last", "offset", "waiting")
@@ -87,7 +88,7 @@ class _Producer:
 
 
 class Producers:
-    """All known producers; the one idle for longest comes first.
+    """All known producers. The one idle for longest comes first.
 
     Invariant: there are at most ``producers_max``, and no owner has more than its share. ``_owned`` has each owner's
     producers in the same order. An owner that exceeds its share evicts its own producers, never those of others.
@@ -166,7 +167,7 @@ class Producers:
                 yield from self._stored(key)
 
     def owner(self, incarnation: int, producer: bytes) -> int:
-        """Return a producer's owner; producers restored by recovery have none."""
+        """Return a producer's owner. Producers restored by recovery have no owner."""
         known = self._by_key.get((incarnation, producer))
         return UNOWNED if known is None else known.owner
 
@@ -205,9 +206,9 @@ class Producers:
     def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered) -> None:
         """Apply a batch from recovery. If the snapshot contains the batch, only its offset is recorded.
 
-        A batch whose sequence does not follow the last one is not refused here, as it would be by a live broker. It was
-        either replayed twice, or it is the first batch after the producer was evicted, and then its sequences are the
-        newest.
+        A live broker refuses a batch whose sequence does not follow the last one. This method does not. Such a batch
+        was either replayed twice, or it is the first batch after the producer was evicted. In the second case its
+        sequences are the newest.
         """
         known = self._by_key.get((incarnation, producer))
         if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
@@ -279,7 +280,6 @@ class Producers:
         )
 
     def restore(self, states: Collection[ProducerState]) -> None:
-        """Load producers from a snapshot."""
         for state in states:
             known = _Producer(state.epoch, state.first, state.seen_at_us, self._settings.producer_window, state.owner)
             known.last = state.last
@@ -296,7 +296,7 @@ def settled(base: int, last: int, offset: int) -> Remembered:
 
 
 def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Level, Completion[int] | None]]:
-    """Record the log's answer for a batch; return the waiting repeats as (first sequence, level, done)."""
+    """Record the log's answer for a batch. Return the waiting repeats as (first sequence, level, done)."""
     if not isinstance(offset, BrokerError):
         batch.offset = offset
     waiting = batch.waiting or []
@@ -305,7 +305,7 @@ def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Leve
 
 
 class PublishDedup:
-    """The last published number of each writer; the writer idle for longest comes first.
+    """The last published number of each writer. The writer idle for longest comes first.
 
     Invariant: a writer is dropped only after it was idle for ``writer_expiry_us`` on the elapsed clock.
     """
@@ -318,12 +318,10 @@ class PublishDedup:
         self._by_name: dict[str, changes.Published] = {}
 
     def last(self, writer: str) -> int | None:
-        """Return the last number that a writer has published."""
         known = self._by_name.get(writer)
         return None if known is None else known.number
 
     def owner(self, writer: str) -> int:
-        """Return a writer's owner."""
         known = self._by_name.get(writer)
         return UNOWNED if known is None else known.owner
 
@@ -331,7 +329,6 @@ class PublishDedup:
         return iter(self._by_name.values())
 
     def find(self, writer: str) -> changes.Published | None:
-        """Return a writer's last publish."""
         return self._by_name.get(writer)
 
     def apply(self, change: changes.Published) -> None:
@@ -342,7 +339,6 @@ class PublishDedup:
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
-        """Drop writers that were idle for too long."""
         while self._by_name:
             oldest = next(iter(self._by_name.values()))
             if now_us - oldest.at_us <= self._settings.writer_expiry_us:
@@ -350,7 +346,7 @@ class PublishDedup:
             self.forget(oldest.writer)
 
     def forget(self, writer: str) -> None:
-        """Drop a writer; its next publish may have any number."""
+        """Drop a writer. Its next publish may have any number."""
         known = self._by_name.pop(writer, None)
         if known is not None:
             self._charge(known, -1)

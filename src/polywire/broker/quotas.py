@@ -31,7 +31,7 @@ EVENT_BYTES: Final = 8
 
 
 class Kind(Enum):
-    """Kinds of state; the values are used in messages."""
+    """Kinds of state. The values are used in messages."""
 
     GROUPS = "groups"
     MEMBERS = "members of groups"
@@ -64,7 +64,7 @@ class Usage:
         self.bytes = 0
 
     def charge(self, kind: Kind, owner: int, count: int, size: int) -> None:
-        """Add ``count`` items of a kind, with ``size`` bytes, to an owner; negative numbers subtract."""
+        """Add ``count`` items of a kind, with ``size`` bytes, to an owner. Negative numbers subtract."""
         if count:
             key = kind, owner
             left = self._counts.get(key, 0) + count
@@ -82,19 +82,15 @@ class Usage:
                 self._bytes.pop(owner, None)
 
     def count(self, kind: Kind) -> int:
-        """Return the number of items of a kind."""
         return self._totals.get(kind, 0)
 
     def count_of(self, kind: Kind, owner: int) -> int:
-        """Return an owner's number of items of a kind."""
         return self._counts.get((kind, owner), 0)
 
     def bytes_of(self, owner: int) -> int:
-        """Return the bytes of an owner's state."""
         return self._bytes.get(owner, 0)
 
     def owners(self) -> dict[int, int]:
-        """Return the bytes of state by owner."""
         return dict(self._bytes)
 
 
@@ -125,7 +121,8 @@ class Quotas:
     def admit(self, kind: Kind, by: Caller, size: int, *, count: int = 1, owner: int = UNOWNED) -> None:
         """Raise Busy(BUSY) if an owner may not have ``count`` more items of a kind, with ``size`` bytes.
 
-        owner: UNOWNED stands for the caller.
+        Args:
+            owner: UNOWNED stands for the caller.
         """
         if by is ITSELF:
             return
@@ -148,7 +145,6 @@ class Quotas:
             raise Busy(ErrorCode.BUSY, f"too many {what} limit={limit}")
 
     def share(self, limit: int, kind: Kind | None = None) -> int:
-        """Return one owner's share of a limit."""
         settings = self._settings
         part = settings.bulk_share if kind in BULK else settings.owner_share
         return max(int(limit * part), 1)

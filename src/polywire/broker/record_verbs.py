@@ -40,8 +40,8 @@ _SHARD_BIT: Final = 57  # the bits from here on hold the shard; the bits below l
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
     """Return (producer id, epoch, first sequence, last sequence) of a batch from an idempotent producer, else None.
 
-    Raises Invalid(INVALID_BATCH) if the body is compressed, so that the producer id cannot be read, or if a sequence is
-    above ``SEQUENCE_MAX``.
+    Raises Invalid(INVALID_BATCH) if the body is compressed, so that the producer id cannot be read. Also raises it if a
+    sequence is above ``SEQUENCE_MAX``.
     """
     flags, columns, record_count, epoch, base = _producer_fields(batch)
     if not is_tracked(columns, epoch):
@@ -99,8 +99,9 @@ class Admission:
             self._check_records(batch)
 
     def _check_records(self, batch: Buffer) -> None:
-        """Check the sizes of records. Only a body above the record limit can hold a record above it, so few batches are
-        scanned.
+        """Check the sizes of records.
+
+        Only a body above the record limit can hold a record above it, so few batches are scanned.
         """
         longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
         if longest > limit:
@@ -156,13 +157,13 @@ class Admission:
 
 
 def _complete(done: Completion[int], offset: int, reached: int | BrokerError) -> None:
-    """Call ``done`` when the level is reached, or could not be reached."""
+    """Call ``done`` with the offset, or with the error if the level could not be reached."""
     done(reached if isinstance(reached, BrokerError) else offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Offsets between which a partition can be read; ``next_offset`` is exclusive. ``epoch`` is the current epoch."""
+    """Offsets between which a partition can be read. ``next_offset`` is exclusive. ``epoch`` is the current epoch."""
 
     first_offset: int
     next_offset: int
@@ -225,7 +226,10 @@ class ManyBounds:
         sliced.put(self._take_ends)
 
     def _take_ends(self, end: float) -> bool:
-        """Record the current ends. One sync that begins after the last end was recorded covers them all."""
+        """Record the current ends until the time ``end``. Return whether partitions are left.
+
+        After the last one, one sync covers all recorded ends.
+        """
         ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
         while len(ends) < len(partitions):
             partition = partitions[len(ends)]
@@ -272,7 +276,7 @@ class Append(Protocol):
 
 
 class RecordVerbs(Protocol):
-    """A base of ``Broker``: the verbs use its log and state.
+    """The methods of ``Broker`` that store and read records. They use its log and state.
 
     ``appended``: number of stored and staged batches. A connection compares it to detect that its client produces.
     """
@@ -292,14 +296,15 @@ class RecordVerbs(Protocol):
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append one validated batch; ``done`` gets the offset of its first record once the batch has reached
-        ``level``.
+        """Append one validated batch.
+
+        ``done`` gets the offset of its first record once the batch has reached ``level``.
 
         A batch with a producer epoch and consecutive sequences is appended only once. A repeat is answered with the
-        offset of the original (-1 if no longer known), once the original has reached ``level``. The offset is written
-        into the batch if its buffer is writable. Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH,
-        RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED), Denied(DENIED) for another user's producer,
-        Busy(BUSY, DISK_FULL).
+        offset of the original, once the original has reached ``level``. The answer is -1 if that offset is no longer
+        known. The offset is written into the batch if its buffer is writable. Raises Missing(PARTITION_MISSING),
+        Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED), Denied(DENIED) for another
+        user's producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
         length, _, columns, body_bytes = admission_fields(batch)
@@ -317,7 +322,7 @@ class RecordVerbs(Protocol):
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        """Read stored batches, beginning with the one that contains ``offset``; see ``PartitionLog.read``.
+        """Read stored batches, beginning with the one that contains ``offset``. See ``PartitionLog.read``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
@@ -326,12 +331,12 @@ class RecordVerbs(Protocol):
         return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
 
     def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
-        """Return the offset at which an epoch ends; see ``api.Records``."""
+        """Return the offset at which an epoch ends. See ``api.Records``."""
         del then
         return partition.log.epoch_end(epoch)
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
-        """Return None, because the offsets of a partition of this process are always current; see ``api.Records``."""
+        """Return None, because the offsets of a partition of this process are always current. See ``api.Records``."""
 
     def locate(
         self,
@@ -341,7 +346,7 @@ class RecordVerbs(Protocol):
         then: Completion[Located],
         offset_end: int | None = None,
     ) -> Located | Handle:
-        """Return where sealed records are in files, for callers that may read the files; see ``PartitionLog.locate``.
+        """Return where sealed records are in files, for callers that may read the files. See ``PartitionLog.locate``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
@@ -372,7 +377,7 @@ class RecordVerbs(Protocol):
 
 
 class ProducerVerbs(Protocol):
-    """A base of ``Broker``: the verbs use its log and state."""
+    """The methods of ``Broker`` for idempotent producers. They use its log and state."""
 
     __slots__ = ()
 

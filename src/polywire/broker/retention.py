@@ -14,7 +14,7 @@ from polywire.log.base import Loop, Partitions
 
 
 def limits_of(topic: TopicSettings, broker: BrokerSettings) -> tuple[int | None, int | None]:
-    """Return the limits (age in µs, bytes) of a topic's partitions; None means no limit."""
+    """Return the limits (age in µs, bytes) of a topic's partitions. None means no limit."""
     age = broker.retention_age_us if topic.retention_age_us is None else topic.retention_age_us
     size = broker.retention_bytes if topic.retention_bytes is None else topic.retention_bytes
     return (None if age == KEEP else age), (None if size == KEEP else size)
@@ -53,7 +53,7 @@ class Retention:
             self._stopped = True
 
     def run_pass(self) -> int:
-        """Check the next partitions; return how many were trimmed. If the log is busy, the pass ends early."""
+        """Check the next partitions. Return how many were trimmed. If the log is busy, the pass ends early."""
         if not self._queue:
             self._queue = self._catalog.incarnations()
             self._queue.reverse()

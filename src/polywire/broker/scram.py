@@ -31,7 +31,7 @@ SALT_BYTES_MAX: Final = 64
 
 
 class Mechanism(Enum):
-    """A SCRAM mechanism, which determines the hash function; the values are IANA's names."""
+    """A SCRAM mechanism, which determines the hash function. The values are IANA's names."""
 
     SHA_256 = "SCRAM-SHA-256"
     SHA_512 = "SCRAM-SHA-512"
@@ -77,14 +77,13 @@ class Verifier(msgspec.Struct, frozen=True, array_like=True):
 
 
 def make_verifier(password: str, mechanism: Mechanism, *, iterations: int = ITERATIONS) -> Verifier:
-    """Return a verifier with a new salt; takes some 10 ms."""
+    """Return a verifier with a new salt. It takes some 10 ms to compute."""
     salt = secrets.token_bytes(SALT_BYTES)
     salted = hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
     return verifier_of(salted, mechanism, salt=salt, iterations=iterations)
 
 
 def verifier_of(salted: bytes, mechanism: Mechanism, *, salt: bytes, iterations: int) -> Verifier:
-    """Return the verifier for a salted password."""
     digest = mechanism.digest
     stored_key = _hash(hmac.digest(salted, b"Client Key", digest), digest)
     return Verifier(mechanism, iterations, salt, stored_key, hmac.digest(salted, b"Server Key", digest))
@@ -100,7 +99,7 @@ def no_verifier(key: bytes, name: str, mechanism: Mechanism) -> Verifier:
 
 
 def parse_verifier(text: str) -> Verifier:
-    """Parse a verifier; raise Invalid(INVALID_REQUEST)."""
+    """Parse a verifier. Raises Invalid(INVALID_REQUEST)."""
     try:
         empty, name, iterations, *parts = text.split("$")
         mechanism = Mechanism(name.upper())

@@ -59,9 +59,9 @@ class TopicSetting:
         return list(self.kind) if issubclass(self.kind, Enum) else []
 
     def read(self, name: str, value: int | str | None) -> object:
-        """Convert a value that a client sent to one of ``TopicSettings``; None is the default.
+        """Convert a client's value into a value of ``TopicSettings``.
 
-        Raises Invalid(INVALID_REQUEST).
+        None means the default. Raises Invalid(INVALID_REQUEST).
         """
         if value is None:
             return self.default
@@ -131,14 +131,14 @@ ANYBODY: Final = "*"  # on an access list: everyone, logged in or not
 class AccessList:
     """Which users may read a topic, and which may write it, over any protocol.
 
-    Each list has user names or ``*``; None restricts nothing. A listed user still needs the permission.
+    Each list has user names or ``*``. A list of None restricts nothing. A listed user still needs the permission.
     """
 
     readers: tuple[str, ...] | None = None
     writers: tuple[str, ...] | None = None
 
     def admits(self, side: Listed, name: str | None) -> bool:
-        """Return whether this part of the list admits a user; None is an unauthenticated client."""
+        """Return whether this part of the list admits a user. The name None stands for an unauthenticated client."""
         names = self.readers if side is Listed.READERS else self.writers
         return names is None or ANYBODY in names or name in names
 
@@ -174,7 +174,7 @@ class TopicSettings:
 
     @property
     def stored_compression(self) -> StoredCompression | None:
-        """The compression in the log; None stores batches uncompressed."""
+        """The compression in the log. If it is None, batches are stored uncompressed."""
         return None if self.compression is Compression.NONE else StoredCompression(self.compression.value)
 
     @property

@@ -37,7 +37,7 @@ class SlicedWork:
         self._is_due = False
 
     def put(self, step: Step) -> None:
-        """Queue work; it begins in the next pass of the loop."""
+        """Queue work. It begins in the next pass of the loop."""
         self._waiting.append(step)
         self._call()
 
@@ -79,7 +79,6 @@ class OrderedWork:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the queue is empty."""
         return not self._waiting
 
     def put(self, steps: Steps) -> None:
@@ -89,7 +88,7 @@ class OrderedWork:
             self._sliced.put(self._work)
 
     def _work(self, end: float) -> bool:
-        """Run a slice; return whether to continue in the loop's next pass."""
+        """Work on the queue until the time ``end``. Return whether to continue in the loop's next pass."""
         now = self._clock.monotonic
         while self._waiting:
             for needs_time in self._waiting[0]:

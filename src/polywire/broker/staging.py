@@ -38,7 +38,7 @@ LOT_TOKENS: Final = 100  # tokens to process per slice, which takes some tenths 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRange:
-    """Offsets of the published records of one partition; ``next_offset`` is exclusive."""
+    """Offsets of the published records of one partition. ``next_offset`` is exclusive."""
 
     partition: Partition
     first_offset: int
@@ -49,7 +49,8 @@ class PublishedRange:
 class PublishAnswer:
     """The answer to a publish.
 
-    duplicate: the writer had published this or a later number before. Then ``ranges`` is empty.
+    Attributes:
+        duplicate: the writer had published this or a later number before. Then ``ranges`` is empty.
     """
 
     duplicate: bool
@@ -57,8 +58,9 @@ class PublishAnswer:
 
 
 class _Stager(NamedTuple):
-    """A token: its owner, the writer and number it was staged for (empty if not given), the staged bytes, and the
-    expiry time.
+    """A token: its owner, the staged bytes, the expiry time, and the writer and number it was staged for.
+
+    Writer and number are empty if they were not given.
     """
 
     owner: int
@@ -118,7 +120,6 @@ class _Stagers:
             self._sizes.pop(owner, None)
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Forget tokens that were published or dropped."""
         pop, sizes = self._by_token.pop, Counter[int]()
         for token in tokens:
             known = pop(token, None)
@@ -181,7 +182,11 @@ class StagedPublish:
         done: Completion[int] | None,
         expires: bool = True,
     ) -> None:
-        """Implement ``StagingVerbs.stage``. expires: whether the staged batch expires."""
+        """Implement ``StagingVerbs.stage``.
+
+        Args:
+            expires: whether the staged batch expires.
+        """
         self.check_tokens([token], by=by)
         if write[0]:
             self._owners.check(by, self._state.writers.owner(write[0]), "writer", write[0])
@@ -198,7 +203,6 @@ class StagedPublish:
         self._stagers.note(token, by.owner, write, size=len(batch), expires_at_us=expires_at_us)
 
     def _admit_staged(self, by: Caller, size: int, now_us: int) -> None:
-        """Raise Busy(STAGE_FULL) if the caller would exceed its share of staged bytes."""
         share = int(self._settings.staged_bytes_max * self._settings.bulk_share)
         if by.owner != UNOWNED and self._stagers.size_of(by.owner, now_us) + size > share:
             raise Busy(
@@ -246,10 +250,11 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices. Checks, layout and cleanup are spread over slices; publishing itself is one step.
+        """Publish in slices.
 
-        Run only one at a time. A publish reserves its tokens, so a retry that runs meanwhile would get STAGE_MISSING
-        instead of waiting for the result.
+        Checks, layout and cleanup are spread over slices. Publishing itself is one step. Run only one such iterator at
+        a time: it reserves its tokens, so a retry that runs meanwhile would get STAGE_MISSING instead of waiting for
+        the result.
         """
         self._check(writer, number, tokens)
         self._check_writer(writer, number, by)
@@ -288,7 +293,7 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> bool:
-        """Publish in one step; return False if another caller has published the number in the meantime."""
+        """Publish in one step. Return False if another caller has published the number in the meantime."""
         self._check_writer(writer, number, by)
         self.check_tokens(tokens, by=by)
         if self._is_published(writer, number):
@@ -335,7 +340,7 @@ class StagedPublish:
         return sorted(found, key=lambda known: known.writer)
 
     def delete_writer(self, writer: str, *, by: Caller, done: Completion[int] | None) -> None:
-        """Delete a writer; its next publish may have any number.
+        """Delete a writer. Its next publish may have any number.
 
         Raises Missing(WRITER_MISSING) if it does not exist or belongs to another user.
         """
@@ -353,10 +358,10 @@ class StagedPublish:
             self._state.quotas.admit(Kind.WRITERS, by, size_of(writer))
 
     def _check_step(self, writer: str, number: int, last: int | None) -> None:
-        """Raise Invalid(SEQUENCE_GAP) for a number far above the last one, because all numbers below would become
-        duplicates.
+        """Raise Invalid(SEQUENCE_GAP) for a number far above the last one.
 
-        A writer without a last number may start anywhere, because it may have been dropped.
+        Otherwise all numbers below it would become duplicates. A writer without a last number may start anywhere,
+        because it may have been dropped.
         """
         limit = self._settings.writer_step_max
         if last is not None and number - last > limit:
@@ -384,7 +389,7 @@ class StagedPublish:
                 )
 
     def staged_topics(self, tokens: Sequence[bytes]) -> list[Topic]:
-        """Return the topics for which batches are staged under these tokens; unknown tokens are ignored."""
+        """Return the topics for which batches are staged under these tokens. Unknown tokens are ignored."""
         incarnations: set[int] = set()
         for token in tokens:
             with suppress(Missing):  # the token was published, dropped, or has expired
@@ -451,7 +456,10 @@ def lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 class StagingVerbs(RecordVerbs, Protocol):
-    """A base of ``Broker``: the verbs use its log and state. Staged batches count in ``appended``, too."""
+    """The methods of ``Broker`` that stage and publish batches. They use its log and state.
+
+    Staged batches count in ``appended``, too.
+    """
 
     __slots__ = ()
 
@@ -468,13 +476,15 @@ class StagingVerbs(RecordVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Store a validated batch under a token of 16 bytes. It is invisible until published, and expires after
-        ``stage_expiry_us``.
+        """Store a validated batch under a token of 16 bytes.
 
-        write: writer and number for which it is staged. When the writer has published that or a later number, batches
-        that were staged for it and not published are dropped. Raises Missing(PARTITION_MISSING),
+        It is invisible until published, and expires after ``stage_expiry_us``. Raises Missing(PARTITION_MISSING),
         Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Denied(DENIED) for another user's token or writer,
         Busy(STAGE_FULL, DISK_FULL).
+
+        Args:
+            write: writer and number for which it is staged. When the writer has published that or a later number,
+                batches that were staged for it and not published are dropped.
         """
         self.appended += 1
         self._admission.check(partition, batch)
@@ -491,8 +501,8 @@ class StagingVerbs(RecordVerbs, Protocol):
     ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group.
 
-        If the writer has published this or a later number before, the tokens are dropped and the answer is "duplicate",
-        sent once the original is synced. Raises Missing(STAGE_MISSING) for an unknown or expired token,
+        If the writer has published this or a later number before, the tokens are dropped and the answer is "duplicate".
+        It is sent once the original is synced. Raises Missing(STAGE_MISSING) for an unknown or expired token,
         Missing(PARTITION_MISSING) if a partition was deleted, Invalid(INVALID_NAME, INVALID_REQUEST),
         Invalid(SEQUENCE_GAP) for a number too far above the last one, Denied(DENIED) for another user's writer or
         token, Busy(BUSY, DISK_FULL). After an error, nothing is published.
@@ -508,14 +518,14 @@ class StagingVerbs(RecordVerbs, Protocol):
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices, for publishes with thousands of batches; put the iterator into ``publish_work``.
+        """Publish in slices, for publishes with thousands of batches.
 
-        Raises as ``publish``.
+        Put the iterator into ``publish_work``. Raises as ``publish``.
         """
         return self.staging.publishing(writer, number, tokens, by=by, done=done)
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller = NO_CALLER) -> None:
-        """Drop staged batches; unknown tokens are ignored.
+        """Drop staged batches. Unknown tokens are ignored.
 
         Raises Invalid(INVALID_REQUEST), Denied(DENIED) for a token of another user.
         """

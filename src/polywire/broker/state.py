@@ -62,7 +62,6 @@ def is_tracked(columns: int, producer_epoch: int) -> bool:
 
 
 def _discard(table: dict[str, set[str]], key: str, one: str) -> None:
-    """Remove a value from a set, and the set when it is empty."""
     table[key].discard(one)
     if not table[key]:
         del table[key]
@@ -81,8 +80,8 @@ class State:
 
     Invariant: groups are keyed by (topic's full name, group's name), and ``bindings`` map a protocol's group name to a
     topic. ``classic_groups`` has the stored generations. ``usage`` counts everything by owner, except classic groups,
-    which ``ClassicGroups`` counts. ``touched`` holds the names of groups changed since they were last taken; None while
-    no caller needs them.
+    which ``ClassicGroups`` counts. ``touched`` holds the names of groups changed since they were last taken. It is None
+    while no caller needs them.
     """
 
     __slots__ = (
@@ -125,12 +124,11 @@ class State:
         self.touched: set[str] | None = None
 
     def touch(self, group: str) -> None:
-        """Record that groups of this name have changed."""
         if self.touched is not None:
             self.touched.add(group)
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """Return a view of a protocol's own state."""
+        """Return the values that a protocol has stored, by key. The mapping cannot be changed."""
         return MappingProxyType(self._wire_state.get(wire, {}))
 
     def topic_key(self, full_name: str) -> changes.TopicKey:
@@ -149,11 +147,10 @@ class State:
         return UNOWNED if group is None else group.owner
 
     def apply(self, change: bytes) -> None:
-        """Apply an encoded change from recovery; raise Corrupt."""
+        """Apply an encoded change from recovery. Raises Corrupt."""
         self.apply_change(changes.decode_change(change))
 
     def apply_change(self, change: changes.Change) -> None:
-        """Apply a change."""
         match change:
             case changes.PositionStored() | changes.PositionsStored():
                 self._store_position(change)
@@ -220,13 +217,12 @@ class State:
             self.touched.add(change.name)
 
     def _touch_topic(self, topic_id: bytes) -> None:
-        """Record that the groups of this topic have changed, because partitions were removed."""
         topic = self.catalog.find_id(topic_id)
         for name in () if topic is None or self.touched is None else self.group_names.get(topic.name.full, ()):
             self.touch(name)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Apply a producer's batch from recovery; a batch that is known already changes nothing.
+        """Apply a producer's batch from recovery. A batch that is known already changes nothing.
 
         Earlier versions stored sequences above ``SEQUENCE_MAX``, for which snapshots have no space. Such batches can be
         read, but their duplicates are not detected.
@@ -242,7 +238,7 @@ class State:
             )
 
     def begin(self, clock: Clock) -> ElapsedClock:
-        """End the recovery; return a clock that continues from the latest time of any change."""
+        """End the recovery. Return a clock that continues from the latest time of any change."""
         latest = max(self.producers.latest_us, self.writers.latest_us, self.transactions.latest_us)
         used = [group.at_us for group in self.groups.values()] + [bound.at_us for bound in self.bindings.values()]
         elapsed = ElapsedClock(clock, max([latest, self.positions.latest_us, *used]))
@@ -312,7 +308,6 @@ class State:
         self._charge_members(was.owner, [member.id for member in change.joined], 1)
 
     def wire_owner(self, wire: str, key: str) -> int:
-        """Return the owner of a value of a protocol's own state."""
         return self._wire_owners.get((wire, key), UNOWNED)
 
     def _set_wire_state(self, change: changes.WireStateSet) -> None:
@@ -329,8 +324,9 @@ class State:
             self._wire_owners[change.wire, change.key] = change.owner
 
     def snapshot(self) -> bytes:
-        """Return the encoded state with everything applied so far, so the log calls this only when no write batch is
-        open.
+        """Return the encoded state with everything applied so far.
+
+        The log therefore calls this only when no write batch is open.
         """
         return b"".join(self._pieces())
 
@@ -339,8 +335,9 @@ class State:
         return Encoding(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
-        """Yield a ``changes.Snapshot`` of the current state. Its tables are encoded in portions, as the pieces are
-        requested.
+        """Yield a ``changes.Snapshot`` of the current state.
+
+        Its tables are encoded in portions, as the pieces are requested.
         """
         groups = list(self.groups.values())
         bindings = dict(self.bindings)
@@ -376,7 +373,7 @@ class State:
         )
 
     def restore(self, snapshot: bytes) -> None:
-        """Load a snapshot into an empty state; raise Corrupt."""
+        """Load a snapshot into an empty state. Raises Corrupt."""
         was = changes.decode_snapshot(snapshot)
         for topic in was.topics:
             self.catalog.restore_topic(topic)
@@ -399,7 +396,7 @@ class State:
 
 
 class WriteBatchVerbs(Protocol):
-    """A base of ``Broker``: the verbs use its log and state."""
+    """The methods of ``Broker`` that add changes to the log's write batch. They use its log and state."""
 
     __slots__ = ()
 
@@ -407,12 +404,16 @@ class WriteBatchVerbs(Protocol):
     _state: State
 
     def settle(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything added so far has reached ``level``; for requests that require no change."""
+        """Call ``done`` once everything added so far has reached ``level``.
+
+        It is for requests that require no change.
+        """
         self._log.barrier(level, done)
 
     def probe(self, done: Completion[int]) -> None:
-        """Check whether the log would accept a record, without storing one; call ``done`` once earlier additions are
-        synced.
+        """Check whether the log would accept a record, without storing one.
+
+        Call ``done`` once earlier additions are synced.
 
         Raises Busy(DISK_FULL).
         """
@@ -440,10 +441,9 @@ class WriteBatchVerbs(Protocol):
         self._log.commit()
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group, in order, and apply them. Without changes, ``done`` is called after earlier
-        additions.
+        """Journal changes as one group, in order, and apply them.
 
-        If it raises Busy(DISK_FULL), nothing has changed.
+        Without changes, ``done`` is called after earlier additions. If it raises Busy(DISK_FULL), nothing has changed.
         """
         if not made:
             if done is not None:
@@ -461,7 +461,7 @@ class WriteBatchVerbs(Protocol):
 def wire_change(
     state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
 ) -> WireStateSet:
-    """Return the change that stores a value; None removes the stored value. Raises as ``set_wire_state``."""
+    """Return the change that stores a value. None removes the stored value. Raises as ``set_wire_state``."""
     kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
     if value is None:
         return WireStateSet(wire, key, None)
@@ -479,14 +479,14 @@ def wire_change(
 
 
 class WireStateVerbs(WriteBatchVerbs, Protocol):
-    """A base of ``Broker``: the verbs use its state."""
+    """The methods of ``Broker`` that store values for protocols. They use its state."""
 
     __slots__ = ()
 
     settings: BrokerSettings
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """Return the values that a protocol has stored, as a view that follows later changes."""
+        """Return the values that a protocol has stored, by key. The mapping shows later changes, too."""
         return self._state.wire_state(wire)
 
     def set_wire_state(
@@ -499,8 +499,9 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a value for a protocol; None removes it. ``by``: the owner of the value, by default the protocol
-        itself.
+        """Store a value for a protocol.
+
+        None removes it. ``by``: the owner of the value, by default the protocol itself.
 
         Raises Invalid(INVALID_REQUEST), and Busy(BUSY) if there are too many keys, or one owner has too many bytes.
         """

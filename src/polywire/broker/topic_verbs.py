@@ -47,7 +47,7 @@ Then = Callable[[Topic], None]
 
 
 class TopicLookup(Protocol):
-    """A base of ``Broker``: the verbs use its catalogue."""
+    """The methods of ``Broker`` that look up topics. They use its catalogue."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class TopicLookup(Protocol):
         return self._catalog.find(full_name)
 
     def topic(self, full_name: str) -> Topic:
-        """Return the topic with this full name; raise Missing(TOPIC_MISSING)."""
+        """Return the topic with this full name. Raises Missing(TOPIC_MISSING)."""
         topic = self._catalog.find(full_name)
         if topic is None:
             raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
@@ -75,14 +75,17 @@ class TopicLookup(Protocol):
 
     @property
     def topics_version(self) -> int:
-        """A number that increases by one whenever a topic is created or deleted, so that callers can detect a stale
-        list.
+        """A number that increases by one whenever a topic is created or deleted.
+
+        Callers use it to detect a stale list.
         """
         return self._catalog.version
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
-        """Return all topics, sorted by full name. internal: include the broker's own topics, whose names begin with
-        ``__``.
+        """Return all topics, sorted by full name.
+
+        Args:
+            internal: include the broker's own topics, whose names begin with ``__``.
         """
         return self._catalog.topics(internal=internal)
 
@@ -111,7 +114,7 @@ class TopicLookup(Protocol):
 
 
 def retry_while_busy(addition: Callable[[], None]) -> Steps:
-    """Make an addition to the log, and retry it while the log is busy. Other errors are raised."""
+    """Make an addition to the log. While the log is busy, retry it. Other errors are raised."""
     while True:
         try:
             addition()
@@ -129,7 +132,7 @@ def are_many(topics: Sequence[Topic]) -> bool:
 
 
 class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
-    """A base of ``Broker``: the verbs use its state."""
+    """The methods of ``Broker`` that create, change and delete topics. They use its state."""
 
     __slots__ = ()
 
@@ -151,11 +154,13 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> Topic:
-        """Create a topic of any size before this returns. For requests of clients use ``make_topic``, which may work in
-        slices.
+        """Create a topic of any size before this returns.
 
-        partition_count_min: 0 permits a topic without partitions, which cannot be written. Raises
-        Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
+        For requests of clients use ``make_topic``, which may work in slices. Raises Invalid(INVALID_TOPIC,
+        INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
+
+        Args:
+            partition_count_min: 0 permits a topic without partitions, which cannot be written.
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
@@ -183,8 +188,8 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     ) -> bool:
         """Create a topic, in slices if it is large. ``then`` is called as soon as the topic can be used.
 
-        Returns whether ``then`` was called. Raises as ``create_topic``; ``done`` gets later errors, after which there
-        is no topic.
+        Returns whether ``then`` was called. Raises as ``create_topic``. ``done`` gets later errors. After such an error
+        there is no topic.
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
@@ -200,7 +205,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         return False
 
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
-        """Return the topic with this name; create it with the default settings if it is missing.
+        """Return the topic with this name. Create it with the default settings if it is missing.
 
         Raises as ``create_topic``, and Missing(TOPIC_MISSING) if topics are not created automatically.
         """
@@ -228,11 +233,11 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then | None = None,
         done: Completion[int] | None = None,
     ) -> bool:
-        """Add partitions up to this count; ``then`` is called as soon as they can be used.
+        """Add partitions up to this count. ``then`` is called as soon as they can be used.
 
         Returns whether they can be used already. Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT),
         Busy(BUSY, DISK_FULL). ``done`` gets later errors, such as Busy(BUSY) if another request has changed the
-        partitions; nothing is added then.
+        partitions. After such an error nothing was added.
         """
         added = self._check_growth(topic, partition_count)
         if added > AT_ONCE_MAX:
@@ -297,7 +302,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Add partitions that are open in the log to a topic."""
+        """Add partitions to a topic. The log has opened them already."""
         self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
         for log in opened:
@@ -371,7 +376,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
 
         ``ended`` is called with each topic as soon as it is deleted, ``then`` after the last, ``done`` when all
         deletions have reached ``level``. Topics that were deleted meanwhile are skipped. For few topics, this raises as
-        ``delete_topic`` and passes on exceptions of ``then``; otherwise ``done`` gets the error. Topics deleted before
+        ``delete_topic`` and passes on exceptions of ``then``. Otherwise ``done`` gets the error. Topics deleted before
         an error stay deleted.
         """
         if are_many(topics):
@@ -403,7 +408,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             done(error)
 
     def _deleting_one(self, topic: Topic) -> Steps:
-        """Delete a topic. The log drops the data of a large one before other work of this queue."""
+        """Delete a topic. If it is large, the log drops its data before the next work of this queue begins."""
         numbers = [partition.incarnation for partition in topic.partitions]
         if len(numbers) <= AT_ONCE_MAX:
             yield from retry_while_busy(partial(self.delete_topic, topic, level=Level.MEMORY))
@@ -415,7 +420,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         yield from self._dropping(numbers, Level.MEMORY, None)
 
     def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Completion[int] | None) -> None:
-        """Make a change that ends partitions, and drop their data: in the same group, or later if they are many."""
+        """Journal a change that removes partitions, and drop their data.
+
+        The data of few partitions is dropped in the same journal group, that of many partitions in later groups.
+        """
         if len(ended) > AT_ONCE_MAX:
             self.change_all([change], level=level, done=None)
             self._drop_behind(ended, level, done)
@@ -441,8 +449,9 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
                 done(error)
 
     def _drop_what_a_stop_left(self) -> None:
-        """Drop partitions that are open in the log without a topic: the broker stopped while it created or dropped
-        them.
+        """Drop partitions that are open in the log and belong to no topic.
+
+        The broker stopped while it created or dropped them.
         """
         left = [number for number in self._log.incarnations() if self._catalog.find_partition(number) is None]
         if left:
@@ -465,7 +474,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
 
 
 class RemovalVerbs(WriteBatchVerbs, Protocol):
-    """A base of ``Broker``: the verbs use its log and state."""
+    """The methods of ``Broker`` that remove records. They use its log and state."""
 
     __slots__ = ()
 
@@ -474,9 +483,9 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     _topic_work: OrderedWork
 
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
-        """Remove all records of a topic; its offsets continue. Return whether the records can no longer be read.
+        """Remove all records of a topic. Its offsets continue. Return whether the records can no longer be read.
 
-        Records that can still be read are removed by the time ``done`` is called; after an error, some may remain.
+        Records that can still be read are removed by the time ``done`` is called. After an error, some may remain.
         Raises Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
@@ -516,7 +525,7 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> None:
-        """Remove the records below an offset; do nothing if there are none.
+        """Remove the records below an offset. Do nothing if there are none.
 
         Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) for an offset above the end, Busy(DISK_FULL),
         Unavailable.
@@ -537,9 +546,9 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
         """Remove all records of several topics, one topic after the other: at once if they are few, else in slices.
 
-        A topic loses the records that it has when its purge begins; topics deleted by then are skipped. ``done`` is
-        called when all removals have reached ``level``, or with an error; some topics may be purged then. For few
-        topics, an error is raised instead.
+        A topic loses the records that it has when its purge begins. Topics deleted by then are skipped. ``done`` is
+        called when all removals have reached ``level``, or with an error. In case of an error, some topics may be
+        purged. For few topics, an error is raised instead.
         """
         if are_many(topics):
             self._log.write()  # assigns offsets to earlier batches, so that they are removed, too

@@ -2,8 +2,8 @@
 
 * A full name is unique over all streams and identifies one stream and topic (decision 0116).
 * Incarnation numbers increase and are never reused, even after a restart.
-* A change is first checked (``check_*``); applying it (``apply_*``) then cannot fail.
-* An access list that an earlier release stored among the options of the Cursus protocol applies to all protocols.
+* A change is first checked (``check_*``). Applying it (``apply_*``) then cannot fail.
+* Earlier releases stored an access list among the options of the Cursus protocol. Such a list applies to all protocols.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ class Partition:
 
 
 class Topic:
-    """One topic. ``id`` are 16 random bytes, which differ from those of a deleted topic of the same name.
+    """One topic.
 
-    owner: the user who created it and is charged for it. Ownership does not limit who may use the topic.
+    ``id`` are 16 random bytes, which differ from those of a deleted topic of the same name.
+
+    Attributes:
+        owner: the user who created it and is charged for it. Ownership does not limit who may use the topic.
     """
 
     __slots__ = ("created_at_us", "id", "name", "owner", "partitions", "settings")
@@ -87,7 +90,7 @@ class Topic:
         self.created_at_us = created_at_us
 
     def written_to(self) -> list[Partition]:
-        """Return the partitions that can be written; raise Missing(PARTITION_MISSING) if there are none."""
+        """Return the partitions that can be written. Raises Missing(PARTITION_MISSING) if there are none."""
         if not self.partitions:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={self.name.full!r}")
         return self.partitions
@@ -126,22 +129,21 @@ class Streams:
         self._declared = {DEFAULT_STREAM}
 
     def exists(self, stream: str) -> bool:
-        """Return whether the stream exists."""
         return stream in self._topics or stream in self._declared
 
     def declare(self, stream: str) -> None:
-        """Declare a stream, which then exists even without topics until ``end``; the protocol that declares it persists
-        this.
+        """Declare a stream. It then exists even without topics until ``end``.
+
+        The protocol that declares it persists this.
         """
         self._declared.add(stream)
 
     def end(self, stream: str) -> None:
-        """End a declaration; afterwards the stream exists only while it has topics."""
+        """End a declaration. Afterwards the stream exists only while it has topics."""
         if stream != DEFAULT_STREAM:
             self._declared.discard(stream)
 
     def count(self, stream: str, added: int) -> None:
-        """Update the number of topics in a stream."""
         self._topics[stream] = self._topics.get(stream, 0) + added
         if not self._topics[stream]:
             del self._topics[stream]
@@ -194,11 +196,9 @@ class Catalog:
         return TopicName.parse(full_name) if topic is None else topic.name
 
     def find_id(self, topic_id: bytes) -> Topic | None:
-        """Return the topic with this id."""
         return self._by_id.get(topic_id)
 
     def find_partition(self, incarnation: int) -> Partition | None:
-        """Return the partition with this incarnation, None if it was deleted."""
         return self._partitions.get(incarnation)
 
     def topics(self, *, internal: bool) -> list[Topic]:
@@ -211,7 +211,6 @@ class Catalog:
         return list(listed[internal])
 
     def partitions(self) -> Iterator[Partition]:
-        """Yield all partitions that exist."""
         return iter(self._partitions.values())
 
     def incarnations(self) -> list[int]:
@@ -219,17 +218,16 @@ class Catalog:
         return list(self._partitions)
 
     def take_incarnations(self, count: int) -> int:
-        """Reserve this many consecutive incarnations for new partitions; return the first."""
+        """Reserve this many consecutive incarnations for new partitions. Return the first."""
         first = self.next_incarnation
         self.next_incarnation += count
         return first
 
     def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
-        """Refuse a topic whose name or partition count is not allowed, or whose partitions are fewer than
-        ``count_min``.
+        """Refuse a topic whose name or partition count is not allowed.
 
-        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), and Busy(BUSY) if there are too
-        many topics or partitions.
+        The count must be at least ``count_min``. Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT),
+        Conflict(TOPIC_EXISTS), and Busy(BUSY) if there are too many topics or partitions.
         """
         check_topic_name(name)
         if not name.is_plain:
@@ -253,8 +251,8 @@ class Catalog:
     def check_growth(self, topic: Topic, partition_count: int) -> int:
         """Return how many partitions must be added to reach this count.
 
-        Raises Missing(TOPIC_MISSING), Busy(BUSY), and Invalid(INVALID_PARTITION_COUNT) if the count is smaller than now
-        or above the limit, or the topic must not grow.
+        Raises Missing(TOPIC_MISSING) and Busy(BUSY). Raises Invalid(INVALID_PARTITION_COUNT) if the count is smaller
+        than now or above the limit, or the topic must not grow.
         """
         self.check_alive(topic)
         added = partition_count - len(topic.partitions)
@@ -279,8 +277,8 @@ class Catalog:
     def check_shrinking(self, topic: Topic, partition_count: int) -> list[Partition]:
         """Return the partitions that must be removed to reach this count, highest number first.
 
-        Raises Missing(TOPIC_MISSING), and Invalid(INVALID_PARTITION_COUNT) if the count is not smaller than now or the
-        topic is event-sourced, because its keys would change their partition.
+        Raises Missing(TOPIC_MISSING). Raises Invalid(INVALID_PARTITION_COUNT) if the count is not smaller than now, or
+        the topic is event-sourced: its keys would change their partition.
         """
         self.check_alive(topic)
         if not 0 <= partition_count <= len(topic.partitions):
@@ -306,7 +304,7 @@ class Catalog:
             raise Busy(ErrorCode.BUSY, f"too many partitions limit={self._settings.partitions_max}")
 
     def apply_created(self, change: TopicCreated) -> Topic:
-        """Apply the creation of a topic; its partitions have no log yet."""
+        """Apply the creation of a topic. Its partitions have no log yet."""
         incarnations = range(change.first_incarnation, change.first_incarnation + change.partition_count)
         state = TopicState(
             id=change.id,
@@ -320,7 +318,7 @@ class Catalog:
         return self.restore_topic(state)
 
     def apply_added(self, change: PartitionsAdded) -> None:
-        """Apply an addition of partitions; they have no log yet."""
+        """Apply an addition of partitions. They have no log yet."""
         self._changing(change.id)
         topic = self._by_id[change.id]
         self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
@@ -338,14 +336,12 @@ class Catalog:
         return [partition.incarnation for partition in ended]
 
     def apply_configured(self, change: TopicConfigured) -> None:
-        """Apply a change of a topic's settings."""
         self._changing(change.id)
         topic, settings = self._by_id[change.id], upgraded(change.settings)
         self._usage.charge(Kind.TOPICS, topic.owner, 0, settings.size - topic.settings.size)
         topic.settings = settings
 
     def apply_deleted(self, change: TopicDeleted) -> Topic:
-        """Apply the deletion of a topic and all its partitions."""
         self._changing(change.id)
         topic = self._by_id.pop(change.id)
         self.version += 1
@@ -359,7 +355,7 @@ class Catalog:
         return topic
 
     def restore_topic(self, state: TopicState) -> Topic:
-        """Load a topic from a snapshot; its partitions have no log yet."""
+        """Load a topic from a snapshot. Its partitions have no log yet."""
         self._changing(state.id)
         name = TopicName(state.stream, state.topic)
         meant = TopicName.parse(name.full)
@@ -405,8 +401,9 @@ class _Policy(msgspec.Struct):
 
 
 def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList | None:
-    """Return the access list for a policy, None if it restricts nothing. A policy with an unknown value denies
-    everyone.
+    """Return the access list for a policy, None if it restricts nothing.
+
+    A policy with an unknown value denies everyone.
     """
     match auth_policy:
         case "open":
@@ -422,9 +419,9 @@ def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList |
 
 
 def upgraded(settings: TopicSettings) -> TopicSettings:
-    """Return the settings with the access list in the field used now; earlier releases stored it in options.
+    """Return the settings with the access list in the field used now.
 
-    Options that cannot be read deny everyone.
+    Earlier releases stored the list in options. Options that cannot be read deny everyone.
     """
     stored = settings.wire_options.get(ACCESS_OPTIONS)
     if settings.access is not None or not stored:

@@ -53,14 +53,14 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class HeldOffsets:
-    """Next offsets, by partition number, that a transaction will commit; some have an epoch and metadata."""
+    """Next offsets, by partition number, that a transaction will commit. Some have an epoch and metadata."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     notes: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """The bytes that quotas charge for them."""
+        """The bytes that quotas charge for these offsets."""
         return NUMBER_BYTES * len(self.offsets) + sum([len(metadata) for _, metadata in self.notes.values()])
 
 
@@ -98,7 +98,7 @@ class Transaction:
 
     @property
     def size(self) -> int:
-        """The bytes that quotas charge for it."""
+        """The bytes that quotas charge for the transactional id and its latest transaction."""
         size = TRANSACTIONAL_ID_BYTES + len(self.id) + NUMBER_BYTES * (len(self.sequences) + len(self.partitions))
         for scope, held in self.positions.items():
             size += sum(map(len, (scope.topic, scope.group, scope.member))) + held.size
@@ -106,22 +106,21 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is in progress."""
+        """Whether the transaction is in progress."""
         return self.state in _OPEN
 
     @property
     def phase(self) -> TransactionState:
-        """The state, regardless of whether other shards have participants."""
+        """The transaction's state, regardless of whether other shards have participants."""
         return TransactionState.OPEN if self.is_open else self.state
 
     @property
     def is_branch(self) -> bool:
-        """Whether it is a participant, whose outcome another shard decides."""
+        """Whether this is a participant of a transaction that another shard coordinates."""
         return self.home != NO_SHARD
 
     @property
     def position_count(self) -> int:
-        """The number of offsets that it commits."""
         return sum([len(held.offsets) for held in self.positions.values()])
 
     @property
@@ -130,11 +129,10 @@ class Transaction:
         return self.epoch - (0 if self.producer is None else self.producer.first_epoch)
 
     def repeats(self, incarnation: int, *, first: int, last: int) -> bool:
-        """Return whether a batch with these sequences was staged before: in this transaction, or an earlier one of the
-        epoch.
+        """Return whether a batch with these sequences was staged before.
 
-        Without a producer id, sequences only increase. With one, they are consecutive from 0 and wrap at ``WRAP``.
-        Raises Invalid(SEQUENCE_GAP).
+        It may have been staged in this transaction, or in an earlier one of the epoch. Without a producer id, sequences
+        only increase. With one, they are consecutive from 0 and wrap at ``WRAP``. Raises Invalid(SEQUENCE_GAP).
         """
         known = self.sequences.get(incarnation)
         if self.producer is None:
@@ -160,7 +158,7 @@ def level_of(transaction: Transaction, level: Level) -> Level:
 
 
 class TransactionTable:
-    """All transactional ids; the one idle for longest comes first.
+    """All transactional ids. The one idle for longest comes first.
 
     Invariant: an id is dropped only after it was idle for ``transactional_id_expiry_us``, because its epoch fences
     earlier holders. ``_moving`` has, by group, the open transactions that commit its offsets. A decision stays in
@@ -187,18 +185,15 @@ class TransactionTable:
             raise Invalid(ErrorCode.INVALID_NAME, f"transactional id is reserved: {id_!r} (use another prefix)")
 
     def find(self, id_: str) -> Transaction | None:
-        """Return the latest transaction of a transactional id."""
         return self._by_id.get(id_)
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(self._by_id.values())
 
     def moving(self, group: str) -> list[Transaction]:
-        """Return open transactions that commit offsets of a group."""
         return [self._by_id[id_] for id_ in self._moving.get(group, ())]
 
     def apply(self, change: TransactionChange) -> None:
-        """Apply a change."""
         match change:
             case changes.TransactionalIdStored():
                 self.apply_stored(change)
@@ -243,7 +238,7 @@ class TransactionTable:
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
-        """Drop ids that were idle for too long; their staged data expired long before."""
+        """Drop ids that were idle for too long. Their staged data expired long before."""
         while self._by_id:
             oldest = next(iter(self._by_id.values()))
             if oldest.state is TransactionState.SHARED:  # its coordinator must end it first
@@ -253,7 +248,6 @@ class TransactionTable:
             self.forget(oldest.id)
 
     def forget(self, id_: str) -> None:
-        """Drop an id and its epoch."""
         self._views.changing(id_)
         known = self._by_id.pop(id_, None)
         if known is not None:
@@ -269,7 +263,6 @@ class TransactionTable:
                 self._moving.setdefault(scope.group, {})[transaction.id] = None
 
     def _ended(self, transaction: Transaction) -> None:
-        """Record that a transaction is no longer open."""
         self.open.pop(transaction.id, None)
         for scope in transaction.positions:
             moving = self._moving.get(scope.group, {})
@@ -278,14 +271,12 @@ class TransactionTable:
                 self._moving.pop(scope.group, None)
 
     def apply_joined(self, change: changes.TransactionJoined) -> None:
-        """Record that more shards may have participants."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         found.state = TransactionState.SHARED
         found.shards.update(dict.fromkeys(change.shards))
 
     def _decide(self, transaction: Transaction, *, commits: bool) -> None:
-        """Record the decision for the participants."""
         if transaction.shards:
             shards, transaction.shards = tuple(transaction.shards), {}
             self._put_decision(TransactionDecided(transaction.token, transaction.id, commits, shards))
@@ -295,7 +286,7 @@ class TransactionTable:
         self._deciding[decided.id] = self._deciding.get(decided.id, 0) + 1
 
     def _settle(self, token: bytes) -> None:
-        """Remove a decision that all shards have applied; do nothing if it is unknown."""
+        """Remove a decision that all shards have applied. Do nothing if it is unknown."""
         decided = self.decisions.pop(token, None)
         if decided is not None:
             self._deciding[decided.id] -= 1
@@ -307,7 +298,6 @@ class TransactionTable:
         return id_ in self._deciding
 
     def apply_partitions(self, change: changes.TransactionPartitions) -> None:
-        """Record that a transaction may stage for more partitions."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
@@ -315,7 +305,6 @@ class TransactionTable:
         self._resized(found, was)
 
     def apply_staged(self, change: changes.TransactionStaged) -> None:
-        """Apply a staged batch."""
         found = self._touch(change.id, change.at_us)
         had = len(found.sequences) + len(found.partitions)
         found.messages = change.messages
@@ -327,7 +316,6 @@ class TransactionTable:
         self._usage.charge(Kind.TRANSACTIONAL_IDS, found.owner, 0, NUMBER_BYTES * added)
 
     def apply_offsets(self, change: changes.TransactionOffsets) -> None:
-        """Apply offsets that a transaction will commit."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
@@ -336,7 +324,6 @@ class TransactionTable:
         self._resized(found, was)
 
     def apply_committed(self, change: changes.TransactionCommitted) -> None:
-        """Apply a commit."""
         self._views.changing(change.id)
         self._decide(self._by_id[change.id], commits=True)
         if change.raised is not None:
@@ -420,7 +407,6 @@ class TransactionTable:
     def restore(
         self, states: Iterable[changes.TransactionalIdState], decisions: Iterable[TransactionDecided] = ()
     ) -> None:
-        """Load transactional ids and decisions from a snapshot."""
         for decided in decisions:
             self._put_decision(decided)
         for state in states:
@@ -461,7 +447,7 @@ def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
 
 
 def _is_held_on(was: Transaction, change: changes.TransactionalIdStored) -> bool:
-    """Return whether producer and coordinator are unchanged; epochs of different coordinators cannot be compared."""
+    """Return whether the id has the same producer and coordinator as before. Only then can its epochs be compared."""
     return not was.is_branch or (was.producer, change.home) == (change.producer, was.home)
 
 

@@ -42,14 +42,13 @@ _record_count: Final = header_fields("record_count")
 
 @dataclass(slots=True, eq=False)
 class _Ending:
-    """A commit in progress, and the callers that wait for it. ``is_over``: it was cancelled."""
+    """A commit in progress, and the callers that wait for it. ``is_over``: the commit was cancelled."""
 
     waiting: list[Completion[int]]
     publication: Publication | None = None
     is_over: bool = False
 
     def notify(self, result: int | BrokerError) -> None:
-        """Complete the waiting callers."""
         for done in self.waiting:
             done(result)
 
@@ -71,7 +70,7 @@ class Transactions:
     Only ``Branches`` ends participants.
 
     Invariant: ``_left_open`` are the tokens of transactions to abort. ``_endings`` are the commits in progress, by
-    transactional id; a commit is cancelled before its transaction changes in another way.
+    transactional id. A commit is cancelled before its transaction changes in another way.
 
     work: the queue in which large commits run.
     """
@@ -130,7 +129,10 @@ class Transactions:
         }
 
     def on_decided(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` when a transaction with participants has ended, from inside the call that ends it."""
+        """Register ``notify``.
+
+        It is called when a transaction with participants has ended, before the call that ended it returns.
+        """
         self._on_decided = notify
 
     # Transactional ids
@@ -160,7 +162,7 @@ class Transactions:
         return now_us >= transaction.began_at_us + producer.timeout_us or transaction.token in self._left_open
 
     def abort_late(self) -> None:
-        """Abort transactions that have timed out; each call checks some of them. Raises Busy(DISK_FULL)."""
+        """Abort transactions that have timed out. Each call checks some of them. Raises Busy(DISK_FULL)."""
         if not self._unchecked:
             self._unchecked = list(self._state.transactions.open)
         for id_ in self._unchecked[:CHECKED_MAX]:
@@ -173,12 +175,14 @@ class Transactions:
     def begin_epoch(
         self, id_: str, *, epoch_min: int = 0, by: Caller = NO_CALLER, done: Completion[int] | None
     ) -> Transaction:
-        """Take over this transactional id: begin an epoch, which fences the previous holder, and abort its open
-        transaction.
+        """Take over this transactional id.
 
-        epoch_min: the new epoch is at least this, for an id that had later epochs in another shard. Raises
+        This begins an epoch, which fences the previous holder, and aborts the id's open transaction. Raises
         Invalid(INVALID_NAME), Denied(DENIED) for another user's id, Busy(BUSY) if there are too many ids,
         Busy(DISK_FULL).
+
+        Args:
+            epoch_min: the new epoch is at least this, for an id that had later epochs in another shard.
         """
         known = self._admit_holder(id_, by)
         epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
@@ -231,7 +235,7 @@ class Transactions:
         transaction.producer = TransactionalProducer(number, first, asked, producer.timeout_us, producer.synced)
 
     def _admit_holder(self, id_: str, by: Caller, *, is_internal: bool = False) -> Transaction | None:
-        """Check that a caller may take over an id, and abort its open transaction; return the previous state.
+        """Check that a caller may take over an id, and abort the id's open transaction. Return the previous state.
 
         Raises as ``begin_epoch``.
         """
@@ -250,17 +254,19 @@ class Transactions:
         return known
 
     def visible(self, *, by: Caller, branches: bool = False) -> list[Transaction]:
-        """Return the transactional ids that the caller may use, sorted, with their latest transactions, which must not
-        be changed.
+        """Return the transactional ids that the caller may use, sorted, with their latest transactions.
 
-        branches: include participants of transactions that other shards coordinate.
+        The transactions must not be changed.
+
+        Args:
+            branches: include participants of transactions that other shards coordinate.
         """
         known, may_use = self._state.transactions, self._owners.may_use
         found = [one for one in known if (branches or not is_branch(one.id)) and may_use(by, one.owner)]
         return sorted(found, key=lambda known: known.id)
 
     def delete(self, id_: str, *, by: Caller = NO_CALLER, done: Completion[int] | None = None) -> None:
-        """Delete a transactional id and abort its open transaction; if it is used again, epochs restart at 0.
+        """Delete a transactional id and abort its open transaction. If the id is used again, epochs restart at 0.
 
         Raises Busy(DISK_FULL), and Missing(TRANSACTION_MISSING) if it does not exist or belongs to another user.
         """
@@ -276,7 +282,6 @@ class Transactions:
     def _store(
         self, transaction: Transaction, done: Completion[int] | None, level: Level = Level.SYNCED
     ) -> Transaction:
-        """Journal the state of a transactional id whose transaction is empty."""
         change = self._change_of(transaction)
         self._log.change(changes.encode(change), level=level, done=done)
         self._apply_end(change)
@@ -285,7 +290,6 @@ class Transactions:
         return stored
 
     def _apply_end(self, change: changes.TransactionalIdStored | changes.TransactionCommitted) -> None:
-        """Apply a change that may end a transaction."""
         self._state.apply_change(change)
         if self._state.transactions.decisions:
             self._on_decided()
@@ -307,7 +311,7 @@ class Transactions:
     def begin(
         self, transaction: Transaction, *, level: Level = Level.SYNCED, done: Completion[int] | None
     ) -> Transaction:
-        """Open a transaction; the id must not have an open one. Raises Busy(DISK_FULL)."""
+        """Open a transaction. The id must not have an open one. Raises Busy(DISK_FULL)."""
         assert not transaction.is_open, "one transaction at a time"
         assert not transaction.is_branch, "a participant is begun by Branches.enter"
         made = replace(transaction, state=TransactionState.OPEN, token=secrets.token_bytes(TOKEN_BYTES))
@@ -316,7 +320,7 @@ class Transactions:
     def add_partitions(
         self, transaction: Transaction, partitions: Collection[Partition], *, level: Level, done: Completion[int] | None
     ) -> None:
-        """Let a producer stage for these partitions; this opens a transaction if none is open.
+        """Let a producer stage for these partitions. This opens a transaction if none is open.
 
         Raises Busy(BUSY, DISK_FULL).
         """
@@ -333,7 +337,6 @@ class Transactions:
         self._state.apply_change(change)
 
     def _admit_partitions(self, transaction: Transaction, held: Collection[int], count: int) -> None:
-        """Raise Busy(BUSY) if a transaction may not have ``count`` more partitions."""
         limit = self._settings.transaction_partitions_max
         if count and len(held) + count > limit:
             raise Busy(ErrorCode.BUSY, f"too many partitions in transactions of one epoch limit={limit}")
@@ -354,11 +357,10 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> bool:
-        """Stage a batch with these sequences. Return False if it is a repeat; then ``done`` is called once the original
-        is stored.
+        """Stage a batch with these sequences. Return False if it is a repeat.
 
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY,
-        STAGE_FULL, DISK_FULL).
+        In that case ``done`` is called once the original is stored. Raises Missing(PARTITION_MISSING),
+        Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY, STAGE_FULL, DISK_FULL).
         """
         assert transaction.is_open, "records belong to a transaction"
         self._admission.check(partition, batch)
@@ -421,8 +423,10 @@ class Transactions:
     ) -> None:
         """Add next offsets of a group, by partition number, to an open transaction, which will commit them.
 
-        notes: epoch and metadata of some of them. Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for
-        another user's group, Busy(BUSY, DISK_FULL).
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY, DISK_FULL).
+
+        Args:
+            notes: epoch and metadata of some of them.
         """
         assert transaction.is_open, "positions belong to a transaction"
         self._check_current(transaction)
@@ -481,8 +485,11 @@ class Transactions:
     ) -> Transaction:
         """Abort the open transaction, if there is one.
 
-        raises_epoch: begin a new epoch, too. by_holder: the current holder requested this; otherwise it has yet to
-        request the new epoch. Raises Busy(DISK_FULL).
+        Raises Busy(DISK_FULL).
+
+        Args:
+            raises_epoch: begin a new epoch, too.
+            by_holder: the current holder requested the abort. Otherwise it has yet to request the new epoch.
         """
         assert transaction.is_open or raises_epoch, "an abort needs an open transaction or a new epoch"
         self._reserve_end(transaction.id)
@@ -511,7 +518,7 @@ class Transactions:
         """Commit an open transaction: its records become readable and its offsets are stored, atomically.
 
         A large transaction is prepared in slices first. Meanwhile it can be aborted, and repeated requests wait for the
-        same result. If a partition or topic was deleted, a transaction with a producer id drops the records for it; any
+        same result. If a partition or topic was deleted, a transaction with a producer id drops the records for it. Any
         other transaction is not committed.
 
         Args:
@@ -520,8 +527,8 @@ class Transactions:
 
         Raises, or calls ``done`` with, Missing(STAGE_MISSING) if its records have expired, Missing(PARTITION_MISSING)
         if a partition was deleted, Busy(DISK_FULL), exceptions of ``confirm``, and Invalid, Denied,
-        Missing(MEMBER_MISSING) or Busy(BUSY) if the offsets must not be stored; then nothing has changed. If it was
-        aborted in the meantime, the error is Conflict(PRODUCER_FENCED).
+        Missing(MEMBER_MISSING) or Busy(BUSY) if the offsets must not be stored. After an error nothing has changed. If
+        it was aborted in the meantime, the error is Conflict(PRODUCER_FENCED).
         """
         assert transaction.is_open, "only an open transaction can be committed"
         level = level_of(transaction, level)
@@ -539,7 +546,7 @@ class Transactions:
     def _committing(
         self, transaction: Transaction, ending: _Ending, confirm: Callable[[], None], publish: Callable[..., None]
     ) -> Steps:
-        """Yield the steps of a large commit. If the transaction is aborted, this also cancels the publication."""
+        """Yield the steps of a large commit. If the transaction is aborted meanwhile, its publication is cancelled."""
         if ending.is_over:
             return
         publication = ending.publication = self._log.prepare()
@@ -578,7 +585,6 @@ class Transactions:
         level: Level,
         done: Completion[int],
     ) -> None:
-        """Commit in one step. Raises BrokerError."""
         positions = tuple(self._positions(transaction, by))
         raised = self._raised(transaction) if raises_epoch else None
         change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), None, positions, raised)
@@ -599,7 +605,6 @@ class Transactions:
         return self._change_of(made)
 
     def _positions(self, transaction: Transaction, by: Caller) -> Iterator[changes.PositionsStored]:
-        """Yield the changes that store the groups' offsets. Raises BrokerError."""
         for scope, held in transaction.positions.items():
             if transaction.producer is None or self._state.catalog.find(scope.topic) is not None:
                 with (

@@ -48,7 +48,7 @@ class Principal:
     """The authenticated user of a connection.
 
     Attributes:
-        login: how often the user's logins had been ended when this one began; it is invalid if they were ended since.
+        login: how often the user's logins had been ended when this one began. It is invalid if they were ended since.
         token: digest of the token that was used to log in.
         expires_at_us: expiry time of that token.
         peer: address of the connection, for the audit log.
@@ -80,7 +80,7 @@ _USERS: Final = msgspec.msgpack.Decoder(User)
 
 
 def decode_user(value: bytes) -> User:
-    """Decode a stored user; raise Corrupt(CORRUPT)."""
+    """Decode a stored user. Raises Corrupt(CORRUPT)."""
     try:
         return _USERS.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -88,12 +88,10 @@ def decode_user(value: bytes) -> User:
 
 
 def encode_user(user: User) -> bytes:
-    """Encode a user for storage."""
     return _ENCODER.encode(user)
 
 
 def check_changeable(user: User) -> None:
-    """Raise Denied(DENIED) for a configured user."""
     if user.configured:
         raise Denied(
             ErrorCode.DENIED,
@@ -102,7 +100,6 @@ def check_changeable(user: User) -> None:
 
 
 def is_password(password: str) -> bool:
-    """Return whether this text can be a password."""
     try:
         return 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX
     except UnicodeEncodeError:
@@ -110,11 +107,9 @@ def is_password(password: str) -> bool:
 
 
 def check_password_given(password: str) -> None:
-    """Raise Invalid(INVALID_REQUEST) if this text cannot be a password."""
     if not is_password(password):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"password must have 1 to {PASSWORD_BYTES_MAX} bytes")
 
 
 def digest_of(token: str) -> bytes:
-    """Return the stored digest of a token."""
     return blake2b(token.encode("utf-8", "replace"), digest_size=32).digest()

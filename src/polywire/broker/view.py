@@ -20,9 +20,12 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Views(Generic[Key]):
-    """The open views of one table. The table calls ``changing`` with a key before the records of the key change.
+    """The open views of one table.
 
-    records_of: returns the current records of a key; empty if it does not exist.
+    The table calls ``changing`` with a key before the records of the key change.
+
+    Attributes:
+        records_of: returns the current records of a key. There are none if the key does not exist.
     """
 
     __slots__ = ("_kept", "_records_of")
@@ -60,9 +63,12 @@ def one_by_one(records: Sequence[Any], weight: Callable[[Any], int] = _light) ->
 
 
 def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
-    """Encode a MessagePack array of ``count`` records in pieces; the records are requested piece by piece.
+    """Encode a MessagePack array of ``count`` records in pieces.
 
-    weight: the additional cost of a record, in units of a small record.
+    The records are requested piece by piece.
+
+    Args:
+        weight: the additional cost of a record, in units of a small record.
     """
     yield _array_head(count)
     batch: list[Any] = []

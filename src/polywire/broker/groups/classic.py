@@ -44,7 +44,7 @@ _WEIGHT_BYTES: Final = 256  # this many bytes take as long to encode as a small 
 
 
 class Phase(Enum):
-    """The phase of a group in its generation."""
+    """Phase of a classic group's current generation."""
 
     EMPTY = "empty"
     PREPARING = "preparing_rebalance"
@@ -79,13 +79,13 @@ def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) 
 class ClassicGroup:
     """One classic group.
 
-    ``is_shared``: the group has members of other protocols, so the broker assigns. Set it before a call that may begin
-    a generation.
+    ``is_shared``: the group has members of other protocols, so the broker assigns the partitions. Set it before a call
+    that may begin a generation.
 
     Invariant: ``_static`` maps each instance to its member. ``_supported`` counts the members by protocol. ``bytes`` is
     the sum of all sizes. ``_topics`` is the set of the members' topics, None until it is needed. ``revision`` increases
-    with every change that should survive a restart. ``_ends_at`` is, in PREPARING and COMPLETING, the time limit of the
-    phase; in STABLE, the time at which members that have not synced are removed.
+    with every change that should survive a restart. ``_ends_at`` is the time limit of the phase in PREPARING and
+    COMPLETING. In STABLE it is the time at which members that have not synced are removed.
     """
 
     __slots__ = (
@@ -110,8 +110,9 @@ class ClassicGroup:
     )
 
     def __init__(self, name: str, limits: Limits, generation: int = 0) -> None:
-        """generation: the last generation of an earlier group of this name, because that group's members may still send
-        requests.
+        """generation: the last generation of an earlier group of this name.
+
+        Members of that group may still send requests.
         """
         self.name: Final = name
         self.phase = Phase.EMPTY
@@ -146,11 +147,10 @@ class ClassicGroup:
 
     @property
     def everybody(self) -> Collection[Member]:
-        """All members in the order in which they joined."""
+        """The members of the group, in the order in which they joined."""
         return self._members.values()
 
     def member(self, member_id: str) -> Member | None:
-        """Return a member, None if there is no such member."""
         return self._members.get(member_id)
 
     def can_be_shared(self, join: Join | None = None) -> bool:
@@ -164,7 +164,7 @@ class ClassicGroup:
 
     @property
     def members(self) -> tuple[MemberView, ...]:
-        """All members in the order in which they joined."""
+        """All members as shown to clients, in the order in which they joined."""
         return tuple(
             MemberView(
                 id=member.id,
@@ -178,7 +178,6 @@ class ClassicGroup:
         )
 
     def reads(self, topic: str) -> bool:
-        """Return whether a member subscribes to a topic."""
         return any(topic in member.join.topics for member in self._members.values())
 
     @property
@@ -190,7 +189,7 @@ class ClassicGroup:
 
     @property
     def deadline(self) -> float:
-        """The time at which ``expire`` must be called next; infinity if nothing can expire."""
+        """The time at which ``expire`` must be called next, or infinity if nothing can expire."""
         members = min((member.gone_at for member in self._members.values()), default=math.inf)
         return min(members, min(self._given.values(), default=math.inf), self._ends_at)
 
@@ -202,10 +201,13 @@ class ClassicGroup:
     # Joining
 
     def join(self, join: Join, *, new_id: str, now: float) -> str:
-        """Join or rejoin; return the member id to which the answer will be addressed.
+        """Join or rejoin.
 
-        new_id: the id for a member that has none. Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED),
-        Missing(MEMBER_MISSING), Busy(BUSY).
+        Return the member id to which the answer will be addressed. Raises Conflict(GROUP_PROTOCOL_MISMATCH,
+        MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY).
+
+        Args:
+            new_id: the id for a member that has none.
         """
         assert self.phase is not Phase.DEAD, "a deleted group is not used again"
         self._check_protocols(join)
@@ -290,7 +292,10 @@ class ClassicGroup:
         self.bytes -= member.size
 
     def _rejoin(self, member: Member, join: Join, now: float, *, id_: str | None = None) -> Member:
-        """Replace a member by its new description, at the same position in the order of members."""
+        """Replace a member's description, and its id if ``id_`` is given.
+
+        Its position in the order of members stays the same.
+        """
         order = [id_ if one == member.id and id_ is not None else one for one in self._members]
         self._take(member)
         renewed = Member(
@@ -309,8 +314,10 @@ class ClassicGroup:
         return renewed
 
     def _join_again(self, member: Member, join: Join, now: float) -> str:
-        """Process a member's repeated join. In a stable generation, this begins a new one only if the member is the
-        leader or its description changed.
+        """Process a member's repeated join.
+
+        In a stable generation, this begins a new generation only if the member is the leader or its description has
+        changed.
         """
         changed = member.join.protocols != join.protocols
         if changed or member.join != join:
@@ -365,7 +372,7 @@ class ClassicGroup:
         self.revision += 1
 
     def resume(self, members: Collection[Member], *, protocol_type: str, protocol: str, leader: str) -> None:
-        """Continue a stored generation after a restart; the group must be empty."""
+        """Continue a stored generation after a restart. The group must be empty."""
         for member in members:
             self._put(member)
         self.protocol_type, self.protocol, self.leader = protocol_type, protocol, leader
@@ -377,7 +384,6 @@ class ClassicGroup:
             self._rebalance(now)
 
     def _rebalance(self, now: float) -> None:
-        """Begin a rebalance after a member joined, left or changed."""
         if self.phase is not Phase.PREPARING:
             rebalancing = Conflict(
                 ErrorCode.GROUP_REBALANCING, f"the group is rebalancing (join again) group={self.name!r}"
@@ -457,7 +463,7 @@ class ClassicGroup:
         protocol: str | None = None,
         now: float,
     ) -> None:
-        """Wait for the member's assignment; the leader sends the assignments of all members.
+        """Wait for the member's assignment. The leader sends the assignments of all members.
 
         A protocol type or protocol of None is not compared. Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH)
         for another type or protocol, Busy(BUSY) if the assignments are too large.
@@ -489,8 +495,9 @@ class ClassicGroup:
         self._put_assignments({member_id: assignment}, [self._find(member_id, None)])
 
     def _put_assignments(self, assignments: Mapping[str, bytes], members: Collection[Member]) -> None:
-        """Set the assignments. Members without an assignment get an empty one; assignments of unknown members are
-        ignored.
+        """Set the assignments of all members. Ignore those of unknown members.
+
+        A member without an assignment in ``assignments`` gets an empty one.
         """
         known = {id_: data for id_, data in assignments.items() if id_ in self._members}
         size, limit = sum(map(len, known.values())), self._limits.bytes_max
@@ -513,8 +520,9 @@ class ClassicGroup:
     # Members
 
     def _find(self, member_id: str, instance_id: str | None) -> Member:
-        """Return a member. Raises Missing(MEMBER_MISSING), or Conflict(MEMBER_FENCED) if another member uses its
-        instance id.
+        """Return a member.
+
+        Raises Missing(MEMBER_MISSING), or Conflict(MEMBER_FENCED) if another member uses its instance id.
         """
         holder = None if instance_id is None else self._static.get(instance_id)
         if holder is not None and holder != member_id:
@@ -552,11 +560,11 @@ class ClassicGroup:
         self._check_settled()
 
     def check_commit(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
-        """Check that a member may commit: it must be in the current generation. Anyone may commit to a group without
-        members.
+        """Check that a member may commit: it must be in the current generation.
 
-        Raises as ``heartbeat``, except that GROUP_REBALANCING is raised only while members wait for assignments: while
-        they rejoin, they may still commit for their old assignments.
+        Anyone may commit to a group without members. Raises as ``heartbeat``, with one exception: GROUP_REBALANCING is
+        raised only while members wait for assignments. While they rejoin, they may still commit for their old
+        assignments.
         """
         if not self._members and generation < 0:
             return
@@ -567,7 +575,7 @@ class ClassicGroup:
         member.heard_at = max(member.heard_at, now)
 
     def leave(self, member_id: str, *, instance_id: str | None = None, now: float) -> None:
-        """Leave the group; a member without an id is found by its instance id.
+        """Leave the group. A member without an id is found by its instance id.
 
         Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED).
         """
@@ -594,7 +602,6 @@ class ClassicGroup:
             self._rebalance(now)
 
     def _refuse(self, member: Member, error: BrokerError) -> None:
-        """Answer a waiting member with an error."""
         if member.is_joining:
             self._answers.append(Answer(member.id, WaitingCall.JOIN, error))
         if member.is_syncing:
@@ -661,7 +668,8 @@ def _stored_member(member: Member) -> ClassicMemberStored:
 def restored(group: ClassicGroupStored, limits: Limits, writing: Writing, now: float) -> ClassicGroup:
     """Return the stored group, as if every member had sent a heartbeat at ``now``.
 
-    writing: encodes the members' assignments.
+    Args:
+        writing: encodes the members' assignments.
     """
     found = ClassicGroup(group.name, limits, group.generation)
     members = [_restored_member(member, group.protocol_type, writing, now) for member in group.members]

@@ -58,8 +58,11 @@ class ClassicView:
 class _Entry:
     """A group with its timers and quota accounts.
 
-    ``has_begun``: the group has had a member. ``kept``: the revision that is in the journal. Invariant: ``owner`` is
-    charged for ``members`` and ``bytes``.
+    Invariant: ``owner`` is charged for ``members`` and ``bytes``.
+
+    Attributes:
+        has_begun: the group has had a member.
+        kept: the revision that is in the journal.
     """
 
     group: ClassicGroup
@@ -136,12 +139,16 @@ class ClassicGroups:
     def join(
         self, group: str, join: Join, *, new_id: str, by: Caller = NO_CALLER, done: Completion[IdGiven | Joined]
     ) -> None:
-        """Join or rejoin; ``done`` gets the generation once all members have joined. Call ``check_topics`` first.
+        """Join or rejoin.
 
-        new_id: a unique id, for a member that has none. by: the caller, who becomes the owner of a group without an
-        owner. Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group,
+        ``done`` gets the generation once all members have joined. Call ``check_topics`` first. Raises
+        Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group,
         Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), Conflict(GROUP_PROTOCOL_MISMATCH). The last one is
         also raised if a group of this name has members of other protocols and the broker cannot assign to this member.
+
+        Args:
+            new_id: a unique id, for a member that has none.
+            by: the caller, who becomes the owner of a group without an owner.
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_session(join.session_timeout_s)
@@ -180,8 +187,9 @@ class ClassicGroups:
             yield
 
     def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
-        """Return whether the group has members of other protocols. If so, refuse a member to which the broker could not
-        assign.
+        """Return whether the group has members of other protocols.
+
+        If so, refuse a member to which the broker could not assign.
         """
         there = join.topics & self._state.group_topics.get(group, frozenset())
         for _ in self.check_topics(group, there, by=by):
@@ -200,7 +208,7 @@ class ClassicGroups:
     # Sharing with members of other protocols
 
     def _meet(self, group: str, topic: str) -> None:
-        """Let the broker assign in a classic group, because a member of another protocol is about to join it.
+        """Let the broker assign a classic group's partitions, because a member of another protocol is about to join.
 
         Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to the group's members.
         """
@@ -218,7 +226,6 @@ class ClassicGroups:
         self._settle(entry)
 
     def _on_assigned(self, group: str) -> None:
-        """Complete the generation of a shared group whose members have their assignments."""
         entry = self._entries[group]
         entry.group.settle(self._clock.monotonic())
         self._settle(entry)
@@ -236,11 +243,13 @@ class ClassicGroups:
         return entry
 
     def restore(self, wire: str, writing: Writing) -> None:
-        """Restore the groups of a protocol after a restart. Members keep their generation and get a full session
-        timeout.
+        """Restore the groups of a protocol after a restart.
 
-        writing: encodes the assignments of the protocol's members. A group that has had later generations, or was
+        Members keep their generation and get a full session timeout. A group that has had later generations, or was
         shared, starts empty.
+
+        Args:
+            writing: encodes the assignments of the protocol's members.
         """
         ended: list[changes.Change] = []
         for found in self._state.classic_groups.values():
@@ -261,7 +270,7 @@ class ClassicGroups:
             self._broker.change_all(ended, level=Level.WRITTEN, done=None)
 
     def _keep(self, entry: _Entry) -> None:
-        """Journal the settled generation, or delete the stored one if none is settled."""
+        """Journal the current generation if it is settled. Otherwise delete the generation that is in the journal."""
         group = entry.group
         if entry.kept == group.revision:
             return
@@ -276,14 +285,14 @@ class ClassicGroups:
         entry.kept = group.revision
 
     def _last_generation(self, group: str) -> int:
-        """Return the latest generation in which an offset was committed, -1 for none. A restart restores only that
-        generation.
+        """Return the latest generation in which an offset was committed, -1 for none.
+
+        A restart restores only that generation.
         """
         found = self._state.positions.of(PositionKind.GROUP, group)
         return max((position.generation for _, _, position in found), default=-1)
 
     def _inherit(self, entry: _Entry, owner: int) -> int:
-        """Set the owner of a group and charge the group's members and bytes to it; return the owner."""
         if owner != entry.owner:
             self._charge(entry, -1)
             entry.owner = owner
@@ -328,7 +337,10 @@ class ClassicGroups:
             self._schedule(entry)
 
     def _schedule(self, entry: _Entry) -> None:
-        """Set the timer for the next deadline, for a retry of a failed write, or for forgetting an unused group."""
+        """Set the timer for the next event of a group.
+
+        That is a deadline, a retry of a failed write, or the removal of an unused group.
+        """
         due = entry.group.deadline
         if due == math.inf and not entry.members:
             due = entry.empty_at + self._settings.group_expiry_us / SECOND_US
@@ -440,7 +452,7 @@ class ClassicGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NO_CALLER
     ) -> None:
-        """Refuse partitions that other members read; call it after ``check_commit``.
+        """Refuse partitions that other members read. Call it after ``check_commit``.
 
         Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED), and Missing(MEMBER_MISSING) if the group has members of
         other protocols in this topic and the caller is not a member.
@@ -458,7 +470,7 @@ class ClassicGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets, by topic's full name and partition number; call it after ``check_commit``.
+        """Store next offsets, by topic's full name and partition number. Call it after ``check_commit``.
 
         For each topic all offsets are stored, or none. Returns the refused topics with their errors:
         Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), and as ``check_partitions``. Raises
@@ -501,8 +513,9 @@ class ClassicGroups:
         return sorted(found.union(self._entries))
 
     def view(self, group: str) -> ClassicView | None:
-        """Return one group, None if it does not exist. If the broker assigns, the view has the group's members of all
-        topics.
+        """Return one group, None if it does not exist.
+
+        If the broker assigns, the view has the group's members of all topics.
         """
         entry = self._entries.get(group)
         if entry is not None and entry.members:
@@ -516,7 +529,7 @@ class ClassicGroups:
         return ClassicView(group, Phase.STABLE if members else Phase.EMPTY, members=members)
 
     def _others(self, group: str) -> tuple[MemberView, ...]:
-        """Return the coordinator's members of this name that do not belong to the classic group."""
+        """Return the members of groups with this name that use other protocols."""
         ours = self._shared_groups.member_ids(group)
         views = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
         found = {

@@ -21,8 +21,9 @@ NEW_MEMBER_S: Final = 300.0  # longest time that a new member waits in a rebalan
 class Limits:
     """Limits of one group.
 
-    members_max: number of members, including ids assigned to new members. bytes_max: size of the metadata and
-    assignments of all members.
+    Attributes:
+        members_max: number of members, including ids assigned to new members.
+        bytes_max: size of the metadata and assignments of all members.
     """
 
     members_max: int
@@ -36,19 +37,23 @@ class Writing(Protocol):
         """Encode an assignment of partitions, by topic's full name."""
 
     def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
-        """Decode the partitions of an assignment; empty if it cannot be decoded."""
+        """Decode the partitions of an assignment. There are none if it cannot be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
     """A request to join or rejoin.
 
-    member_id: empty for a new member. instance_id: id of a static member, which remains a member while it is away.
-    protocols: the member's metadata by assignment protocol, in order of preference. topics: full names of the topics it
-    subscribes to, if known. id_first: assign an id to a dynamic member that has none, and require it to join again with
-    the id, so that a retry does not add a second member. may_skip: a leader that rejoins a settled group may skip the
-    assignment. writing: the encoding of assignments, None if only members can encode them. kept: partitions, by topic's
-    full name, that the member still reads while it rejoins.
+    Attributes:
+        member_id: empty for a new member.
+        instance_id: id of a static member, which remains a member while it is away.
+        protocols: the member's metadata by assignment protocol, in order of preference.
+        topics: full names of the topics it subscribes to, if known.
+        id_first: assign an id to a dynamic member that has none, and require it to join again with the id, so that a
+            retry does not add a second member.
+        may_skip: a leader that rejoins a settled group may skip the assignment.
+        writing: the encoding of assignments, None if only members can encode them.
+        kept: partitions, by topic's full name, that the member still reads while it rejoins.
     """
 
     member_id: str
@@ -97,8 +102,10 @@ class IdGiven:
 class Joined:
     """The answer to a join: a generation begins or continues.
 
-    member_id: the member that gets this answer. members: only for the leader. skip_assignment: the leader must not
-    assign, because the assignments stay the same.
+    Attributes:
+        member_id: the member that gets this answer.
+        members: only for the leader.
+        skip_assignment: the leader must not assign, because the assignments stay the same.
     """
 
     member_id: str
@@ -120,8 +127,6 @@ class Synced:
 
 
 class WaitingCall(Enum):
-    """The two kinds of calls that wait for an answer."""
-
     JOIN = "join"
     SYNC = "sync"
 
@@ -138,7 +143,7 @@ class Answer(NamedTuple):
 class Member:
     """A member.
 
-    Invariant: ``heard_at`` counts only while none of the member's calls waits; ``is_new`` is set until its first
+    Invariant: ``heard_at`` counts only while none of the member's calls waits. ``is_new`` is set until its first
     generation begins.
     """
 
@@ -162,7 +167,7 @@ class Member:
 
     @property
     def reading(self) -> Mapping[str, Collection[int]]:
-        """The partitions that the member reads now; empty if the broker cannot decode its assignment."""
+        """The partitions that the member reads now. There are none if the broker cannot decode its assignment."""
         if self.is_joining or not self.assignment or self.join.writing is None:
             return self.join.kept
         return self.join.writing.decode(self.assignment)

@@ -38,7 +38,7 @@ class Commit(NamedTuple):
 
     @property
     def is_noted(self) -> bool:
-        """Whether it has an epoch or metadata."""
+        """Whether the commit has an epoch or metadata."""
         return self.epoch != NO_EPOCH or bool(self.metadata)
 
 
@@ -55,7 +55,7 @@ class Commits:
         owners: Owners,
         classic: Mapping[str, ClassicGroup],
     ) -> None:
-        """classic: all classic groups by name; they check their own members."""
+        """classic: all classic groups by name. They check their own members."""
         self._state = state
         self._classic = classic
         self._settings = settings
@@ -63,7 +63,7 @@ class Commits:
         self._owners = owners
 
     def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
-        """Return a committed offset; this counts as a use of the group."""
+        """Return a committed offset. This counts as a use of the group."""
         held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
         if held is None:
             return None
@@ -71,7 +71,7 @@ class Commits:
         return held.partitions.get(partition_number)
 
     def held(self, full_name: str, name: str) -> Mapping[int, Position]:
-        """Return all offsets of a group in a topic by partition number; this counts as a use of the group."""
+        """Return all offsets of a group in a topic by partition number. This counts as a use of the group."""
         held = self._state.positions.held(self._state.topic_key(full_name), PositionKind.GROUP, name)
         if held is None:
             return MappingProxyType({})
@@ -79,7 +79,7 @@ class Commits:
         return MappingProxyType(held.partitions)
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
-        """Refuse another user's group; return the owner of the offsets.
+        """Refuse another user's group. Return the owner of the offsets.
 
         Any caller may use the offsets of a consumer without a group. Raises Denied(DENIED).
         """
@@ -93,7 +93,7 @@ class Commits:
     def stored_of_members(
         self, full_name: str, commits: Mapping[int, Commit], group: str, *, generation: int, by: Caller
     ) -> changes.PositionsStored:
-        """Return the change that stores offsets of Kafka members that have passed the checks."""
+        """Return the change that stores offsets of Kafka members. The caller has already checked the members."""
         return self.stored(
             full_name,
             {number: commit.offset for number, commit in commits.items()},
@@ -117,9 +117,12 @@ class Commits:
         by: Caller,
         of_classic: bool = False,
     ) -> changes.PositionsStored:
-        """Return the change that stores these next offsets; see ``PositionVerbs.positions_stored``.
+        """Return the change that stores these next offsets.
 
-        of_classic: a classic group has already checked the caller.
+        See ``PositionVerbs.positions_stored``.
+
+        Args:
+            of_classic: a classic group has already checked the caller.
         """
         if kind is PositionKind.GROUP and not of_classic:
             check_no_classic(self._classic, name, full_name)
@@ -144,7 +147,11 @@ class Commits:
         return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heirs, now_us, dict(notes))
 
     def _check_notes(self, offsets: Mapping[int, int], notes: Mapping[int, tuple[int, str]]) -> int:
-        """Return the size of the metadata. Refuse metadata without an offset, and metadata above the limit."""
+        """Return the size of the metadata.
+
+        Raises Invalid(INVALID_REQUEST) for metadata without an offset, metadata above the limit, or an epoch out of
+        range.
+        """
         limit = self._settings.position_metadata_bytes_max
         for number, (epoch, metadata) in notes.items():
             if number not in offsets or not NO_EPOCH <= epoch < 2**31 or _utf8_bytes(metadata) > limit:
@@ -156,7 +163,7 @@ class Commits:
 
 
 def _utf8_bytes(text: str) -> float:
-    """Return the UTF-8 length of a text, infinity for invalid text."""
+    """Return the length of a text in UTF-8. Invalid text has infinite length, so it is above every limit."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -164,7 +171,7 @@ def _utf8_bytes(text: str) -> float:
 
 
 class PositionVerbs(WriteBatchVerbs, Protocol):
-    """A base of ``Broker``: the verbs use its state."""
+    """The methods of ``Broker`` that store and read committed offsets. They use its state."""
 
     __slots__ = ()
 
@@ -184,8 +191,9 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         return found
 
     def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
-        """Yield (topic's full name, name) of all consumers or groups with offsets. Offsets may change during the
-        iteration.
+        """Yield (topic's full name, name) of all consumers or groups with offsets.
+
+        Offsets may change during the iteration.
         """
         return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
 
@@ -194,7 +202,8 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
     ) -> dict[int, int]:
         """Return the next offsets of a consumer or group in a topic, by partition number.
 
-        among: if given, only the offsets of these partitions.
+        Args:
+            among: if given, only the offsets of these partitions.
         """
         return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among)
 

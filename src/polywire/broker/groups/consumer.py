@@ -1,8 +1,8 @@
 """State machine of a consumer group of Kafka's newer protocol (KIP-848), whose heartbeats assign partitions.
 
-The coordinator computes the target assignments; this module moves members to them (concepts: groups#handing-over). A
-member first releases partitions and confirms the release; then other members may get them. A member reaches the group's
-epoch once it has released all partitions that it must release.
+The coordinator computes the target assignments. This module moves members to them (concepts: groups#handing-over). A
+member first releases partitions and confirms the release. Only then may other members get them. A member reaches the
+group's epoch once it has released all partitions that it must release.
 
 * A member never gets a partition that another member holds.
 * A member that does not release its partitions in time is removed.
@@ -34,7 +34,8 @@ Partitions = Mapping[bytes, Set[int]]
 class Subscription:
     """A member's subscription: full names of topics, and a pattern in its protocol's syntax.
 
-    version: version of the list of topics against which the pattern was last matched.
+    Attributes:
+        version: version of the list of topics against which the pattern was last matched.
     """
 
     names: frozenset[str] = frozenset()
@@ -44,11 +45,15 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat. A field of None is unchanged.
+    """A heartbeat.
 
-    epoch: the last epoch that the member received, or JOINING, LEAVING, AWAY. instance_id: id of a static member, which
-    remains a member while it is away. topics: full names of the topics that its subscription selects. owned: the
-    partitions that it reads now.
+    A field of None is unchanged.
+
+    Attributes:
+        epoch: the last epoch that the member received, or JOINING, LEAVING, AWAY.
+        instance_id: id of a static member, which remains a member while it is away.
+        topics: full names of the topics that its subscription selects.
+        owned: the partitions that it reads now.
     """
 
     member_id: str
@@ -92,10 +97,12 @@ class MemberPhase(Enum):
 class Member:
     """A member.
 
-    ``assigned``: the partitions that it may read. ``revoking``: the partitions that it must release. ``seen``: the
-    result of the last check of its shares.
-
     Invariant: it holds the partitions in ``assigned`` and ``revoking``, even in topics that it has left.
+
+    Attributes:
+        assigned: the partitions that it may read.
+        revoking: the partitions that it must release.
+        seen: the result of the last check of its shares.
     """
 
     id: str
@@ -118,14 +125,17 @@ class Member:
 class ConsumerGroup:
     """One consumer group.
 
-    Invariant: ``_instances`` maps each instance id to its member; ``bytes`` is the sum of the members' sizes.
+    Invariant: ``_instances`` maps each instance id to its member. ``bytes`` is the sum of the members' sizes.
     """
 
     __slots__ = ("_generations", "_instances", "_limits", "_members", "_session_s", "bytes", "epoch", "name")
 
     def __init__(self, name: str, limits: Limits, session_s: float, epoch: int = 0) -> None:
-        """session_s: a member without a heartbeat for this long is removed. epoch: the last epoch of an earlier group
-        of this name, because that group's members may still send requests.
+        """Create a group.
+
+        Args:
+            session_s: a member without a heartbeat for this long is removed.
+            epoch: the last epoch of an earlier group of this name. Members of that group may still send requests.
         """
         self.name: Final = name
         self.epoch = epoch
@@ -138,12 +148,12 @@ class ConsumerGroup:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """All members by id."""
         return self._members
 
     def find(self, member_id: str, instance_id: str | None = None) -> Member:
-        """Return a member. Raises Missing(MEMBER_MISSING), or Conflict(MEMBER_FENCED) if another member uses its
-        instance id.
+        """Return a member.
+
+        Raises Missing(MEMBER_MISSING), or Conflict(MEMBER_FENCED) if another member uses its instance id.
         """
         if instance_id is not None and self._instances.get(instance_id, member_id) != member_id:
             raise self._fenced(instance_id)
@@ -160,11 +170,11 @@ class ConsumerGroup:
     # Joining and leaving
 
     def beat(self, beat: Beat, now: float) -> Member:
-        """Record a heartbeat; return the member.
+        """Record a heartbeat. Return the member.
 
-        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member uses its instance id,
-        Conflict(GENERATION_STALE) unless the epoch is the member's current or previous one, Invalid(INVALID_REQUEST),
-        Busy(BUSY).
+        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member uses its instance id, and
+        Conflict(GENERATION_STALE) unless the epoch is the member's current or previous one. Raises
+        Invalid(INVALID_REQUEST), Busy(BUSY).
         """
         if len(beat.topics or ()) > TOPICS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many topics group={self.name!r} limit={TOPICS_MAX}")
@@ -203,7 +213,6 @@ class ConsumerGroup:
         return member
 
     def _admit(self, freed: int, beat: Beat, *, is_new: bool) -> None:
-        """Enforce the limits of members and bytes. Raises Busy(BUSY)."""
         limits = self._limits
         if is_new and len(self._members) >= limits.members_max:
             raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
@@ -261,7 +270,7 @@ class ConsumerGroup:
             self._instances.pop(member.said.instance_id, None)
 
     def depart(self, member: Member) -> None:
-        """Mark a member as gone until the caller removes it; to return, it must join again."""
+        """Mark a member as gone until the caller removes it. To return, it must join again."""
         member.epoch = member.previous_epoch = AWAY
         member.heard_at = -math.inf
 
@@ -283,7 +292,7 @@ class ConsumerGroup:
     # Assignment
 
     def noticed(self, shares: Mapping[bytes, Share]) -> None:
-        """Note new generations of the coordinator's groups; a new generation may change the members' shares."""
+        """Note new generations of the coordinator's groups. A new generation may change the members' shares."""
         generations = {id_: share.generation for id_, share in shares.items()}
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
@@ -298,17 +307,17 @@ class ConsumerGroup:
         self._generations[topic_id] = generation
 
     def reset(self, member: Member, shares: Mapping[bytes, Share]) -> None:
-        """Reset a member that joins without partitions: free those it held, and send its whole assignment in the next
-        response.
-        """
         for share in shares.values():
             share.holdings.release(member.memberships.id, list(share.holdings.of(member.memberships.id)))
         member.assigned, member.revoking, member.revoke_by = {}, {}, math.inf
 
     def reconcile(self, member: Member, shares: Mapping[bytes, Share], owned: Partitions | None, now: float) -> bool:
-        """Move a member closer to its shares; return whether the response must contain its assignment.
+        """Move a member closer to its shares.
 
-        owned: the partitions that the member reports as read, None if it reported none.
+        Return whether the response must contain its assignment.
+
+        Args:
+            owned: the partitions that the member reports as read, None if it reported none.
         """
         seen = (self.epoch, [(id_, share.generation, share.holdings.releases) for id_, share in shares.items()])
         if seen == member.seen and owned is None and not member.revoking:
@@ -329,8 +338,9 @@ class ConsumerGroup:
         return is_new
 
     def _reach(self, member: Member, shares: Mapping[bytes, Share], now: float) -> None:
-        """Make a member release the partitions beyond its shares. If there are none, give it the free partitions of its
-        shares.
+        """Make a member release the partitions beyond its shares.
+
+        If there are none, give it the free partitions of its shares.
         """
         revoking = {
             id_: share.holdings.of(member.memberships.id) - set(share.partitions) for id_, share in shares.items()

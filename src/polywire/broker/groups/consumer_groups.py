@@ -1,10 +1,10 @@
 """Operations on consumer groups of Kafka's newer protocol (KIP-848), whose heartbeats assign partitions.
 
-A member joins the coordinator's group of each of its topics, together with members of other protocols
+A member joins the coordinator's group of each of its topics. Members of other protocols are in the same groups
 (concepts: groups#handing-over). The coordinator computes target assignments, and heartbeats move the member to them.
 
 * A member gets a partition only when no other member of any protocol holds it.
-* Memberships and generations are journalled; held partitions are not.
+* Memberships and generations are journalled. Held partitions are not.
 * After a restart members must rejoin. Their memberships remain until then.
 """
 
@@ -49,8 +49,9 @@ JOINS_AT_ONCE_MAX: Final = 50  # topics to join in one slice: some 2 ms
 
 @dataclass(frozen=True, slots=True)
 class BeatResponse:
-    """The answer to a heartbeat: the epoch, the assignment by topic id (None if unchanged), and whether that is the
-    member's full share.
+    """The answer to a heartbeat: epoch, assignment by topic id, and whether the assignment is the member's full share.
+
+    The assignment is None if it has not changed.
     """
 
     epoch: int
@@ -60,8 +61,9 @@ class BeatResponse:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group with its timers and quota account. Invariant: ``owner`` is charged for ``bytes``, and for the group
-    itself.
+    """A group with its timers and quota account.
+
+    Invariant: ``owner`` is charged for ``bytes``, and for the group itself.
     """
 
     group: ConsumerGroup
@@ -118,10 +120,12 @@ class ConsumerGroups:
     def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> BeatResponse:
         """Process a heartbeat, with which a member joins, stays or leaves.
 
-        by: the caller, who becomes the owner of a group without an owner. Raises Invalid(INVALID_NAME,
-        INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED),
-        Conflict(GENERATION_STALE), Busy(BUSY, DISK_FULL), and Conflict(GROUP_PROTOCOL_MISMATCH) if members of a group
-        of this name assign a topic themselves.
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING),
+        Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE), Busy(BUSY, DISK_FULL), and
+        Conflict(GROUP_PROTOCOL_MISMATCH) if members of a group of this name assign a topic themselves.
+
+        Args:
+            by: the caller, who becomes the owner of a group without an owner.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(beat.member_id, self._settings.name_bytes_max)
@@ -188,7 +192,7 @@ class ConsumerGroups:
         return BeatResponse(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
 
     def _join_topics(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
-        """Join a member's topics, in slices if they are many; return whether all are joined.
+        """Join a member's topics, in slices if they are many. Return whether all are joined.
 
         If not, later heartbeats join the rest. Raises as ``Coordinator.join``.
         """
@@ -230,7 +234,10 @@ class ConsumerGroups:
         entry.group.take(member)
 
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
-        """Return a member's shares by topic; empty for a topic in which it only has to release partitions."""
+        """Return a member's shares by topic.
+
+        The share is empty in a topic where the member only has to release partitions.
+        """
         name = entry.group.name
         shares = self._topic_groups.shares(name, member.memberships)
         for id_ in {*member.assigned, *member.revoking} - shares.keys():
@@ -240,7 +247,6 @@ class ConsumerGroups:
     # Accounts and timers
 
     def _inherit(self, entry: _Entry, owner: int) -> int:
-        """Set the owner of a group and charge the group's members and bytes to it; return the owner."""
         if owner != entry.owner:
             self._charge(entry, -1)
             entry.owner = owner
@@ -264,7 +270,6 @@ class ConsumerGroups:
                 entry.timer.cancel()
 
     def _watch(self, entry: _Entry, due: float) -> None:
-        """Set the timer for the next member that may have to be removed."""
         if due >= entry.timer_at:
             return
         if entry.timer is not None:
@@ -288,9 +293,13 @@ class ConsumerGroups:
         self._settle(entry)
 
     def end_memberships(self, wire: str, is_ours: Callable[[str], bool]) -> None:
-        """Remove the memberships of groups that another shard coordinates now; their members have joined there.
+        """Remove the memberships of groups that another shard coordinates now.
 
-        wire: the protocol of the members. is_ours: returns whether this shard coordinates a group.
+        Their members have joined there.
+
+        Args:
+            wire: the protocol of the members.
+            is_ours: returns whether this shard coordinates a group.
         """
         coordinator = self._coordinator
         others = [(topic, group) for topic, group in coordinator.pairs() if not is_ours(group)]
@@ -354,7 +363,7 @@ class ConsumerGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets, by topic's full name and partition number; call it after ``check_epoch``.
+        """Store next offsets, by topic's full name and partition number. Call it after ``check_epoch``.
 
         For each topic all offsets are stored, or none. Returns the refused topics with their errors:
         Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).

@@ -38,16 +38,19 @@ from polywire.types import Assignor, Level, PositionKind
 
 
 class GroupBroker(Protocol):
-    """The broker as groups use it."""
+    """The methods of the broker that groups call."""
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
-        """Return the number of partitions to assign. last: the number in the group's last assignment."""
+        """Return the number of partitions to assign.
+
+        Args:
+            last: the number in the group's last assignment.
+        """
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
         """Return the topic with this full name."""
 
-    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """Return the topic with this id."""
+    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None: ...
 
     def topic_name(self, key: changes.TopicKey) -> str:
         """Return the full name of the topic with this key."""
@@ -115,8 +118,9 @@ class Coordinator:
         self._changed: dict[tuple[str, str], int] = {}
 
     def on_meeting(self, callback: Callable[[str, str], None]) -> None:
-        """Set a callback that gets the group's name and topic before a member joins, because a classic group of this
-        name may read the topic.
+        """Register ``callback``, which gets a group's name and topic before a member joins the group.
+
+        A classic group of this name may read the topic.
         """
         self._meet = callback
 
@@ -137,18 +141,19 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> Membership:
-        """Join a group; joining again under the same id changes nothing.
+        """Join a group. Joining again under the same id changes nothing.
 
-        assignor: changes the group's assignor; None leaves it, and a new group uses round robin. first_generation: the
-        generation of a group that this call creates, before the member is counted. named_alone: the protocol's group
-        names do not include a topic, so a name has one topic at a time. If a member joins it with another topic, this
-        protocol's members leave the old topic, and the generation continues in the new one. connected: the member sends
-        no heartbeats; the caller removes it when its connection ends. watched: like ``connected``, but after a restart
-        of the broker the member can return within the session timeout. is_consumer: the member is a consumer of Kafka's
-        newer protocol. by: the caller, who becomes the owner of a group without an owner. done: called once the group
-        is journalled at ``level``. Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group,
-        Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group of this name reads the topic and the broker cannot assign
-        to its members, Busy(BUSY) for too many groups or members.
+        Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Busy(BUSY) above a limit, and
+        Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to a classic group of this name that reads the
+        topic.
+
+        Args:
+            assignor: changes the group's assignor. None leaves it, and a new group uses round robin.
+            first_generation: the generation of a group that this call creates, before the member is counted.
+            named_alone: a group name of this protocol has one topic at a time. If a member joins with another topic,
+                the protocol's members leave the old topic, and the generation continues in the new one.
+            connected: the member sends no heartbeats. The caller removes it when its connection ends.
+            watched: like ``connected``, but after a restart the member can return within the session timeout.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
@@ -206,7 +211,7 @@ class Coordinator:
     def sync(
         self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NO_CALLER
     ) -> Membership:
-        """Return the member's assignment; this counts as a heartbeat. Raises as ``heartbeat``."""
+        """Return the member's assignment. This counts as a heartbeat. Raises as ``heartbeat``."""
         return self.heartbeat(group, topic, member, generation, wire=wire, by=by)
 
     def heartbeat(
@@ -261,8 +266,10 @@ class Coordinator:
     ) -> None:
         """Store the group's next offset of a partition that this member owns.
 
-        refresh: whether the commit counts as a heartbeat. Raises as ``heartbeat``, then
-        Conflict(PARTITION_NOT_ASSIGNED).
+        Raises as ``heartbeat``, then Conflict(PARTITION_NOT_ASSIGNED).
+
+        Args:
+            refresh: whether the commit counts as a heartbeat.
         """
         offsets = {partition: offset}
         self.commit_all(
@@ -301,7 +308,7 @@ class Coordinator:
         refresh: bool = False,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Check that a member owns these partitions in this generation; None means the current generation.
+        """Check that a member owns these partitions in this generation. None means the current generation.
 
         Raises as ``commit``.
         """
@@ -425,7 +432,7 @@ class Coordinator:
         return None if bound is None else bound.topic
 
     def views(self, topic: str | None = None) -> list[GroupView]:
-        """Return all groups, or the groups of one topic, sorted by topic and name; see ``view``."""
+        """Return all groups, or the groups of one topic, sorted by topic and name. See ``view``."""
         now = self._clock.monotonic()
         topics = sorted(self._state.group_names) if topic is None else [topic]
         return [self._view(self._state.groups[name, group], now) for name in topics for group in self.names(name)]
@@ -439,15 +446,17 @@ class Coordinator:
         return sorted(self._state.group_names.get(topic, ()))
 
     def view(self, group: str, topic: str) -> GroupView | None:
-        """Return a group with the topic's current partitions and without expired members, but do not change the stored
-        group.
+        """Return a group with the topic's current partitions and without expired members.
+
+        The stored group is not changed.
         """
         found = self._state.groups.get((topic, group))
         return None if found is None else self._view(found, self._clock.monotonic())
 
     def kept(self, group: str, topic: str) -> GroupView | None:
-        """Return a group as it is stored: with the partitions of the last assignment, and with expired members that
-        were not removed yet.
+        """Return a group as it is stored.
+
+        It has the partitions of the last assignment, and expired members that were not removed yet.
         """
         found = self._state.groups.get((topic, group))
         return None if found is None else self._shown(found, self._clock.monotonic())
@@ -457,8 +466,9 @@ class Coordinator:
         self._state.touched = set()
 
     def take_touched(self) -> set[str]:
-        """Return the names recorded since the last call: groups of every protocol, and consumers with committed
-        offsets.
+        """Return the names recorded since the last call.
+
+        These are names of groups of every protocol, and of consumers with committed offsets.
         """
         touched, self._state.touched = self._state.touched, set()
         return touched or set()
@@ -469,8 +479,9 @@ class Coordinator:
         return found is not None and found.has(member)
 
     def has_changed(self, group: str, topic: str) -> bool:
-        """Return whether a group has changed since the broker's start, so that a partition may have passed to another
-        member.
+        """Return whether a group has changed since the broker's start.
+
+        If so, a partition may have passed to another member.
         """
         return (topic, group) in self._changed
 
@@ -512,13 +523,13 @@ class Coordinator:
             self._state.quotas.admit(Kind.BINDINGS, by, binding_size(group, topic))
 
     def _check_owner(self, by: Caller, topic: str, group: str) -> int:
-        """Refuse another user's group; return the group's owner. Raises Denied(DENIED)."""
+        """Refuse another user's group. Return the group's owner. Raises Denied(DENIED)."""
         owner = self._state.group_owner(topic, group)
         self._broker.check_owner(by, owner, "group", group)
         return owner
 
     def _check_binding(self, by: Caller, wire: str, group: str) -> int:
-        """Refuse a group name that another user has bound, or whose group belongs to another user; return the owner."""
+        """Refuse a group name that another user has bound, or whose group belongs to another user. Return the owner."""
         bound = self._state.bindings.get((wire, group))
         if bound is None:
             return UNOWNED
@@ -527,8 +538,9 @@ class Coordinator:
         return bound.owner
 
     def _switch(self, group: str, topic: str, wire: str, made: list[changes.Change], by: Caller) -> Group | None:
-        """Bind the protocol's name to this topic. Return the group to which it was bound before, which the new group
-        continues.
+        """Bind the protocol's group name to this topic.
+
+        Returns the group of the topic to which the name was bound before. The new group continues its generations.
         """
         owner = self._check_binding(by, wire, group)
         bound = self._state.bindings.get((wire, group))
@@ -566,7 +578,7 @@ class Coordinator:
     def _check(
         self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller, now: float
     ) -> Group:
-        """Return the member's group after all checks; callers rely on the order of the checks."""
+        """Return the member's group after all checks. Callers rely on the order of the checks."""
         found = self._state.groups.get((topic, group))
         bound = self._state.bindings.get((wire, group))
         moved = bound is not None and bound.topic != topic
@@ -584,7 +596,6 @@ class Coordinator:
         return refreshed
 
     def _refreshed(self, found: Group, now: float) -> Group:
-        """Return the group with the topic's current partitions and without expired members."""
         gone = self._expired(found, now)
         refreshed = found.changed(gone=gone, partition_count=self._count(found))
         if refreshed is not found:
@@ -596,8 +607,9 @@ class Coordinator:
         self._forget(group)
 
     def _owned(self, group: Group, member: str) -> Sequence[int]:
-        """Return the partitions that a member may read now: its share, without partitions that others must still
-        release.
+        """Return the partitions that a member may read now.
+
+        These are its share, except partitions that other members must still release.
         """
         share = group.share(member)
         if not self.holdings:

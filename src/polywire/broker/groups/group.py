@@ -1,5 +1,4 @@
-"""One consumer group of a topic: members, generation, assignment and held partitions (concepts:
-groups#what-a-group-is).
+"""One consumer group of a topic: members, generation, assignment, held partitions (concepts: groups#what-a-group-is).
 
 * Every change of members, assignor or partition count increments the generation by one and assigns partitions again.
   Adding or removing a member takes the same time for groups of any size.
@@ -83,7 +82,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as shown in lists; ``idle_s`` is the time since its last heartbeat or the broker's start."""
+    """A member as shown in lists. ``idle_s`` is the time since its last heartbeat or the broker's start."""
 
     id: str
     wire: str
@@ -93,7 +92,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as shown in lists; ``changed_at_us`` is None if it has not changed since the broker's start."""
+    """A group as shown in lists. ``changed_at_us`` is None if it has not changed since the broker's start."""
 
     topic: str
     name: str
@@ -108,8 +107,10 @@ class GroupView:
 class ConsumerView:
     """A member of a group with consumers of Kafka's newer protocol, as shown in lists.
 
-    reading: the partitions it reads now, by topic's full name. target: the partitions of its share. topics, pattern:
-    its subscription.
+    Attributes:
+        reading: the partitions it reads now, by topic's full name.
+        target: the partitions of its share.
+        topics, pattern: its subscription.
     """
 
     id: str
@@ -169,11 +170,9 @@ class Holdings:
         self._held.setdefault(member, set())
 
     def of(self, member: str) -> Set[int]:
-        """Return the partitions that a member holds."""
         return self._held.get(member, _NOTHING)
 
     def holder(self, partition: int) -> str | None:
-        """Return the member that holds a partition, if any."""
         return self._holder.get(partition)
 
     def take(self, member: str, partitions: Iterable[int]) -> None:
@@ -194,7 +193,7 @@ class Holdings:
             self._on_release()
 
     def take_released(self) -> set[int]:
-        """Return the partitions that were released since the last call and are still free."""
+        """Return the partitions that were released since the last call, except those with a new holder."""
         released, self._released = self._released - self._holder.keys(), set()
         return released
 
@@ -227,7 +226,6 @@ class AllHoldings:
         return bool(self._by_topic)
 
     def find(self, group: str, topic_id: bytes) -> Holdings | None:
-        """Return the holdings of a topic; None if no member must release partitions there."""
         return self._by_topic.get((topic_id, group))
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
@@ -262,7 +260,8 @@ class AllHoldings:
 class Member:
     """A member, and the protocol over which it joined.
 
-    connected: the membership ends with the member's connection, at the latest when the broker stops.
+    Attributes:
+        connected: the membership ends with the member's connection, at the latest when the broker stops.
     """
 
     id: str
@@ -274,11 +273,13 @@ class Member:
 class Group:
     """A group of one topic, with its members in the order in which they joined.
 
-    kept: the group was created explicitly, and is not deleted when unused. at_us: time of the last change, on the
-    elapsed clock. has_consumers: the last member to join was a consumer of Kafka's newer protocol. An empty group
-    retains this, so that tools find the group with the API of its protocol.
+    Invariant: ``order`` has the sorted member ids. The transitions maintain it.
 
-    Invariant: ``order`` has the sorted member ids; the transitions maintain it.
+    Attributes:
+        kept: the group was created explicitly, and is not deleted when unused.
+        at_us: time of the last change, on the elapsed clock.
+        has_consumers: the last member to join was a consumer of Kafka's newer protocol. An empty group retains this, so
+            that tools find the group with the API of its protocol.
     """
 
     topic: str
@@ -299,7 +300,6 @@ class Group:
         return at if at < len(self.order) and self.order[at] == key else -1
 
     def has(self, member: str) -> bool:
-        """Return whether this id is a member."""
         return self._index(member) >= 0
 
     def share(self, member: str) -> range:
@@ -309,7 +309,7 @@ class Group:
         return share(index, len(self.order), self.partition_count, self.assignor)
 
     def owner_of(self, partition: int) -> str:
-        """Return the member whose share contains a partition; the group must have members."""
+        """Return the member whose share contains a partition. The group must have members."""
         return self.order[index_of(partition, len(self.order), self.partition_count, self.assignor)].decode()
 
     def renewed(self) -> Group:
@@ -317,11 +317,10 @@ class Group:
         return replace(self, generation=self.generation + 1)
 
     def with_assignor(self, assignor: Assignor) -> Group:
-        """Return the group with this assignor; the same object if nothing changes."""
+        """Return the group with this assignor. If nothing changes, return the same object."""
         return self if assignor is self.assignor else replace(self, assignor=assignor, generation=self.generation + 1)
 
     def with_owner(self, owner: int) -> Group:
-        """Return the group with this owner; the same object if nothing changes."""
         return self if owner == self.owner else replace(self, owner=owner)
 
     def with_member(self, member: Member, *, is_consumer: bool = False) -> Group:
@@ -353,14 +352,14 @@ class Group:
         return replace(self, members=members, order=tuple(ordered(member.id for member in members)))
 
     def succeeding(self, old: Group) -> Group:
-        """Return this group as the successor of ``old``: its generation is above both. Without members, it gets the
-        assignor of ``old``.
+        """Return this group as the successor of ``old``. Its generation is above the generations of both.
+
+        Without members, it gets the assignor of ``old``.
         """
         assignor = self.assignor if self.members else old.assignor
         return replace(self, assignor=assignor, generation=max(self.generation, old.generation) + 1)
 
     def applied(self, change: GroupChanged) -> Group:
-        """Return the group after a change."""
         kept = replace(
             self._without(change.gone),
             assignor=change.assignor,
@@ -408,7 +407,6 @@ def difference(
 
 
 def restored(change: GroupStored) -> Group:
-    """Return the stored group."""
     members = _members(change.members)
     return Group(
         topic=change.topic,

@@ -7,7 +7,7 @@
 * In a classic group that shares topics with members of other protocols, the broker assigns in place of the group's
   leader (concepts: groups#one-group-for-all). A partition that a member still reads is assigned to no other member.
 * Memberships are added and removed in short steps, however large the group is. A group's assignments wait until all of
-  its members have memberships; other groups are not delayed. A group that no longer shares a topic with other protocols
+  its members have memberships. Other groups are not delayed. A group that no longer shares a topic with other protocols
   removes its memberships itself.
 """
 
@@ -48,9 +48,13 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class Memberships:
-    """The memberships of one member, all under the same id.
+    """The memberships of one member.
 
-    topics: topic ids by full name. is_consumer: the member uses Kafka's newer protocol.
+    All have the same id.
+
+    Attributes:
+        topics: topic ids by full name.
+        is_consumer: the member uses Kafka's newer protocol.
     """
 
     id: str
@@ -78,9 +82,12 @@ class TopicGroups:
         by: Caller,
         at_most: int | None = None,
     ) -> bool:
-        """Join the given topics that exist and leave all other topics; return whether nothing is left to do.
+        """Join the given topics that exist and leave all other topics.
 
-        at_most: the largest number of joins in this call. Raises as ``Coordinator.join``.
+        Return whether nothing is left to do. Raises as ``Coordinator.join``.
+
+        Args:
+            at_most: the largest number of joins in this call.
         """
         found = {topic: self._broker.group_topic(topic) for topic in topics}
         ids = {topic: topic_found.id for topic, topic_found in found.items() if topic_found is not None}
@@ -113,15 +120,15 @@ class TopicGroups:
         del memberships.topics[topic]
 
     def leave_some(self, group: str, memberships: Memberships, at_most: int) -> bool:
-        """Leave up to ``at_most`` topics; return whether none is left. Raises Busy(DISK_FULL)."""
         for topic in list(islice(memberships.topics, at_most)):
             self.leave(group, memberships, topic)
         return not memberships.topics
 
     def end(self, group: str, memberships: Memberships, topic_ids: Collection[bytes]) -> None:
-        """Remove a member: leave all its topics, and release its partitions in these and in the topics with the given ids.
+        """Remove a member: leave all its topics and release its partitions there.
 
-        If this raises Busy(DISK_FULL), the member remains.
+        Partitions in the topics with the given ids are released, too. If this raises Busy(DISK_FULL), the member
+        remains.
         """
         ids = {*topic_ids, *memberships.topics.values()}
         for topic in list(memberships.topics):
@@ -144,14 +151,13 @@ class TopicGroups:
         self._coordinator.holdings.forget(group, id_)
 
     def hold(self, group: str, memberships: Memberships, topic: str, partitions: Collection[int]) -> None:
-        """Record partitions that a member reads before it joins the topic; do nothing if the topic does not exist."""
+        """Record partitions that a member reads before it joins the topic. Do nothing if the topic does not exist."""
         id_ = self.topic_id(topic)
         if id_ is not None:
             memberships.topics[topic] = id_
             self._coordinator.holdings.held(group, id_).take(memberships.id, partitions)
 
     def share(self, group: str, memberships: Memberships, topic: str) -> Share | None:
-        """Return a member's share of one of its topics."""
         topic_group, id_ = self._coordinator.refreshed(group, topic), memberships.topics[topic]
         if topic_group is None or not topic_group.has(memberships.id):
             return None
@@ -160,7 +166,6 @@ class TopicGroups:
         )
 
     def shares(self, group: str, memberships: Memberships) -> dict[bytes, Share]:
-        """Return a member's shares by topic id."""
         found = {id_: self.share(group, memberships, topic) for topic, id_ in memberships.topics.items()}
         return {id_: share for id_, share in found.items() if share is not None}
 
@@ -181,7 +186,6 @@ class TopicGroups:
         return not is_taken
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
-        """Return the holdings of a topic, created if missing."""
         return self._coordinator.holdings.held(group, topic_id)
 
     def clear(self, group: str, memberships: Memberships, topic_id: bytes) -> None:
@@ -192,10 +196,9 @@ class TopicGroups:
             self._coordinator.holdings.forget(group, topic_id)
 
     def hand_over(self, group: str, topic_ids: Collection[bytes]) -> Mapping[bytes, int]:
-        """Begin a generation in topics where partitions may be free, for members of protocols that never release
-        partitions.
+        """Begin a generation in topics where partitions may be free.
 
-        Returns the generations by topic id.
+        This is for members of protocols that never release partitions. Returns the generations by topic id.
         """
         renewed: dict[bytes, int] = {}
         for id_ in topic_ids:
@@ -213,20 +216,21 @@ class TopicGroups:
         return renewed
 
     def group_in(self, group: str, topic: str) -> Group | None:
-        """Return the coordinator's group of a topic without expired members."""
         return self._coordinator.refreshed(group, topic)
 
 
 class SharedGroup:
     """The memberships of one group's members in the coordinator's groups, one per topic.
 
-    ``generation``: the generation at the last call of ``follow``; ``_known``: the group's change count then.
-    ``has_failed``: a change could not be stored, so members retain their assignments until a retry. ``_current``: the
-    memberships of all members at the last check; ``_leaving``: the memberships of former members that still exist.
-    ``_unjoined``: topics of members that may lack a membership there. ``_freed``: topics with released partitions.
-    ``_assigning``: the remaining steps of the current assignment. ``_inputs``: the inputs from which this generation was
-    assigned. ``_lacks``: topics in which a member got less than its share, with the number of releases at that time.
-    ``_next_check``: the topic to check next. ``_alone``: how many topics in a row had no members of other protocols.
+    * ``generation``: the generation at the last call of ``follow``. ``_known``: the group's change count then.
+    * ``has_failed``: a change could not be stored, so members retain their assignments until a retry.
+    * ``_current``: the memberships of all members at the last check. ``_leaving``: the memberships of former members
+      that still exist.
+    * ``_unjoined``: topics of members that may lack a membership there. ``_freed``: topics with released partitions.
+    * ``_assigning``: the remaining steps of the current assignment. ``_inputs``: the inputs from which this generation
+      was assigned.
+    * ``_lacks``: topics in which a member got less than its share, with the number of releases at that time.
+    * ``_next_check``: the topic to check next. ``_alone``: how many topics in a row had no members of other protocols.
     """
 
     __slots__ = (
@@ -325,7 +329,13 @@ class SharedGroup:
     # Work in steps
 
     def step(self, group: ClassicGroup | None) -> bool:
-        """Do one step of work; return whether there was any. group: None once the group is no longer shared."""
+        """Do one step of work.
+
+        Return whether there was any.
+
+        Args:
+            group: None once the group is no longer shared.
+        """
         if group is None or group.phase is not Phase.COMPLETING:
             self._assigning = None
         todo = self._todo()
@@ -377,7 +387,10 @@ class SharedGroup:
             self._assigning = None
 
     def _assign_all(self, group: ClassicGroup) -> Iterator[None]:
-        """Assign partitions to all members, whose memberships exist by now. ``is_due`` detects later changes."""
+        """Assign partitions to all members.
+
+        By now, all of them have memberships. ``is_due`` detects changes that happen later.
+        """
         inputs: dict[str, object] = {}
         for topic in group.topics:
             inputs[topic] = self._inputs_of(topic, self._topic_groups.group_in(self._name, topic))
@@ -398,8 +411,9 @@ class SharedGroup:
         return self._current[member.membership_id]
 
     def _share(self, memberships: Memberships, topic: str, found: dict[str, Collection[int]]) -> None:
-        """Add the partitions of a topic that the member may read in this generation: its share, without partitions that
-        other members must still release.
+        """Add to ``found`` the partitions of a topic that the member may read in this generation.
+
+        These are its share, except partitions that other members must still release.
         """
         share = self._topic_groups.share(self._name, memberships, topic)
         if share is None:
@@ -446,7 +460,7 @@ class SharedGroup:
         return self._alone >= len(self._inputs) > 0
 
     def check(self, member: Member, topic: str, partitions: Collection[int]) -> bool:
-        """Refuse partitions that a member does not read; return whether the member has a membership in the topic.
+        """Refuse partitions that a member does not read. Return whether the member has a membership in the topic.
 
         Raises Conflict(PARTITION_NOT_ASSIGNED).
         """
@@ -500,8 +514,11 @@ class SharedGroups:
         clock: Clock,
         on_assigned: Callable[[str], None],
     ) -> None:
-        """table: all classic groups by name. on_assigned: called with the name of a group once all of its members have
-        their assignments.
+        """Create the table.
+
+        Args:
+            table: all classic groups by name.
+            on_assigned: called with the name of a group once all of its members have their assignments.
         """
         self._topic_groups: Final = topic_groups
         self._coordinator: Final = coordinator
@@ -523,7 +540,11 @@ class SharedGroups:
         return found is not None and any(member.id not in ours for member in found.members)
 
     def share(self, group: ClassicGroup, by: Caller) -> None:
-        """Let the broker assign from the next generation on. by: the user who owns the memberships."""
+        """Let the broker assign from the next generation on.
+
+        Args:
+            by: the user who owns the memberships.
+        """
         shared = self._shared.setdefault(group.name, SharedGroup(group.name, self._topic_groups, by))
         shared.by = by
         shared.begin(group)
@@ -531,7 +552,6 @@ class SharedGroups:
         self._work(group.name)
 
     def _unshare(self, group: ClassicGroup) -> None:
-        """Let the group's leader assign from the next generation on."""
         self._shared[group.name].end()
         group.is_shared = False
         self._work(group.name)
@@ -568,7 +588,6 @@ class SharedGroups:
         return is_due or not group.is_shared
 
     def recheck(self, group: str) -> None:
-        """Start to check the group of this name again, because a member of another protocol is about to join it."""
         shared = self._shared.get(group)
         if shared is not None:
             shared.recheck()
@@ -596,7 +615,7 @@ class SharedGroups:
             self._sliced.put(partial(self._work_on, name))
 
     def _work_on(self, name: str, end: float) -> bool:
-        """Do a slice; return whether more work is left."""
+        """Work on a group until the time ``end``. Return whether work is left."""
         shared, found = self._shared[name], self._table.get(name)
         group = found if found is not None and found.is_shared else None
         while shared.step(group):

@@ -22,7 +22,9 @@ NO_EPOCH: Final = -1
 class Position(NamedTuple):
     """The next offset to read, and the generation in which the group stored it (-1 without a generation).
 
-    epoch: the epoch of the last record read, -1 if unknown. metadata: the text that the client stored with the offset.
+    Attributes:
+        epoch: the epoch of the last record read, -1 if unknown.
+        metadata: the text that the client stored with the offset.
     """
 
     offset: int
@@ -37,8 +39,8 @@ Reader = tuple[PositionKind, str]
 class Held:
     """The committed offsets of one consumer or group in a topic, by partition.
 
-    It has the times of the last commit (0 if unknown) and of the last query since the start, on the elapsed clock.
-    Invariant: ``metadata_bytes`` is the sum over all partitions.
+    It also has two times on the elapsed clock: of the last commit (0 if unknown), and of the last query since the
+    start. Invariant: ``metadata_bytes`` is the sum over all partitions.
     """
 
     __slots__ = ("asked_at_us", "at_us", "metadata_bytes", "name_bytes", "owner", "partitions")
@@ -53,15 +55,14 @@ class Held:
 
     @property
     def used_at_us(self) -> int:
-        """The time of the last commit or query, whichever is later."""
         return max(self.at_us, self.asked_at_us)
 
 
 class Positions:
-    """All committed offsets by topic, consumer or group, and partition. The key of a topic is its id, or its name until
-    it exists.
+    """All committed offsets by topic, consumer or group, and partition.
 
-    Invariant: ``count`` is the number of offsets in the table.
+    The key of a topic is its id, or its name until it exists. Invariant: ``count`` is the number of offsets in the
+    table.
     """
 
     __slots__ = ("_by_topic", "_readers", "_usage", "_views", "count")
@@ -74,7 +75,6 @@ class Positions:
         self.count = 0
 
     def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
-        """Return one committed offset."""
         owners = self._by_topic.get(topic)
         if owners is None:
             return None
@@ -82,7 +82,6 @@ class Positions:
         return None if held is None else held.partitions.get(partition)
 
     def held(self, topic: TopicKey, kind: PositionKind, name: str) -> Held | None:
-        """Return all offsets of a consumer or group in a topic."""
         return self._by_topic.get(topic, {}).get((kind, name))
 
     @property
@@ -105,7 +104,8 @@ class Positions:
     ) -> dict[int, int]:
         """Return the next offsets of a consumer or group in a topic, by partition number.
 
-        among: if given, only the offsets of these partitions.
+        Args:
+            among: if given, only the offsets of these partitions.
         """
         held = self.held(topic, kind, name)
         kept = {} if held is None else held.partitions
@@ -127,7 +127,6 @@ class Positions:
                     yield topic, name, held.partitions
 
     def store(self, change: PositionStored | PositionsStored) -> None:
-        """Store one or several next offsets."""
         if isinstance(change, PositionsStored):
             offsets, notes = change.offsets, change.notes
         else:
@@ -144,7 +143,6 @@ class Positions:
         self._charge_positions(held, len(held.partitions) - had, self._metadata_bytes(held, notes) - freed)
 
     def _metadata_bytes(self, held: Held, numbers: Collection[int]) -> int:
-        """Return the size of the metadata of these partitions."""
         kept = held.partitions
         return sum([len(kept[number].metadata) for number in numbers if number in kept])
 
@@ -163,14 +161,13 @@ class Positions:
         return held
 
     def _charge(self, held: Held, sign: int) -> None:
-        """Charge these offsets to their owner (``sign`` 1), or refund them (-1)."""
+        """Charge these offsets to their owner. With ``sign`` -1, refund them."""
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
         size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
         self.count += sign * len(held.partitions)
         self._usage.charge(Kind.POSITIONS, held.owner, sign * len(held.partitions), sign * size)
 
     def _charge_positions(self, held: Held, count: int, metadata_bytes: int) -> None:
-        """Charge this many offsets and metadata bytes to the owner."""
         self.count += count
         held.metadata_bytes += metadata_bytes
         self._usage.charge(Kind.POSITIONS, held.owner, count, count * POSITION_BYTES + metadata_bytes)
@@ -183,7 +180,6 @@ class Positions:
             self._by_topic[topic_id] = waiting
 
     def drop_topic(self, topic_id: bytes) -> None:
-        """Drop all offsets of a deleted topic."""
         self._changing(topic_id)
         for held in self._by_topic.pop(topic_id, {}).values():
             self._charge(held, -1)
@@ -201,7 +197,6 @@ class Positions:
             self._by_topic.pop(topic_id, None)
 
     def delete(self, change: PositionsDeleted) -> None:
-        """Delete offsets of one consumer or group."""
         owner = (change.kind, change.name)
         for topic in [change.topic] if change.topic is not None else list(self._by_topic):
             owners = self._by_topic.get(topic, {})
@@ -219,7 +214,6 @@ class Positions:
                 self._by_topic.pop(topic, None)
 
     def _changing(self, topic: TopicKey) -> None:
-        """Notify open views that offsets of a topic are about to change."""
         self._readers.changing(topic)
         for owner in self._by_topic.get(topic, ()):
             self._views.changing((topic, owner))
