@@ -4,14 +4,14 @@ The broker calls the log through them, and the log calls the broker, the event l
 broker's state consists of partitions, batches and opaque changes. All additions between two commits become one atomic
 journal group.
 
-The log, the broker and the protocols return results by the same rules. "Verb" means a method of an interface.
+The methods of the log, the broker and the protocols return results by the same rules:
 
-* A verb that takes time reports to a ``Completion``: a callback with one argument, the result or a BrokerError.
-* A completion is called on the event loop, exactly once unless cancelled, and never inside the verb that began the
+* A method that takes time reports to a ``Completion``: a callback with one argument, the result or a BrokerError.
+* A completion is called on the event loop, exactly once unless cancelled, and never inside the call that began the
   work.
-* A verb that raises calls no completion.
-* A verb whose result is available returns it at once, and does not call the completion.
-* A verb whose work can be cancelled returns a ``Handle``. After ``cancel`` the completion is not called.
+* A method that raises calls no completion.
+* A method whose result is available returns it at once, and does not call the completion.
+* A method whose work can be cancelled returns a ``Handle``. After ``cancel`` the completion is not called.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ class Handle(Protocol):
     """An operation that can be cancelled: a wait, a read, a timer, or work in slices or in a thread."""
 
     def cancel(self) -> object:
-        """Stop the operation and release what it holds; its completion is not called. Has no effect once the operation
-        has ended.
+        """Stop the operation and release what it holds. Its completion is not called.
+
+        The call has no effect once the operation has ended.
         """
 
 
 class Loop(Protocol):
-    """The three methods that the log uses of an event loop; the loops of asyncio and uvloop have them."""
+    """The three methods that the log uses of an event loop. The loops of asyncio and uvloop have them."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle: ...
 
@@ -76,7 +77,7 @@ class Loop(Protocol):
 
 
 class Pin(Protocol):
-    """Keeps the bytes of a read in memory; release it once they are copied or sent."""
+    """Keeps the bytes of a read in memory. Release it once they are copied or sent."""
 
     def release(self) -> None: ...
 
@@ -88,7 +89,7 @@ class Read:
     Attributes:
         chunks: each holds whole stored batches of this partition back to back, in offset order. The first batch may
             begin below the requested offset. Valid until ``pin.release()``.
-        next_offset: offset after the last record in ``chunks``; the requested offset if there are none.
+        next_offset: offset after the last record in ``chunks``. If there are none, the requested offset.
         readable_offset: ``readable_offset`` of the partition at the time of the read.
     """
 
@@ -118,7 +119,7 @@ class Located:
     """Locations of sealed records.
 
     Attributes:
-        root: location of the blobs; None if only the broker can read them.
+        root: location of the blobs, None if only the broker can read them.
         runs: ranges in offset order, beginning at the requested offset.
         more: whether the request covers more sealed records after the last run.
     """
@@ -133,7 +134,7 @@ class PartitionView(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Unique number of this partition; never reused."""
+        """Unique number of this partition. It is never reused."""
 
     compression: Compression | None
     """Compression for batches that are sealed from now on. The log does not persist it."""
@@ -144,12 +145,13 @@ class PartitionView(Protocol):
 
     @property
     def next_offset(self) -> int:
-        """Offset of the next record; records in the open write batch count as committed."""
+        """Offset of the next record. Records in the open write batch count as committed."""
 
     @property
     def readable_offset(self) -> int:
-        """End of the offsets that may be read: next_offset, or the end of the synced records with
-        ``durability=synced``.
+        """End of the offsets that may be read.
+
+        It is next_offset or, with ``durability=synced``, the end of the synced records.
         """
 
     @property
@@ -161,11 +163,11 @@ class PartitionView(Protocol):
     ) -> Read | Handle:
         """Read batches, beginning with the one that contains ``offset``.
 
-        Returns the read if its bytes are in memory; otherwise ``then`` is called later, unless the handle is cancelled.
+        Returns the read if its bytes are in memory. Otherwise ``then`` is called later, unless the handle is cancelled.
 
         Args:
             offset: first offset to read.
-            bytes_max: size limit of the result; a first batch that is larger is returned nevertheless.
+            bytes_max: size limit of the result. A first batch that is larger is returned nevertheless.
             then: called with the result if it is not returned.
             offset_end: stop with the batch that reaches this offset.
 
@@ -174,9 +176,9 @@ class PartitionView(Protocol):
         """
 
     def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
-        """Return the first offset whose append time is at or after ``time_us``; next_offset if there is none.
+        """Return the first offset whose append time is at or after ``time_us``. If there is none, return next_offset.
 
-        The answer is returned if it is in memory; otherwise ``then`` is called later, unless the handle is cancelled.
+        The answer is returned if it is in memory. Otherwise ``then`` is called later, unless the handle is cancelled.
         """
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
@@ -205,7 +207,7 @@ class PartitionLog(PartitionView, Protocol):
 
     @property
     def last_append_time_us(self) -> int:
-        """Append time of the last batch; 0 if there is none."""
+        """Append time of the last batch, or 0 if there is none."""
 
     @property
     def stored_bytes(self) -> int:
@@ -215,7 +217,7 @@ class PartitionLog(PartitionView, Protocol):
         """Locate the sealed, readable records from ``offset`` up to ``offset_end``, exclusive.
 
         A located blob may be deleted at any time after the answer, because its records are trimmed, compacted or
-        rewritten. Returns the answer if it is in memory; otherwise ``then`` is called later, unless the handle is
+        rewritten. Returns the answer if it is in memory. Otherwise ``then`` is called later, unless the handle is
         cancelled.
 
         Raises:
@@ -225,14 +227,14 @@ class PartitionLog(PartitionView, Protocol):
     def epoch_end(self, epoch: int) -> int:
         """Return the offset at which the records of this epoch end.
 
-        That is the first offset of the next epoch; for the current epoch, the readable end.
+        That is the first offset of the next epoch. For the current epoch it is the readable end.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE: the epoch is unknown.
         """
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch of the record at this offset; for next_offset, the current epoch."""
+        """Return the epoch of the record at this offset. For next_offset, return the current epoch."""
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
         """Return the first offset to retain under these limits. It is always the start of a batch."""
@@ -251,7 +253,7 @@ class Encoding:
         self._left: Final = pieces
 
     def go_on(self) -> Iterator[None]:
-        """Encode the remaining pieces; yields after each one, so that other work can run on the event loop."""
+        """Encode the remaining pieces. Yields after each piece, so that other work can run on the event loop."""
         for piece in self._left:
             self.pieces.append(piece)
             yield
@@ -267,7 +269,7 @@ class Replay(Protocol):
         """Apply one change, in commit order."""
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Record the producer of a batch that became part of a partition; called in commit order."""
+        """Record the producer of a batch that became part of a partition. Called in commit order."""
 
     def snapshot(self) -> bytes:
         """Return the whole state, which includes everything committed so far."""
@@ -277,10 +279,9 @@ class Replay(Protocol):
 
 
 class Publication(Protocol):
-    """A publish in preparation.
+    """A publish in preparation. Until it is published or cancelled, its tokens are reserved.
 
-    Until it is published or cancelled, its tokens are reserved: no other publish can use them, nothing can be staged
-    under them, and they cannot be abandoned.
+    No other publish can use a reserved token, nothing can be staged under it, and it cannot be abandoned.
     """
 
     @property
@@ -295,14 +296,14 @@ class Publication(Protocol):
         """
 
     def cancel(self) -> None:
-        """Release all tokens; not allowed after publishing."""
+        """Release all tokens. This is not allowed after publishing."""
 
 
 class Partitions(Protocol):
     """Partitions of one shard: open, drop, trim, compact, wait."""
 
     def partition(self, incarnation: int) -> PartitionLog:
-        """Return an open partition; raise Missing(PARTITION_MISSING)."""
+        """Return an open partition. Raises Missing(PARTITION_MISSING)."""
 
     def incarnations(self) -> Sequence[int]:
         """Return all open partitions."""
@@ -324,7 +325,10 @@ class Partitions(Protocol):
         """
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once when readable_offset > offset or the partition is dropped, unless the handle is cancelled."""
+        """Call ``wake`` once when readable_offset > offset or the partition is dropped.
+
+        If the handle is cancelled before, ``wake`` is not called.
+        """
 
 
 class WriteBatch(Protocol):
@@ -372,10 +376,10 @@ class WriteBatch(Protocol):
         """
 
     def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
-        """Add an opaque state change; recovery passes it to ``Replay.apply``."""
+        """Add an opaque state change. Recovery passes it to ``Replay.apply``."""
 
     def barrier(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything committed so far has reached ``level``; sync now if necessary."""
+        """Call ``done`` once everything committed so far has reached ``level``. Sync now if that is necessary."""
 
     @property
     def uncommitted(self) -> bool:
@@ -406,7 +410,7 @@ class Staging(WriteBatch, Protocol):
     ) -> None:
         """Store a batch under a 16-byte token. It stays invisible and has no offsets until it is published.
 
-        The token expires when the last of its batches does; a token with a ``NEVER_US`` batch never expires.
+        The token expires when the last of its batches expires. A token with a ``NEVER_US`` batch never expires.
         """
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
@@ -417,7 +421,7 @@ class Staging(WriteBatch, Protocol):
         """
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
-        """Return the incarnations that have batches staged under these tokens; raise Missing(STAGE_MISSING)."""
+        """Return the incarnations that have batches staged under these tokens. Raises Missing(STAGE_MISSING)."""
 
     def prepare(self) -> Publication:
         """Begin a publish of many batches."""
@@ -439,7 +443,7 @@ class Staging(WriteBatch, Protocol):
         """
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop staged batches; unknown tokens are ignored."""
+        """Drop staged batches. Unknown tokens are ignored."""
 
 
 class Log(Partitions, Staging, Protocol):

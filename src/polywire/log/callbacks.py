@@ -32,7 +32,7 @@ class FailStop:
         self._broken = broken
 
     def __enter__(self) -> None:
-        """Enter a state change."""
+        pass
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -42,7 +42,7 @@ class FailStop:
 
 
 class FailStopLoop:
-    """A ``Loop`` that passes every callback to ``run``; the log uses it for its own callbacks."""
+    """A ``Loop`` that runs every callback through ``run``. The log uses it for its own callbacks."""
 
     __slots__ = ("_loop", "_run")
 
@@ -80,11 +80,10 @@ class Notifications:
         self.waiting = deque[Call]()
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:
-        """Queue a callback."""
         self.waiting.append((callback, args))
 
     def notify(self) -> None:
-        """Call all queued callbacks. Inside a callback this returns at once; the outer call continues."""
+        """Call all queued callbacks. Inside a callback this returns at once. The outer call continues."""
         waiting = self.waiting
         while waiting and not self._notifying:  # continue after a callback that raised
             with self:
@@ -93,7 +92,6 @@ class Notifications:
                     callback(*args)
 
     def notify_soon(self) -> None:
-        """Notify in the loop's next pass."""
         self._loop.call_soon(self.notify)
 
     def __enter__(self) -> None:

@@ -40,7 +40,7 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 class Deleter:
-    """Queue of blobs to delete. One piece is deleted at a time; the thread runs only while the queue is not empty.
+    """Queue of blobs to delete. One piece is deleted at a time. The thread runs only while the queue is not empty.
 
     Args:
         grace_s: seconds for which non-urgent blobs are kept.
@@ -70,7 +70,7 @@ class Deleter:
     def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
         """Queue blobs for deletion after the grace period.
 
-        ``urgent`` blobs are deleted before all others and without a grace period; pass only a few of them at a time.
+        ``urgent`` blobs are deleted before all others and without a grace period. Pass only a few of them at a time.
         """
         if self._grace_s and not urgent:
             self._loop.call_later(self._grace_s, self._begin, names)
@@ -86,14 +86,13 @@ class Deleter:
             self._continue()
 
     def stop(self) -> None:
-        """Finish the current piece and stop the thread; recovery deletes the remaining blobs."""
+        """Finish the current piece and stop the thread. Recovery deletes the remaining blobs."""
         self._stopped = True
         self._worker.stop()
         self._read.clear()
         self._begun = None
 
     def _continue(self) -> None:
-        """Begin the next piece, if any."""
         self._running = not self._stopped and (self._begun is not None or self.waiting > 0)
         if not self._running:
             return
@@ -103,7 +102,7 @@ class Deleter:
         self._worker.run(partial(self._step, steps), partial(self._stepped, steps))
 
     def _step(self, steps: Iterator[int]) -> tuple[int | None, float]:
-        """Free a piece, in the thread; return (size of the piece, or None at the end; seconds it took)."""
+        """Free one piece, in the thread. Return its size in bytes, None at the end, and the seconds that it took."""
         begun = self._clock.monotonic()
         freed = next(steps, None)
         return freed, self._clock.monotonic() - begun
@@ -124,8 +123,9 @@ class Deleter:
 
 
 class Disk:
-    """Tracks the free space of a data directory. ``full`` is the last observation; it becomes false when space is free
-    again.
+    """Tracks the free space of a data directory.
+
+    ``full`` is the last observation. It becomes false when space is free again.
     """
 
     def __init__(
@@ -151,7 +151,6 @@ class Disk:
         self.measure()
 
     def measure(self) -> None:
-        """Measure the free space."""
         free_bytes = self._files.free_bytes(self._path)
         self._see(self._refused or free_bytes < self._reserve_bytes, free_bytes)
 
@@ -167,7 +166,6 @@ class Disk:
             logger.warning("writing a segment was postponed", reason=error.message)
 
     def accepted(self) -> None:
-        """Record that a segment was written."""
         self._refused = False
         self.measure()
 

@@ -61,8 +61,8 @@ class Loss:
 
     Attributes:
         groups: number of journal groups that are cut off.
-        unknown: number of groups whose header is damaged; their content is known only in part, from later groups.
-        records: lost offsets by partition; later records get these offsets again.
+        unknown: number of groups whose header is damaged. Their content is known only in part, from later groups.
+        records: lost offsets by partition. Later records get these offsets again.
         damaged: offsets by partition of batches that stay in the log but cannot be read.
     """
 
@@ -75,7 +75,6 @@ class Loss:
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing is lost."""
         return not self.groups and not self.damaged
 
 
@@ -84,7 +83,7 @@ class Diagnosis:
     """Result of examining a data directory.
 
     Attributes:
-        reason: why a broker does not start; None if it does.
+        reason: why a broker does not start, None if it does.
         through: last journal group that can be kept.
     """
 
@@ -116,7 +115,7 @@ class OfflineLog:
     def diagnose(self) -> Diagnosis:
         """Determine whether a broker would start and, if not, what could be kept.
 
-        A start recovers the journal and seals the recovered data. Both are done here; the sealed data is discarded.
+        A start recovers the journal and seals the recovered data. Both are done here. The sealed data is discarded.
 
         Raises:
             Corrupt: nothing can be kept, or cutting groups off does not help. NEWER_FORMAT: a newer version wrote the
@@ -146,8 +145,9 @@ class OfflineLog:
             through = broken.sequence - 1
 
     def recover(self) -> tuple[Chain | None, LogState]:
-        """Return the state from which a broker would start; the chain is None if nothing was ever stored. Raise
-        Corrupt.
+        """Return the state from which a broker would start.
+
+        The chain is None if nothing was ever stored. Raises Corrupt.
         """
         chain, log_state, _ = self._play(None)
         if chain is None and self.slots and not self.journal.is_blank():
@@ -155,7 +155,7 @@ class OfflineLog:
         return chain, log_state
 
     def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
-        """Recover in memory. With ``through``, an invalid group is returned instead of raising Corrupt."""
+        """Recover in memory. If ``through`` is given, return an invalid group instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
         log_state = self._log_state(chain)
@@ -172,7 +172,7 @@ class OfflineLog:
         return chain, log_state, None
 
     def _rehearse_start(self, chain: Chain, log_state: LogState) -> None:
-        """Seal the recovered state like a start does, but discard the output; raise Corrupt or Unavailable."""
+        """Seal the recovered state as a start does, but discard the output. Raises Corrupt or Unavailable."""
         try:
             for slot in self.slots:
                 slot.lost_pages()
@@ -204,18 +204,14 @@ class OfflineLog:
         return found
 
     def slots_with(self, after: int) -> list[Slot]:
-        """Return the slots that hold groups after sequence ``after``."""
         found_groups = newest_groups(self.slots).values()
         return list({group.slot.number: group.slot for group in found_groups if group.sequence > after}.values())
 
     def close(self) -> None:
-        """Close every file."""
         self.journal.close()
 
 
 class _Discarding(FileStore):
-    """A store that discards all writes."""
-
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
         deque(parts, maxlen=0)
 
@@ -259,7 +255,7 @@ def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
 
 
 def finish(directory: Path, through: int, slot_bytes: int, replay: Replay, loop: Loop, clock: Clock) -> None:
-    """Open the log with the groups up to ``through``, as a broker would, and close it; raise BrokerError."""
+    """Open the log with the groups up to ``through``, as a broker would, and close it. Raises BrokerError."""
     settings = LogSettings(slot_bytes=slot_bytes, disk_reserve_bytes=0)
     open_log(directory, settings=settings, loop=loop, clock=clock, replay=replay, through=through).close()
 
@@ -273,7 +269,7 @@ def _note_damaged(found: Loss, slot: Slot, entry: Entry) -> None:
 
 
 def _note_cut(found: Loss, group: FoundGroup) -> None:
-    """Record the content of a group that is cut off, as far as its directory and batch headers show it."""
+    """Record the content of a group that is cut off. Only its directory and its batch headers are read."""
     view = group.slot.view
     for entry in read_directory(view, group.position):
         found.changes += entry.kind == EntryKind.CHANGE
@@ -286,7 +282,7 @@ def _note_cut(found: Loss, group: FoundGroup) -> None:
 
 
 def _headers(kind: int, position: int, length: int) -> Iterable[int]:
-    """Return the positions in an entry at which the headers of its batches begin, if these batches have offsets."""
+    """Return the positions in an entry at which batch headers begin. Batches without offsets are skipped."""
     if kind == EntryKind.BATCH:
         return (position,)
     return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()
@@ -316,8 +312,10 @@ class Remedy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result for one examined file. ``path`` is relative to the data directory; ``damage`` names damaged records.
-    ``remedy`` is None if no action is needed.
+    """Result for one examined file.
+
+    ``path`` is relative to the data directory. ``damage`` names damaged records. ``remedy`` is None if no action is
+    needed.
     """
 
     severity: Severity
@@ -357,7 +355,7 @@ def remedy_of(error: Exception) -> Remedy:
 
 
 def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
-    """Rewrite damaged copies from intact ones and return their paths; raise OSError or BrokerError."""
+    """Rewrite damaged copies from intact ones and return their paths. Raises OSError or BrokerError."""
     paths = []
     for finding in findings:
         if finding.severity is not Severity.WORN:
@@ -432,7 +430,6 @@ def _damages(segment: Segment, run: SegmentRun, block: memoryview) -> Iterable[D
 
 
 def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
-    """Yield the damaged staged batches of a run; these have no offsets yet."""
     at = run.position
     while at < run.stop:
         header = segment.stored(at, min(at + HEADER_BYTES, run.stop))
@@ -471,7 +468,6 @@ def _with_footers(store: Store, name: str) -> Iterator[Buffer]:
 
 
 def _sound_half(content: bytes) -> bytes:
-    """Return the valid copy of a snapshot."""
     half = len(content) // 2
     first, second = content[:half], content[half:]
     return first if is_copy(first) else second

@@ -49,10 +49,10 @@ TOKENS_EXPIRED_MAX: Final = 1000  # maximum number of tokens that expire in one 
 
 
 class FileLog:
-    """Implements ``Log``; created by ``opening.open_log``.
+    """Implements ``Log``. It is created by ``opening.open_log``.
 
-    ``_rests_on`` is the last group that did more than append; a snapshot taken now includes its effect. ``_writer``
-    performs additions; its frequently called methods are also attributes of the log.
+    ``_rests_on`` is the last group that did more than append. A snapshot taken now includes the effect of that group.
+    ``_writer`` performs additions. Its frequently called methods are also attributes of the log.
     """
 
     def __init__(
@@ -238,7 +238,6 @@ class FileLog:
             self._writer.add(Abandon([staged.token for staged in known]), size, closing=True)
 
     def _refresh(self) -> None:
-        """Recompute the capacity after a change of free space."""
         self._writer.refresh()
 
     def _relieve(self) -> None:
@@ -251,7 +250,6 @@ class FileLog:
     # Groups written
 
     def _changed(self, draft: Draft) -> None:
-        """Record that a group did more than append."""
         sequence = self._writer.sequence
         self._rests_on = sequence
         if draft.removes:
@@ -260,7 +258,7 @@ class FileLog:
             self._broker_state = None
 
     def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Run one of the log's own callbacks, which contain no client code, unless the log has failed."""
+        """Run one of the log's own callbacks, unless the log has failed. Such callbacks contain no client code."""
         if self._writer.failure is None:
             with self._fail_stop:
                 callback(*args)
@@ -268,7 +266,7 @@ class FileLog:
             self._notifications.notify()
 
     def _roll(self) -> None:
-        """Continue in the next slot; queue the full one for sealing, with the log's current state."""
+        """Continue in the next slot. Queue the full one for sealing, with the log's current state."""
         full = self._journal.roll()
         current = self._journal.current
         assert current is not None, "there is one now"
@@ -281,7 +279,6 @@ class FileLog:
         self._grow()
 
     def _grow(self) -> None:
-        """Create a slot if none is free and the limit permits another one."""
         if not self._journal.free and self._journal.may_grow() and not self._disk.full:
             self._reader_worker.run(self._journal.plan_slot(), lambda made: self._run_own(self._grown, (made,)))
 
@@ -336,7 +333,7 @@ class FileLog:
     def _name(
         self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
-        """Write one group that lists segments; ``done`` is called once it and all earlier groups are synced."""
+        """Write one group that lists segments. ``done`` is called once it and all earlier groups are synced."""
         self._writer.add(Entered(EntryKind.SEALED, content, sequence, Level.MEMORY, None), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
@@ -420,7 +417,7 @@ class FileLog:
     # End
 
     def _broken(self, error: BaseException | None) -> None:
-        """Handle an exception of the log's own code while state was changing."""
+        """Stop the log after an exception in its own code. The exception may have left its state half changed."""
         self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"internal error of the log: {error!r}"))
 
     def _fail(self, error: BrokerError) -> None:

@@ -57,8 +57,9 @@ def open_log(
     files: Files = SYSTEM_FILES,
     make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
-    """Recover the log of a data directory, or create one. Blocks on the disk, so call it before the broker serves
-    clients.
+    """Recover the log of a data directory, or create one.
+
+    Blocks on the disk, so call it before the broker serves clients.
 
     Args:
         through: last journal group that an operator keeps of a damaged journal; see ``journal.recovery.find_chain``.
@@ -96,7 +97,7 @@ def _sync_names(files: Files, directory: Path) -> None:
 
 
 def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[], None]:
-    """Lock a directory against brokers without changing it; return a function that unlocks it. Raise Busy(BUSY)."""
+    """Lock a directory against brokers without changing it. Return a function that unlocks it. Raises Busy(BUSY)."""
     with ExitStack() as undone:
         for locked in (directory / MARK_FILE, directory):
             if exists(files, locked):
@@ -105,7 +106,7 @@ def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[],
 
 
 def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
-    """Open and lock a file or directory; raise Busy(BUSY) if another process holds the lock."""
+    """Open and lock a file or directory. Raises Busy(BUSY) if another process holds the lock."""
     file = files.open(path, access)
     try:
         file.lock()
@@ -119,7 +120,7 @@ def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
 
 
 def own_directory(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
-    """Take ownership of the directory; return a function that releases it.
+    """Take ownership of the directory. Return a function that releases it.
 
     The file that names the owner may be deleted, so the directory itself is locked as well. Every slot is locked, too:
     even a directory that was moved and re-created never has two writers (``journal.slots.Slot``).
@@ -145,7 +146,6 @@ def _write_mark(file: File, content: bytes) -> None:
 
 
 def _holder(files: Files, path: Path) -> str:
-    """Return the process id in a directory's owner file."""
     with suppress(OSError):
         return read_file(files, path, 32).decode("ascii", "replace").partition("\n")[0] or "unknown"
     return "unknown"
@@ -157,8 +157,6 @@ def _release(scrub: Scrub, unlock: Callable[[], None]) -> None:
 
 
 class _Opening:
-    """Steps of opening, in order."""
-
     def __init__(
         self,
         data_directory: DataDirectory,
@@ -253,7 +251,7 @@ class _Opening:
         return log
 
     def _keep_seed(self) -> None:
-        """Write the missing copy of the seed; if there is no space, a later start does it."""
+        """Write the missing copy of the seed. If there is no space, a later start writes it."""
         try:
             self._journal.keep_seed()
         except OSError as error:
@@ -261,7 +259,6 @@ class _Opening:
                 raise
 
     def give_up(self) -> None:
-        """Release everything, because the log cannot be opened."""
         self._disk.deleter.stop()
         self._journal.close()
 
@@ -272,7 +269,7 @@ class _Opening:
         return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:
-        """Check that a journal without groups is new: there are no segments and its slots are empty. Raise Corrupt."""
+        """Raise Corrupt if a journal without groups is not new: there are segments, or its slots are not empty."""
         if chain is not None:
             return
         if self._store.list(f"{SEGMENTS}/") or self._store.list(f"{SNAPSHOTS}/"):
@@ -301,8 +298,8 @@ class _Opening:
     def _delete_unnamed(self, state: LogState, chain: Chain) -> None:
         """Delete blobs that no valid group lists.
 
-        They remain if the broker stopped between writing a blob and listing it, or between removing it from the list
-        and deleting it.
+        There are such blobs if the broker stopped after it wrote a blob and before it listed the blob. They also remain
+        if it stopped after it removed a blob from the list and before it deleted the blob.
         """
         named = {segment_name(number) for number in state.segments.numbers()} | {chain.snapshot}
         for directory in (SEGMENTS, SNAPSHOTS):
@@ -314,7 +311,7 @@ class _Opening:
     # New start
 
     def _begin(self, state: LogState, chain: Chain | None, start: int) -> str:
-        """Seal the recovered state and write the group that begins the start; return the name of its snapshot."""
+        """Seal the recovered state and write the group that begins the start. Return the name of its snapshot."""
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
@@ -347,7 +344,7 @@ class _Opening:
         return name
 
     def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
-        """Write everything recovered into segments; raise Busy, leaving nothing behind."""
+        """Write everything recovered into segments. Raises Busy, leaving nothing behind."""
         image = self._image = image_of_all(state, chain.sequence)
         written = seal_recovered(self._store, state, self._journal, image, self._replay, name)
         added = zip(written.infos, written.numbers, strict=True)
@@ -390,7 +387,6 @@ class _Opening:
         return chain.snapshot or ""
 
     def _unsealed(self, player: Player, state: LogState, chain: Chain) -> list[tuple[Slot, Image]]:
-        """Return the slots to be sealed later, each with the state after its last group."""
         if not chain.groups or self._image is None:
             return player.full  # exclude the last slot, which is still being written
         return [*player.full, (chain.groups[-1].slot, self._image)]
@@ -398,8 +394,8 @@ class _Opening:
     def _delete(self, name: str) -> None:
         """Delete a blob after the start, because there may be many.
 
-        It is deleted at once if the start needs its space, or its name: a failed start may have left blobs with names
-        that this start uses again.
+        If the start needs the blob's space or name, the blob is deleted at once. It may need the name because a failed
+        start can leave blobs with names that this start uses again.
         """
         if self._disk.full or name.partition("/")[2] >= f"{self._start:08x}":
             self._store.delete(name)
@@ -407,8 +403,9 @@ class _Opening:
             self._disk.deleter.delete([name])
 
     def _free(self, *, slot_needed: set[Slot]) -> None:
-        """Ensure that a slot is free for the start, and a second one if space permits; raise Busy(DISK_FULL) or
-        OSError.
+        """Ensure that a slot is free for the start, and a second one if space permits.
+
+        Raises Busy(DISK_FULL) or OSError.
         """
         for slot in list(self._journal.slots.values()):
             if slot not in slot_needed:

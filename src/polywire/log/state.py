@@ -44,7 +44,10 @@ class Image:
 
 
 class LogState:
-    """Invariant: ``partitions`` are all partitions that are not dropped; ``_packed`` is their state at the last image."""
+    """Invariant: ``partitions`` are all partitions that are not dropped.
+
+    ``_packed`` is their state at the last image.
+    """
 
     def __init__(self, reader: Reader, segments: SegmentSet, staging: Staging, *, hides_unsynced: bool) -> None:
         self.reader: Final = reader
@@ -64,7 +67,7 @@ class LogState:
     # Partitions
 
     def find(self, incarnation: int) -> FilePartition:
-        """Return an open partition; raise Missing(PARTITION_MISSING)."""
+        """Return an open partition. Raises Missing(PARTITION_MISSING)."""
         found = self.partitions.get(incarnation)
         if found is None or found.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition incarnation={incarnation}")
@@ -78,7 +81,6 @@ class LogState:
         return made
 
     def drop(self, partition: FilePartition) -> None:
-        """Drop a partition."""
         partition.ended = True
         self.partitions.pop(partition.incarnation, None)
         self.clean.pop(partition.incarnation, None)
@@ -87,7 +89,7 @@ class LogState:
         self._lose(partition.take_runs(), dropped=True)
 
     def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
-        """Trim records below ``first_offset``; the partition's batches are indexed up to ``end``."""
+        """Trim records below ``first_offset``. The partition's batches are indexed up to ``end``."""
         runs, published = partition.trim(first_offset, end)
         self._forget(published)
         self._lose(runs, dropped=False)
@@ -116,7 +118,7 @@ class LogState:
                 self._lost.popleft()
 
     def cleaned(self, partition: FilePartition, offset: int) -> None:
-        """Record the end of a compaction pass; the partition may have been dropped before."""
+        """Record the end of a compaction pass. The partition may have been dropped before."""
         partition.clean_offset = offset
         if not partition.ended:
             self.clean[partition.incarnation] = offset
@@ -164,7 +166,10 @@ class LogState:
         self._forget(partition.drop_tail(next_offset))
 
     def image(self, sequence: int, touched: Iterable[FilePartition]) -> Image:
-        """Return the state after group ``sequence``; ``touched`` are the partitions that changed since the last image."""
+        """Return the state after group ``sequence``.
+
+        ``touched`` are the partitions that changed since the last image.
+        """
         for partition in touched:
             if partition.opened and self.partitions.get(partition.incarnation) is partition:
                 self._packed[partition.incarnation] = partition.pack()

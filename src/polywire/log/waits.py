@@ -11,8 +11,9 @@ from polywire.log.partition.partition import FilePartition
 
 
 class Wait:
-    """A reader that waits for the record at ``offset``. It is registered with its partition until it is woken or
-    cancelled.
+    """A reader that waits for the record at ``offset``.
+
+    It is registered with its partition until it is woken or cancelled.
     """
 
     __slots__ = ("_partition", "_waits", "_wake", "is_due", "offset")
@@ -25,7 +26,7 @@ class Wait:
         self.is_due = False
 
     def leave(self) -> bool:
-        """Deregister; return whether it was still registered."""
+        """Stop waiting. Return whether the reader was still registered."""
         if self not in self._partition.wakes:
             return False
         del self._partition.wakes[self]
@@ -33,17 +34,16 @@ class Wait:
         return True
 
     def wake(self) -> None:
-        """Notify the reader unless it was cancelled."""
+        """Notify the reader, unless the wait was cancelled."""
         if self.leave():
             self._wake()
 
     def cancel(self) -> None:
-        """Deregister without waking."""
         self.leave()
 
 
 class Waits:
-    """All waiting readers; ``count`` is their number.
+    """All waiting readers. ``count`` is their number.
 
     Args:
         loop: runs the log's own callbacks.

@@ -1,8 +1,8 @@
 """Work off the event loop: the interface, its implementation by a thread, and completions that can be cancelled.
 
 * Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
-* A completion that can be cancelled is called exactly once, unless it is cancelled first; then it is never called. The
-  pin of a cancelled read's result is released.
+* A completion that can be cancelled is called exactly once, unless it is cancelled first. Then it is never called.
+* The pin of a cancelled read's result is released.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Worker(Protocol):
     """Runs jobs in the order they were submitted. A job must not access state that the event loop changes."""
 
     def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
-        """Submit ``job``; its result or error is passed to ``completed`` on the event loop."""
+        """Submit ``job``. Its result or error is passed to ``completed`` on the event loop."""
 
     def stop(self) -> None:
         """Finish the submitted jobs and accept no more. Some results may still be queued on the event loop afterwards."""
@@ -86,7 +86,7 @@ def attempt(job: Callable[[], _Result]) -> _Result | BrokerError:
 
 
 def storage_failed(error: OSError) -> BrokerError:
-    """Return the BrokerError for a failed read or write of the log's files; Busy if too many files are open."""
+    """Return the BrokerError for a failed read or write of the log's files. It is Busy if too many files are open."""
     return no_descriptor(error) or Unavailable(
         ErrorCode.STORAGE_FAILED, f"storage failed: {error.strerror or error} path={error.filename!r}"
     )
@@ -105,7 +105,6 @@ class Pending(Generic[_Result]):
 
     @property
     def is_over(self) -> bool:
-        """Whether it was called or cancelled."""
         return self._then is None
 
     def __call__(self, result: _Result | BrokerError) -> None:

@@ -1,3 +1,1 @@
-"""The journal: additions are collected in write batches, each write batch is written as one group, and a start recovers
-the groups.
-"""
+"""The journal: write batches that become groups in preallocated files, and the recovery of the groups at a start."""

@@ -1,8 +1,7 @@
 """Build and verify the journal's groups: header, directory, entries (decision 0102).
 
-A group is built with one call of compiled code per entry; the call for a batch also assigns its offsets. Verifying
-makes one call per group.
-Nothing is read beyond the buffer, whatever lengths the bytes contain.
+To build a group, the caller calls a method of ``GroupHead`` for each entry; ``batch`` and ``published`` also assign
+offsets. To verify a group takes one call. Nothing is read beyond the buffer, whatever lengths the bytes contain.
 
 ```
 group header, 64 bytes                             directory entry, 32 bytes
@@ -18,8 +17,8 @@ group header, 64 bytes                             directory entry, 32 bytes
 ```
 
 The seed is secret, so a producer cannot forge bytes that are accepted as a group, even if a reused slot still contains
-them. The mark is 32 bits of the XXH64 of the seed and bytes 0..44. It rejects most other bytes before a long hash is
-computed.
+them. The mark is 32 bits of the XXH64 of the seed and bytes 0..44. Bytes that are not a group have a wrong mark in
+nearly all cases, so the checksum of the directory need not be computed for them.
 """
 
 from __future__ import annotations
@@ -104,8 +103,6 @@ _ENTRY: Final = Struct("<IIQQQ")
 
 
 class EntryKind(IntEnum):
-    """Kinds of entries."""
-
     BATCH = 1
     STAGED = 2
     PUBLISH = 3
@@ -120,8 +117,6 @@ class EntryKind(IntEnum):
 
 
 class GroupFields(NamedTuple):
-    """Header of a group."""
-
     length: int
     start: int
     sequence: int
@@ -135,7 +130,7 @@ class GroupFields(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One directory entry; ``position`` is the position of the entry's bytes in the buffer that holds the group."""
+    """One directory entry. ``position`` is where the entry's bytes are in the buffer that holds the group."""
 
     kind: int
     partition: int
@@ -147,9 +142,9 @@ class Entry(NamedTuple):
 
 @cython.cclass
 class GroupHead:
-    """Header and directory of the group being built; reused for the next one.
+    """Header and directory of the group being built. The object is reused for the next group.
 
-    ``size`` is the group's size if it is finished now. Entries are in the order they were added.
+    ``size`` is the group's size if it is finished now. Entries are in the order in which they were added.
 
     Args:
         seed: seed of the journal.
@@ -173,12 +168,10 @@ class GroupHead:
 
     @property
     def producers(self) -> bool:
-        """Whether any batch has a producer ID."""
         return self._producers
 
     @property
     def count(self) -> int:
-        """Number of entries."""
         return self._count
 
     @property
@@ -193,11 +186,9 @@ class GroupHead:
 
     @property
     def checksum(self) -> int:
-        """Checksum of the last finished group."""
         return self._checksum
 
     def clear(self) -> None:
-        """Begin a new group."""
         self._count = 0
         self._payload = 0
         self._producers = False
@@ -237,7 +228,7 @@ class GroupHead:
     ) -> tuple[int, int, bytearray | None]:
         """Assign offset, address, epoch and time to a batch and add it to the directory.
 
-        Returns (offset span, address span, header). The header is None if the batch was changed in place; for a
+        Returns (offset span, address span, header). The header is None if the batch was changed in place. For a
         read-only batch, write this header instead of the batch's own. Raises Invalid(INVALID_BATCH) unless ``batch`` is
         exactly one whole batch.
         """
@@ -270,9 +261,10 @@ class GroupHead:
         """Assign offsets to the staged batches of a publish and add them to the directory.
 
         Args:
-            content: writable; the entries back to back, each a token and the headers of its batches for one partition.
+            content: writable. It has the entries back to back, each a token and the headers of its batches for one
+                partition.
             entries: for each entry, its end and the index of its partition, or -1 if the token is abandoned.
-            numbers: (incarnation, next offset, next address, time) of each partition; updated in place.
+            numbers: (incarnation, next offset, next address, time) of each partition. It is updated in place.
             epoch: epoch of this start.
 
         Raises:
@@ -341,7 +333,10 @@ class GroupHead:
 @cython.nogil
 @cython.exceptval(check=False)
 def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the group at ``at``; 0 if its sizes are inconsistent or it does not fit before ``limit``."""
+    """Return the length of the group at ``at``.
+
+    Returns 0 if its sizes are inconsistent or it does not fit before ``limit``.
+    """
     if at < 0 or limit - at < _HEADER_BYTES or load_u32(p, at) != _MAGIC:
         return 0
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -352,10 +347,9 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
 
 
 def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
-    """Return the header of the group at ``at``; None if header or directory is damaged or the group does not fit the
-    slot.
+    """Return the header of the group at ``at``. Entries are not checked.
 
-    Entries are not checked.
+    Returns None if the header or the directory is damaged, or the group does not fit the slot.
     """
     lent: Lent = lend(slot)
     position: cython.Py_ssize_t = at
@@ -411,7 +405,7 @@ def _entry_fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the index of the first damaged entry; -1 if all are valid and fill the group exactly."""
+    """Return the index of the first damaged entry, or -1 if all are valid and fill the group exactly."""
     count: cython.Py_ssize_t = load_u32(p, at + 40)
     position: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
     size: cython.Py_ssize_t

@@ -45,8 +45,8 @@ class GroupWriter:
     """The log's write batch and its journal.
 
     ``_scheduled`` is true while a commit is scheduled, or while the log is ``_held``, because a commit follows.
-    ``sequence`` and ``checksum`` belong to the last group. ``capacities`` is the permitted size of another write
-    batch, by ``Need``. ``write_batch`` accepts additions; ``writing`` is being written. Nothing is added after a ``failure``
+    ``sequence`` and ``checksum`` belong to the last group. ``capacities`` is the permitted size of another write batch,
+    by ``Need``. ``write_batch`` accepts additions. ``writing`` is being written. Nothing is added after a ``failure``
     or once ``closed``.
 
     Args:
@@ -148,7 +148,7 @@ class GroupWriter:
             self._schedule()
 
     def add(self, step: Step, size: int, *, closing: bool = False) -> None:
-        """Add a step for which ``admit`` has ensured capacity; with ``closing``, later batches go after it."""
+        """Add a step for which ``admit`` has ensured capacity. With ``closing``, later batches are placed after it."""
         if closing:
             self.write_batch.close()
         self.write_batch.steps.append(step)
@@ -164,7 +164,7 @@ class GroupWriter:
     # Capacity
 
     def admit(self, size: int, need: Need) -> None:
-        """Ensure capacity for ``size`` more bytes; raise like ``allocate``."""
+        """Ensure capacity for ``size`` more bytes. Raises like ``allocate``."""
         if self.write_batch.size + size > self.capacities[need]:
             self.allocate(size, need)
 
@@ -208,7 +208,7 @@ class GroupWriter:
         self.weigh()
 
     def weigh(self) -> None:
-        """Determine whether the log is congested."""
+        """Set whether the log is congested."""
         if self._syncer.unsynced_bytes > self._unsynced_bytes_max:
             self.congested = True
         elif self._disk.full or self._journal.free:
@@ -217,7 +217,7 @@ class GroupWriter:
             self.congested = self._journal.capacity < self._spare_bytes
 
     def check_open(self) -> None:
-        """Raise Unavailable if the log is closed; if it has failed, raise that error."""
+        """Raise Unavailable if the log is closed. If it has failed, raise that error."""
         if self.failure is not None:
             raise self.failure
         if self.closed:
@@ -231,7 +231,6 @@ class GroupWriter:
 
     @property
     def uncommitted(self) -> bool:
-        """Return whether there are unwritten additions."""
         return bool(self.write_batch.steps)
 
     def hold(self) -> None:
@@ -285,7 +284,7 @@ class GroupWriter:
 
     @cython.cfunc
     def _write_group(self, draft: Draft) -> cython.bint:
-        """Write the entries and apply them; return False if the disk failed."""
+        """Write the entries and apply them. Return False if the disk failed."""
         head, journal, syncer = draft.head, self._journal, self._syncer
         sequence: int = self.sequence + 1
         first = head.finish(draft.epoch, sequence, syncer.synced, self.checksum, draft.now_us)
@@ -320,7 +319,7 @@ class GroupWriter:
             self._syncer.wait(self.sequence, partial(self._queue_synced, draft.synced))
 
     def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
-        """Wake readers of these partitions; with ``durability=synced``, only once the records are on disk."""
+        """Wake readers of these partitions. With ``durability=synced``, wake them only once the records are on disk."""
         if synced is None:
             for partition, next_offset in ends.items():
                 partition.synced_offset = max(partition.synced_offset, next_offset)
@@ -335,7 +334,7 @@ class GroupWriter:
             self._notifications.add(done, synced)
 
     def fail(self, error: BrokerError) -> list[Completion[int]]:
-        """Stop writing; return the completions of the additions that were not written."""
+        """Stop writing. Return the completions of the additions that were not written."""
         self.failure = error
         self.refresh()
         unwritten = [self.write_batch] if self.writing is None else [self.writing, self.write_batch]

@@ -35,7 +35,7 @@ def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Appen
     """Return the batches to write for these appends, each as (batch, its appends, record count of each append).
 
     The counts are empty for a batch of a single append. A merged batch may be larger than its parts, because columns
-    may need wider alignment; all merges together add at most ``slack`` bytes.
+    may need wider alignment. All merges together add at most ``slack`` bytes.
     """
     entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
     counts: list[int]
@@ -89,8 +89,9 @@ def answer(
     written: list[tuple[Any, tuple[Any, ...]]],
     synced: list[tuple[Any, tuple[Any, ...]]],
 ) -> None:
-    """Complete the appends of a batch at ``offset``, each with the offset of its first record, once the group has the
-    requested level.
+    """Complete the appends of a batch at ``offset``.
+
+    Each gets the offset of its first record, once the group has the requested level.
     """
     first: cython.longlong = offset
     i: cython.Py_ssize_t

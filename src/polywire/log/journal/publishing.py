@@ -1,7 +1,8 @@
 """Prepare a publish in short steps: lay out its journal group, except for the offsets (decision 0106).
 
 * A token belongs to one publish until that publish is written or cancelled.
-* One compiled call assigns all offsets of the group and another one applies it, however many batches it contains.
+* One compiled call assigns all offsets of the group, and another one applies the group. The number of calls does not
+  depend on the number of batches.
 """
 
 from __future__ import annotations
@@ -145,8 +146,9 @@ class FilePublication:
         self._sizes[index] += batch.length
 
     def settle(self, serial: int) -> None:
-        """Apply the written group, which is in slot ``serial``: add the batches to their partitions and remove the
-        tokens.
+        """Apply the written group, which is in slot ``serial``.
+
+        This adds the batches to their partitions and removes the tokens.
         """
         self.group.serial = serial
         attach([partition.tail for partition in self.partitions], self.content, self.entries, self.positions, PUBLISHED)
@@ -160,7 +162,7 @@ class FilePublication:
 
 @contextmanager
 def prepared(state: LogState, tokens: Publishable) -> Iterator[FilePublication]:
-    """Yield a publication of these tokens, and cancel it on errors; raise like ``Publication.add``."""
+    """Yield a publication of these tokens, and cancel it on errors. Raises like ``Publication.add``."""
     made = FilePublication(state) if isinstance(tokens, Sequence) else tokens
     assert isinstance(made, FilePublication), "a publication of this log"
     try:

@@ -1,6 +1,6 @@
 """Find the unbroken chain of journal groups after any kind of stop (decision 0102).
 
-A *start* is one run of the broker; each group contains the number of its start. A group is *whole* if the checksums of
+A *start* is one run of the broker. Each group contains the number of its start. A group is *whole* if the checksums of
 its header and of all entries match.
 
 Recovery only reads. If there is evidence that a synced group is damaged, it raises Corrupt. Any other invalid data at
@@ -65,7 +65,7 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Result of recovery. ``groups`` follow group ``sealed``; that group and all earlier ones are in segments.
+    """Result of recovery. ``groups`` follow group ``sealed``. That group and all earlier ones are in segments.
 
     Attributes:
         snapshot: name of the newest snapshot, None if there is none.
@@ -85,7 +85,6 @@ class Chain:
 
     @property
     def sequence(self) -> int:
-        """Sequence of the last group."""
         return self.groups[-1].sequence if self.groups else self.sealed
 
     def missing(self, name: str) -> Corrupt:
@@ -122,7 +121,7 @@ class _Naming:
 
 
 def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | None:
-    """Return the newest start's chain; None if no slot holds a group. Raise Corrupt.
+    """Return the newest start's chain, or None if no slot holds a group. Raises Corrupt.
 
     Args:
         through: last sequence that an operator wants to keep. Batches with damage only in the body are kept unchanged.
@@ -146,7 +145,10 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
-    """Return groups with valid headers by sequence: those of the newest start and of earlier starts that it continues."""
+    """Return groups with valid headers by sequence.
+
+    They belong to the newest start, and to the earlier starts that it continues.
+    """
     found = [group for slot in slots for group in _search(slot)]
     if not found:
         return {}
@@ -156,7 +158,7 @@ def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
 
 
 def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
-    """Return the batches of a group whose body is damaged; None if anything else in the group is damaged."""
+    """Return the batches of a group whose body is damaged, or None if anything else in the group is damaged."""
     found, view = [], group.slot.view
     for entry in read_directory(view, group.position):
         if entry.position + entry.length > group.position + group.length:
@@ -190,7 +192,6 @@ def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) 
 
 
 def read_start(group: FoundGroup) -> int:
-    """Return the start that a group belongs to."""
     return int.from_bytes(group.slot.view[group.position + 8 : group.position + 16], "little")
 
 
@@ -205,7 +206,7 @@ def _group_at(slot: Slot, at: int) -> FoundGroup | None:
 
 
 def _namings(found_groups: dict[int, FoundGroup]) -> Iterator[_Naming]:
-    """Yield the snapshots and segments that groups list, newest first."""
+    """Yield the snapshots and segments that groups list, beginning with the newest group."""
     for sequence in sorted(found_groups, reverse=True):
         if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
             yield _read_naming(found_groups[sequence])
@@ -224,7 +225,7 @@ def _read_naming(group: FoundGroup) -> _Naming:
 
 
 def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:
-    """Yield whole groups from ``sealed + 1`` on, until the chain breaks; see ``find_chain``."""
+    """Yield whole groups from ``sealed + 1`` on, until the chain breaks. See ``find_chain``."""
     last = None
     while (group := found_groups.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
         if last is not None and group.previous != last.checksum:
@@ -240,7 +241,7 @@ def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | 
 def _examine_end(
     slots: Sequence[Slot], found_groups: dict[int, FoundGroup], *, start: int, sequence: int, last: FoundGroup | None
 ) -> Torn | None:
-    """Examine the bytes after the last whole group; raise Corrupt if they prove that a synced group is damaged."""
+    """Examine the bytes after the last whole group. Raises Corrupt if they prove that a synced group is damaged."""
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
     if any(group.sequence > expected and group.synced >= expected for group in later):
@@ -300,8 +301,8 @@ def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGrou
 def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
     """Return (file, position, end) of a damaged group.
 
-    The position is that of its header if the header was found; otherwise the end of the preceding group or the start of
-    the next one.
+    If the group's header was found, the position is that of the header. Otherwise it is the end of the preceding group
+    or the start of the next one.
     """
     found = found_groups.get(sequence)
     last = found_groups.get(max((other for other in found_groups if other < sequence), default=-1))
@@ -325,7 +326,7 @@ def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence:
 def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
     """Describe slots that do not begin with a group.
 
-    Either no group was written there, or the group is damaged; a sector of zeros looks the same in both cases.
+    Either no group was written there, or the group is damaged. A sector of zeros looks the same in both cases.
     """
     headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)
@@ -348,10 +349,10 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
-    """Find what is left of a torn group: bytes where the next group would begin, with two of its four header fields.
+    """Find what is left of a torn group.
 
-    One of the two must be the sequence or the checksum of the previous group, because older groups at this position
-    match neither.
+    That is bytes at the position of the next group, in which two of the four header fields are right. One of the two
+    must be the sequence or the checksum of the previous group, because older groups at this position match neither.
     """
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES

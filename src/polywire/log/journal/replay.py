@@ -1,5 +1,4 @@
-"""Rebuild the log's state from the journal: load a snapshot and the segments it lists, then apply all later journal
-groups.
+"""Rebuild the log's state: load a snapshot and the segments it lists, then apply all later journal groups.
 
 The result is the state before the stop. If that cannot be restored, replay raises Corrupt.
 """
@@ -58,7 +57,7 @@ class Player:
         """Full slots, in order, each with the state after its last group."""
 
     def play(self) -> None:
-        """Replay everything; raise Corrupt, and whatever the store raises."""
+        """Replay everything. Raises Corrupt, and whatever the store raises."""
         if self._chain.snapshot is not None:
             try:
                 self._restore(get_snapshot(self._store, self._chain.snapshot))
@@ -107,7 +106,7 @@ class Player:
         return new, removed
 
     def _hand_out(self, numbers: Sequence[int]) -> None:
-        """Assign each needed run to its partition in offset order; assign runs of staged batches to their tokens.
+        """Assign each needed run to its partition in offset order, and runs of staged batches to their tokens.
 
         Footers are read one by one and not retained.
         """
@@ -139,8 +138,9 @@ class Player:
         self._state.segments.settle(sealed)
 
     def _first_kept(self, partition: FilePartition) -> int:
-        """Return the first offset of a partition after replay; segments and staged batches below it may already be
-        deleted.
+        """Return the first offset of a partition after replay.
+
+        Segments and staged batches below it may already be deleted.
         """
         return max(partition.first_offset, self._gone.get(partition.incarnation, 0))
 
@@ -223,7 +223,7 @@ class Player:
                 )
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
-        """Add a batch, which has offsets and is in a slot, to the unsealed part of its partition."""
+        """Add a batch to the unsealed part of its partition. The batch has offsets and is in a slot."""
         offset, address, time_us, span, address_span = self._follow(partition, batch)
         length = len(batch)
         partition.tail.append(offset, position, length, serial, address, time_us)
@@ -287,7 +287,6 @@ class Player:
             self._advance(partition, offset + span, address + address_span, time_us)
 
     def _unstage_published(self) -> None:
-        """Remove the tokens of a publish; called at the change that ends its group."""
         self._state.unstage(self._published)
         self._published.clear()
 
@@ -303,7 +302,7 @@ def image_of_all(state: LogState, sequence: int) -> Image:
 def put_in_order(
     partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]
 ) -> int:
-    """Sort a partition's runs by offset and return the end of the last one; raise Corrupt if there is a gap.
+    """Sort a partition's runs by offset and return the end of the last one. Raises Corrupt if there is a gap.
 
     Before the call they are in the order of their segments.
 

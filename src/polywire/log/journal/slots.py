@@ -57,7 +57,7 @@ _SUFFIX: Final = ".pwj"
 
 
 def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
-    """Return the seed of the journal in this directory; create one if there is neither a seed nor a slot.
+    """Return the seed of the journal in this directory. Create one if there is neither a seed nor a slot.
 
     Raises Corrupt or OSError.
     """
@@ -69,7 +69,7 @@ def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
 
 
 def read_seed(files: Files, directory: Path) -> int:
-    """Return the seed of the journal in this directory; raise Corrupt if no copy is intact."""
+    """Return the seed of the journal in this directory. Raises Corrupt if no copy is intact."""
     contents = seed_copies(files, directory)
     for content in contents:
         if is_sound(content):
@@ -83,7 +83,7 @@ def read_seed(files: Files, directory: Path) -> int:
 
 
 def seed_copies(files: Files, directory: Path) -> list[bytes]:
-    """Return the content of both seed files; a missing file counts as empty."""
+    """Return the content of both seed files. A missing file counts as empty."""
     paths = [directory / name for name in SEED_NAMES]
     return [read_file(files, path) if exists(files, path) else b"" for path in paths]
 
@@ -97,7 +97,7 @@ def is_sound(content: bytes) -> bool:
 
 
 def keep_seed(files: Files, directory: Path, seed: int) -> None:
-    """Write the missing or damaged copies of the seed, one after the other, each synced; raise OSError."""
+    """Write the missing or damaged copies of the seed, one after the other, each synced. Raises OSError."""
     content = _SEED.pack(_MAGIC, 0, seed)
     content += xxh64(content).to_bytes(8, "little")
     for name, found in zip(SEED_NAMES, seed_copies(files, directory), strict=True):
@@ -108,7 +108,7 @@ def keep_seed(files: Files, directory: Path, seed: int) -> None:
 
 
 class Slot:
-    """One journal file, mapped read-only. ``serial`` numbers its current use; ``pins`` counts readers of its bytes.
+    """One journal file, mapped read-only. ``serial`` numbers its current use. ``pins`` counts readers of its bytes.
 
     ``first`` and ``last`` are the sequences of its first and last group, 0 while it is empty.
 
@@ -149,7 +149,7 @@ class Slot:
         self.last = 0
 
     def lock(self) -> None:
-        """Lock the file against writes by other processes; raise Unavailable if another process holds the lock."""
+        """Lock the file against writes by other processes. Raises Unavailable if another process holds the lock."""
         try:
             self.file.lock()
         except BlockingIOError:
@@ -158,11 +158,10 @@ class Slot:
             ) from None
 
     def find(self, pattern: bytes, start: int) -> int:
-        """Return the position of a pattern at or after ``start``, or -1."""
         return self.mapping.find(pattern, start)
 
     def check_readable(self) -> None:
-        """Read the whole file once; raise Corrupt if that fails.
+        """Read the whole file once. Raises Corrupt if that fails.
 
         Otherwise a bad sector would kill the process when it is first accessed through the mapping.
         """
@@ -186,7 +185,7 @@ class Slot:
         self.mapping.forget()
 
     def sync(self) -> None:
-        """Sync the whole file; raise OSError."""
+        """Sync the whole file. Raises OSError."""
         self.file.sync(data_only=True)
 
     def recover(self) -> None:
@@ -231,7 +230,7 @@ class Slot:
                 yield from (start + at for at in pages if found[at:][:PAGE_BYTES] != cached[at:][:PAGE_BYTES])
 
     def close(self) -> None:
-        """Close the file now, which releases its lock; the mapping stays until its last reader finishes."""
+        """Close the file now, which releases its lock. The mapping stays until its last reader finishes."""
         self.file.close()
         self.view = memoryview(b"")
 
@@ -239,7 +238,7 @@ class Slot:
 class FileJournal:
     """The slots of one directory.
 
-    Invariant: the current slot is written only at ``position``; free slots hold no needed data.
+    Invariant: the current slot is written only at ``position``. Free slots hold no needed data.
     """
 
     def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
@@ -264,7 +263,7 @@ class FileJournal:
     # Slots
 
     def open_all(self) -> list[Slot]:
-        """Open all existing slots; raise Corrupt, Unavailable or OSError.
+        """Open all existing slots. Raises Corrupt, Unavailable or OSError.
 
         Each slot counts as needed until ``release`` is called for it.
         """
@@ -280,7 +279,7 @@ class FileJournal:
         return list(self.slots.values())
 
     def open_to_read(self) -> list[Slot]:
-        """Open all existing slots read-only, changing nothing; raise Corrupt or OSError."""
+        """Open all existing slots read-only, changing nothing. Raises Corrupt or OSError."""
         self.seed = read_seed(self._files, self._directory) if any(self._slot_paths()) else 0
         return list(self._open_slots())
 
@@ -296,7 +295,7 @@ class FileJournal:
             yield slot
 
     def keep_seed(self) -> None:
-        """Ensure two intact copies of the seed; raise OSError.
+        """Ensure two intact copies of the seed. Raises OSError.
 
         Call it only after groups were verified with the seed, or if there are no groups.
         """
@@ -314,22 +313,20 @@ class FileJournal:
         self.views[slot.serial] = slot.view
 
     def arrange(self, slots: Iterable[Slot]) -> None:
-        """Assign new serials to these slots, given oldest first; file names do not show their age."""
+        """Assign new serials to these slots, which are given oldest first. File names do not show the age of slots."""
         for slot in slots:
             del self.slots[slot.serial], self.views[slot.serial]
             self._use(slot)
 
     @property
     def count(self) -> int:
-        """Number of slots."""
         return len(self.slots) + len(self.free)
 
     def may_grow(self) -> bool:
-        """Whether another slot may be created."""
         return self.count + self._making < self._slot_count_max
 
     def plan_slot(self) -> Callable[[], Slot]:
-        """Return a function that creates a slot, in any thread; pass its result to ``add``."""
+        """Return a function that creates a slot, in any thread. Pass its result to ``add``."""
         taken = {slot.number for slot in (*self.slots.values(), *self.free)}
         first = self._planned + 1 if self._making else 0  # two slots created at the same time need different files
         self._planned = number = next(number for number in range(first, 1 << 16) if number not in taken)
@@ -338,7 +335,7 @@ class FileJournal:
         return lambda: make_slot(path, number, self._slot_bytes, self.seed, self._files)
 
     def add(self, slot: Slot | None) -> None:
-        """Add a created slot; None means that it could not be created."""
+        """Add a created slot. None means that the slot could not be created."""
         self._making -= 1
         if slot is not None:
             slot.lock()
@@ -375,7 +372,7 @@ class FileJournal:
         self.current.sync()
 
     def lend(self, slot: Slot) -> None:
-        """Unlink a slot that only readers still need; another file replaces it.
+        """Unlink a slot that only readers still need. Another file replaces it.
 
         The caller closes the slot when its readers finish.
         """
@@ -383,7 +380,6 @@ class FileJournal:
         self._files.unlink(slot.path)
 
     def close(self) -> None:
-        """Close all files."""
         for slot in (*self.slots.values(), *self.free):
             slot.close()
         self.slots.clear()
@@ -403,7 +399,7 @@ class FileJournal:
         self.position = -(-self.position // PAGE_BYTES) * PAGE_BYTES
 
     def roll(self) -> Slot | None:
-        """Continue in a free slot and return the slot that is full; raise IndexError if no slot is free."""
+        """Continue in a free slot and return the slot that is full. Raises IndexError if no slot is free."""
         full = self.current
         slot = self.free.popleft()
         self._use(slot)
@@ -411,12 +407,12 @@ class FileJournal:
         return full
 
     def go_on(self, slot: Slot, position: int) -> None:
-        """Continue writing in a slot, on the first page after ``position``; the content from there on is not needed."""
+        """Continue writing in a slot, on the first page after ``position``. The content from there on is not needed."""
         self.current, self.position = slot, position
         self.align()
 
     def write(self, parts: Sequence[Buffer], size: int, sequence: int) -> int:
-        """Write a group, which must fit the current slot, and return its position; raise OSError."""
+        """Write a group, which must fit the current slot, and return its position. Raises OSError."""
         slot, position = self.current, self.position
         assert slot is not None
         assert position + size <= slot.size, "a group never spans slots"
@@ -436,7 +432,7 @@ def _write_slowly(slot: Slot, parts: Sequence[Buffer], position: int) -> None:
 
 
 def make_slot(path: Path, number: int, size: int, seed: int, files: Files = SYSTEM_FILES) -> Slot:
-    """Create a slot filled with zeros, and sync it and its directory. Raise OSError, leaving nothing behind."""
+    """Create a slot filled with zeros, and sync it and its directory. Raises OSError, leaving nothing behind."""
     temporary = path.with_name(f".{path.name}")
     file = files.open(temporary, Access.REPLACE)
     try:

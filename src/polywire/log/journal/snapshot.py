@@ -53,7 +53,7 @@ class Snapshot:
 
 
 def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
-    """Write a snapshot, which is durable on return; raise what the store raises."""
+    """Write a snapshot, which is durable on return. Raises what the store raises."""
     header = _HEADER.pack(
         _MAGIC,
         _VERSION,
@@ -76,7 +76,7 @@ def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
 
 
 def get_snapshot(store: Store, name: str) -> Snapshot:
-    """Read a snapshot; raise BlobMissing or Corrupt."""
+    """Read a snapshot. Raises BlobMissing or Corrupt."""
     content = store.get(name)
     for copy in (content, content[: len(content) // 2], content[len(content) // 2 :]):
         fields = _fields_of(copy)
@@ -89,7 +89,7 @@ def get_snapshot(store: Store, name: str) -> Snapshot:
 
 
 def copies_sound(store: Store, name: str) -> tuple[int, int]:
-    """Return (number of valid copies, number of all copies) of a snapshot; raise BlobMissing."""
+    """Return (number of valid copies, number of all copies) of a snapshot. Raises BlobMissing."""
     content = store.get(name)
     if _fields_of(content) is not None:
         return 1, 1
@@ -131,7 +131,6 @@ def _fields_of(copy: bytes) -> tuple[int, ...] | None:
 
 
 def _unpacked(content: bytes, fields: tuple[int, ...]) -> Snapshot:
-    """Decode a verified copy."""
     clean_count, _, segment_count, token_count, partitions_bytes, broker_bytes = fields[4:]
     segments_at = _HEADER.size + partitions_bytes
     tokens_at = segments_at + 8 * segment_count

@@ -40,8 +40,9 @@ class StagedBatch:
 
 
 class StagedToken:
-    """All batches of one token, and their total size. ``claimed``: reserved by a publish in preparation or an
-    uncommitted abandon.
+    """All batches of one token, and their total size.
+
+    ``claimed``: a publish in preparation, or an abandon that is not committed, has reserved the token.
     """
 
     __slots__ = ("_by_partition", "batches", "claimed", "expires_at_us", "size", "token")
@@ -55,7 +56,6 @@ class StagedToken:
         self.size = 0
 
     def add(self, batch: StagedBatch) -> None:
-        """Add a batch."""
         batches, kept = self.batches, self._by_partition
         batches.append(batch)
         self.size += batch.length
@@ -72,7 +72,7 @@ class StagedToken:
 
 
 class Staging:
-    """All tokens. ``size`` and ``count`` cover the batches of tokens that were neither published nor removed."""
+    """All tokens. ``size`` and ``count`` cover batches that were neither published nor removed."""
 
     def __init__(self, *, bytes_max: int, batches_max: int) -> None:
         self._bytes_max = bytes_max
@@ -110,7 +110,7 @@ class Staging:
             )
 
     def add(self, batch: StagedBatch, expires_at_us: int) -> None:
-        """Add a batch to its token; the token expires with its last batch."""
+        """Add a batch to its token. The token expires with its last batch."""
         token = batch.token
         staged = self._tokens.get(token)
         if staged is None:
@@ -121,11 +121,10 @@ class Staging:
         self.count += 1
 
     def get(self, token: bytes) -> StagedToken | None:
-        """Return a token, claimed or not."""
         return self._tokens.get(token)
 
     def claim(self, token: bytes) -> StagedToken:
-        """Claim a token for a publish; raise Missing(STAGE_MISSING)."""
+        """Claim a token for a publish. Raises Missing(STAGE_MISSING)."""
         staged = self._tokens.get(token)
         if staged is None or staged.claimed or staged.expires_at_us <= self._now_us():
             raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
@@ -133,7 +132,7 @@ class Staging:
         return staged
 
     def find(self, tokens: Iterable[bytes]) -> list[StagedToken]:
-        """Return tokens that can be published; raise Missing(STAGE_MISSING)."""
+        """Return tokens that can be published. Raises Missing(STAGE_MISSING)."""
         get, now_us, found = self._tokens.get, self._now_us(), []
         for token in tokens:
             staged = get(token)
@@ -143,7 +142,7 @@ class Staging:
         return found
 
     def remove(self, tokens: Iterable[bytes]) -> list[StagedToken]:
-        """Remove published or abandoned tokens; return those that existed."""
+        """Remove published or abandoned tokens. Return those that existed."""
         pop = self._tokens.pop
         found = [staged for token in tokens if (staged := pop(token, None)) is not None]
         for staged in found:
@@ -152,6 +151,5 @@ class Staging:
         return found
 
     def expired(self) -> Sequence[bytes]:
-        """Return the expired tokens."""
         now_us = self._now_us()
         return [staged.token for staged in self if staged.expires_at_us <= now_us and not staged.claimed]

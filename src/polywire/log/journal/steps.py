@@ -1,6 +1,6 @@
-"""Additions to a write batch other than appended batches; each is a step (decision 0107).
+"""Additions to a write batch other than appended batches (decision 0107).
 
-A step is first prepared. Entering it into the journal group afterwards never fails.
+Each addition is a step, which is first prepared. Entering it into the journal group afterwards never fails.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ _NAMED: Final = Struct("<II")
 
 
 class _Simple:
-    """Base of steps without preparation and without completions."""
-
     __slots__ = ()
 
     def prepare(self) -> None:
-        """Do nothing."""
+        pass
 
     def owners(self) -> Sequence[Completion[Any]]:
-        """Return no owners."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Entered(_Simple):
-    """A journal entry that changes no state of the log: a broker change, a barrier (without kind), or an entry of the
-    log itself.
+    """A journal entry that changes no state of the log.
+
+    It is a broker change, a barrier (without kind), or an entry of the log itself.
     """
 
     kind: EntryKind | None
@@ -60,8 +58,6 @@ class Entered(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Open(_Simple):
-    """Open a partition."""
-
     partition: FilePartition
 
     def enter(self, draft: Draft) -> None:
@@ -72,8 +68,6 @@ class Open(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Drop(_Simple):
-    """Drop a partition."""
-
     partition: FilePartition
 
     def enter(self, draft: Draft) -> None:
@@ -84,8 +78,6 @@ class Drop(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Trim(_Simple):
-    """Raise a partition's first offset."""
-
     partition: FilePartition
     first_offset: int
 
@@ -98,8 +90,6 @@ class Trim(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Stage(_Simple):
-    """Stage a batch."""
-
     token: bytes
     batch: Buffer
     staged: StagedBatch
@@ -156,8 +146,6 @@ class Publish(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Abandon(_Simple):
-    """Drop staged batches."""
-
     tokens: Sequence[bytes]
 
     def enter(self, draft: Draft) -> None:
@@ -179,4 +167,4 @@ def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _nothing(_: int) -> None:
-    """Do nothing: the step has no effect besides its entry."""
+    """Do nothing: the step only adds an entry to the journal."""

@@ -27,8 +27,9 @@ RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is sti
 
 
 class Syncer(Protocol):
-    """``synced`` is the highest sequence up to which everything is durable; ``unsynced_bytes`` is the size of later
-    groups.
+    """``synced`` is the highest sequence up to which everything is durable.
+
+    ``unsynced_bytes`` is the size of later groups.
     """
 
     synced: int
@@ -39,7 +40,7 @@ class Syncer(Protocol):
     def is_local(self) -> bool:
         """Whether recovery reads the slots.
 
-        If so, a group may be valid although earlier ones are lost (decision 0102), and groups record the synced
+        If so, a group may be valid although earlier ones are lost (decision 0102). Groups then record the synced
         sequence, which distinguishes damage from a torn tail.
         """
 
@@ -54,24 +55,25 @@ class Syncer(Protocol):
         """Call back once the written group ``sequence`` is durable, at once if it already is."""
 
     def spare(self, slot: Slot) -> None:
-        """Do not make a full slot durable: the last group lists segments that contain the slot's groups."""
+        """Leave the groups of a full slot unsynced: the last group lists segments that contain them."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Make the last group durable, which lists segments that replace this slot; skip the groups in between.
+        """Make only the last group durable, and skip the groups before it.
 
-        Requires ``is_local``.
+        The last group lists the segments that replace this slot. Requires ``is_local``.
         """
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Record that everything up to ``sequence`` is in segments, and that group ``naming``, which lists them, is
-        durable.
+        """Record that everything up to ``sequence`` is in segments.
+
+        Group ``naming`` lists these segments and is durable.
         """
 
     def finish(self) -> None:
-        """Make everything durable now, before closing; raise OSError, NotOwner or Unavailable."""
+        """Make everything durable now, before closing. Raises OSError, NotOwner or Unavailable."""
 
     def abandon(self) -> Sequence[Completion[None]]:
-        """Stop after a failure of the log; return the callbacks that are still waiting."""
+        """Stop after a failure of the log. Return the callbacks that are still waiting."""
 
     def stop(self) -> None:
         """Stop all threads."""
@@ -87,7 +89,7 @@ on failure. The last argument returns whether a slot is being sealed.
 
 @dataclass(slots=True)
 class _Unsynced:
-    """Bytes [start, stop) of a slot that are not on disk yet; ``groups`` is the number of groups in them."""
+    """Bytes [start, stop) of a slot that are not on disk yet. ``groups`` is the number of groups in them."""
 
     slot: Slot
     mapping: Mapping
@@ -112,7 +114,7 @@ def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settin
 
 
 class Flusher:
-    """Implements ``Syncer``; see ``MakeSyncer`` for the arguments.
+    """Implements ``Syncer``. See ``MakeSyncer`` for the arguments.
 
     ``synced`` is the highest sequence up to which everything is on disk: in the journal, or in segments that a group on
     disk lists. ``unsynced_bytes`` is the size of all later groups. Only one sync runs at a time.
@@ -164,7 +166,6 @@ class Flusher:
         return False
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
-        """Record a group in the current slot."""
         slot = self._journal.current
         assert slot is not None
         found = self._unsynced.get(slot.serial)
@@ -183,10 +184,9 @@ class Flusher:
             self.start()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once the written group ``sequence`` is synced, at once if it already is. Starts a sync if
-        necessary.
+        """Call back once the written group ``sequence`` is synced, at once if it already is.
 
-        A call from inside a callback is queued after the callbacks already waiting.
+        Starts a sync if necessary. A call from inside a callback is queued after the callbacks already waiting.
         """
         if sequence > self.synced:
             self._waiting.append((sequence, callback))
@@ -208,7 +208,7 @@ class Flusher:
         self._worker.run(partial(self._flush, taken), partial(self._synced, self.written, size))
 
     def _flush(self, taken: Sequence[_Unsynced]) -> None:
-        """Flush in the thread; store a failure for callers that do not wait."""
+        """Flush in the thread, and store a failure for callers that do not wait."""
         try:
             _flush_all(taken)
         except OSError as error:
@@ -245,8 +245,9 @@ class Flusher:
         self._reached(sequence, size)
 
     def _reached(self, sequence: int, size: int) -> None:
-        """Record that everything up to ``sequence`` is on disk; ``size`` is the number of bytes synced since the last
-        call.
+        """Record that everything up to ``sequence`` is on disk.
+
+        ``size`` is the number of bytes synced since the last call.
         """
         self.synced = max(self.synced, sequence)
         self.unsynced_bytes -= size
@@ -259,15 +260,15 @@ class Flusher:
     # Ranges of slots that were sealed before they were synced
 
     def spare(self, slot: Slot) -> None:
-        """Do not sync a full slot: the last group lists segments that contain the slot's groups."""
         unsynced = self._unsynced.get(slot.serial)
         if unsynced is not None:
             unsynced.start = unsynced.stop
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Sync only the last group, which lists segments that replace this slot; skip the groups in the slots between.
+        """Sync only the last group, and skip the groups in the slots before it.
 
-        The slot must be the oldest one. When ``done`` is called, everything up to its end is on disk.
+        The last group lists the segments that replace this slot, which must be the oldest one. When ``done`` is called,
+        everything up to the end of the slot is on disk.
         """
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None
@@ -291,7 +292,7 @@ class Flusher:
     # End
 
     def finish(self) -> None:
-        """Sync everything now, before closing; raise OSError."""
+        """Sync everything now, before closing. Raises OSError."""
         self._worker.stop()
         if self._error is not None:
             raise self._error
@@ -301,14 +302,13 @@ class Flusher:
         self._reached(self.written, self.unsynced_bytes)
 
     def abandon(self) -> list[Completion[None]]:
-        """Stop syncing after a failure of the log; return the callbacks that are still waiting."""
+        """Stop syncing after a failure of the log. Return the callbacks that are still waiting."""
         waiting = [callback for _, callback in self._waiting]
         self._waiting.clear()
         self._unsynced.clear()
         return waiting
 
     def stop(self) -> None:
-        """Stop the thread."""
         self._worker.stop()
 
 

@@ -63,7 +63,6 @@ class Draft:
         self.begin(0)
 
     def begin(self, now_us: int) -> None:
-        """Begin a new group."""
         self.now_us = now_us
         self.head.clear()
         self.parts: list[Buffer] = []
@@ -91,14 +90,14 @@ class Draft:
     def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: cython.longlong) -> None:
         """Call the completions of one batch.
 
-        ``counts`` has the number of records for each; it is empty if there is only one.
+        ``counts`` has the number of records for each. It is empty if there is only one.
         """
         answer(owners, counts, offset, self.synced if self.all_synced else self.written, self.synced)
 
     @cython.cfunc
     @cython.exceptval(-1, check=True)
     def number(self, partition: FilePartition, batch: Buffer) -> cython.longlong:
-        """Assign offsets to a batch and enter it; return its first offset."""
+        """Assign offsets to a batch and enter it. Return its first offset."""
         head = self.head
         offset: cython.longlong = partition.next_offset
         address: cython.longlong = partition.next_address
@@ -129,19 +128,20 @@ class Draft:
             self.parts.append(_PADDING[size & 7 :])
 
     def enter_published(self, made: FilePublication, numbers: array[int]) -> None:
-        """Assign offsets to the batches of a publish and enter them; see ``GroupHead.published``."""
+        """Assign offsets to the batches of a publish and enter them. See ``GroupHead.published``."""
         self.only_appends = False
         self.head.published(made.content, made.entries, numbers, self.epoch)
         self.parts.append(made.content)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
-        """Call ``then(serial)``, which changes ``partition``, once the entries so far are written and indexed."""
+        """Call ``then(serial)`` once the entries so far are written and indexed. ``then`` changes ``partition``."""
         self.then.append(then)
         self.indexed.append((partition, NO_OFFSET, -len(self.then), 0, 0, 0))
 
     def touch(self, partitions: Sequence[FilePartition], offsets: Sequence[int], then: Callable[[int], None]) -> None:
-        """Call ``then(serial)`` as in ``after``; it changes ``partitions``, whose previous next offsets are
-        ``offsets``.
+        """Call ``then(serial)`` as ``after`` does.
+
+        It changes ``partitions``, whose next offsets were ``offsets`` before.
         """
         self.then += (_nothing, then)
         index = 1 - len(self.then)
@@ -177,7 +177,7 @@ class Step(Protocol):
     """One addition."""
 
     def prepare(self) -> None:
-        """Do everything that may fail; change nothing but the step itself."""
+        """Do everything that may fail. Change nothing but the step itself."""
 
     def enter(self, draft: Draft) -> None:
         """Add the step to the group. This must not fail, because offsets are assigned here."""
@@ -188,8 +188,9 @@ class Step(Protocol):
 
 @cython.cclass
 class Appends:
-    """Appended batches of one partition, in order. ``_entries`` is set if there are several: (batch, appends, record
-    counts).
+    """Appended batches of one partition, in order.
+
+    ``_entries`` is set if there are several: (batch, appends, record counts).
     """
 
     if not cython.compiled:
@@ -201,7 +202,6 @@ class Appends:
         self._entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
 
     def prepare(self) -> None:
-        """Merge batches where possible."""
         if len(self.items) > 1:
             self._entries = merged(self.items, MERGE_SLACK_BYTES)
 
@@ -222,7 +222,7 @@ class Appends:
 class WriteBatch:
     """Steps in the order of the calls.
 
-    ``size`` is an upper bound of their size in a group; callers have reserved ``granted`` bytes. ``open`` lists
+    ``size`` is an upper bound of their size in a group. Callers have reserved ``granted`` bytes. ``open`` lists
     partitions whose last step accepts more batches.
     """
 
@@ -242,10 +242,10 @@ class WriteBatch:
         self.open.clear()
 
     def owners(self) -> list[Completion[Any]]:
-        """Return the completions to call with an error if nothing is written; no more additions follow."""
+        """Return the completions to call with an error if nothing is written. No more additions follow."""
         self.close()
         return [owner for step in self.steps for owner in step.owners()]
 
 
 def _nothing(_: int) -> None:
-    """Do nothing: the step ends with its entry."""
+    """Do nothing: the step only adds an entry to the journal."""

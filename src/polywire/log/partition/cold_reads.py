@@ -58,7 +58,8 @@ Key = tuple[int, int]
 class Window:
     """Stored batches of one partition, offsets ``first`` to ``end``, in pieces of consecutive segments, in order.
 
-    was_waited_for: a reader had to wait for the disk, so the next window should be requested earlier.
+    Attributes:
+        was_waited_for: a reader had to wait for the disk. The next window should then be requested earlier.
     """
 
     __slots__ = ("_damages", "end", "first", "partition", "pieces", "was_waited_for")
@@ -72,8 +73,9 @@ class Window:
         self._damages = [piece.damage for piece in pieces if piece.damage is not None]
 
     def is_damaged_at(self, offset: int) -> bool:
-        """Return whether the record at this offset is damaged. A new read may succeed, because disk errors can be
-        transient.
+        """Return whether the record at this offset is damaged.
+
+        A new read may succeed, because disk errors can be transient.
         """
         return any(damage.first_offset <= offset < damage.next_offset for damage in self._damages)
 
@@ -83,7 +85,7 @@ class Window:
 
 
 class Stop(NamedTuple):
-    """Position in a window at which a read ended."""
+    """The position in a window at which a read ended."""
 
     window: Window
     position: PiecePosition
@@ -170,8 +172,9 @@ class ColdReads:
     # Sequential readers
 
     def is_sequential(self, partition: int, offset: int) -> bool:
-        """Return whether a read at this offset continues an earlier one, so that its reader also wants the following
-        data.
+        """Return whether a read at this offset continues an earlier one.
+
+        The reader then also wants the data that follows.
         """
         return any(first < offset <= end for first, end in self._readers.get(partition, ()))
 
@@ -210,8 +213,9 @@ class ColdReads:
     # Windows
 
     def find(self, partition: int, offset: int) -> Window | None:
-        """Return a retained window in which the record at this offset is intact; if there are several, the one that
-        ends last.
+        """Return a retained window in which the record at this offset is intact.
+
+        If there are several, return the one that ends last.
         """
         best: Window | None = None
         for window in chain(self._glances.values(), self._windows.values()):
@@ -239,7 +243,7 @@ class ColdReads:
         """Request a window of up to ``bytes_max`` bytes, below offset ``end``.
 
         ``completed`` is called on the loop with the window or an error. None means that a segment was removed before it
-        was read; request the window again. Concurrent requests at the same offset get the same window.
+        was read. The caller then requests the window again. Concurrent requests at the same offset get the same window.
 
         Args:
             segments: the segments that contain the data, in order.
@@ -265,12 +269,16 @@ class ColdReads:
         return isinstance(self._windows.get(key), list)
 
     def begins_within(self, partition: int, first: int, last: int) -> bool:
-        """Return whether a window begins at an offset from ``first`` to ``last``; windows being read count, too."""
+        """Return whether a window begins at an offset from ``first`` to ``last``.
+
+        Windows that are being read count, too.
+        """
         return any(key[0] == partition and first <= key[1] <= last for key in self._windows)
 
     def forget(self, incarnation: int) -> None:
-        """Drop the windows of a partition that has changed. A read in progress only serves requests made before this
-        call.
+        """Drop the windows of a partition that has changed.
+
+        A read in progress only serves requests made before this call.
         """
         for key in [key for key in self._windows if key[0] == incarnation]:
             del self._windows[key]
@@ -290,7 +298,10 @@ class ColdReads:
             completed(window)
 
     def _shrink(self) -> None:
-        """Evict the least recently used windows. Windows being read are not limited: there is at most one per reader."""
+        """Evict the windows that were not used for the longest time.
+
+        Windows that are being read are not evicted. There is at most one per reader.
+        """
         kept = [(key, found) for key, found in self._windows.items() if isinstance(found, Window)]
         for key, window in kept[:-WINDOWS_MAX]:
             del self._windows[key]
@@ -302,7 +313,10 @@ class ColdReads:
             del self._stops[key]
 
     def _read(self, key: Key, segments: Sequence[Segment], bytes_max: int, end: int) -> Window | None:
-        """Read a window, in the reader's thread; None if a segment was removed meanwhile. Raise Unavailable or Corrupt."""
+        """Read a window, in the reader's thread. Return None if a segment was removed meanwhile.
+
+        Raises Unavailable or Corrupt.
+        """
         try:
             return self._read_all(key, segments, bytes_max, end)
         except BlobMissing:
@@ -332,5 +346,4 @@ class ColdReads:
 
 
 def _whole_blocks(size: int) -> int:
-    """Round a size up to whole disk blocks."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES

@@ -38,7 +38,7 @@ class Queries(Protocol):
         """Location of the segments' blobs."""
 
     def segment(self, location: int) -> Segment:
-        """Return a listed segment; raise Missing."""
+        """Return a listed segment. Raises Missing."""
 
     def query(
         self,
@@ -47,7 +47,7 @@ class Queries(Protocol):
         then: Completion[_T],
         again: Callable[[], None],
     ) -> None:
-        """Run ``job`` on segments, in the reader's thread; see ``Reader.query``."""
+        """Run ``job`` on segments, in the reader's thread. See ``Reader.query``."""
 
     def query_tail(
         self,
@@ -57,7 +57,7 @@ class Queries(Protocol):
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on the batch of a tail entry; see ``Reader.query_tail``."""
+        """Run ``job`` on the batch of a tail entry. See ``Reader.query_tail``."""
 
 
 def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | Handle:
@@ -162,7 +162,7 @@ def locate(
 
 
 def _end_of(incarnation: int, segments: Sequence[Segment]) -> int:
-    """Return the end offset of a run. Its footer is in memory afterwards."""
+    """Return the end offset of a run. Its footer is read into memory if necessary."""
     (segment,) = segments
     return segment.run(incarnation).next_offset
 
@@ -188,14 +188,20 @@ def _by_offset(incarnation: int, offset: int, segments: Sequence[Segment]) -> in
 
 
 def _offset_in(address: int, covering: bool, batch: Buffer) -> int:
-    """Return the offset of the record that begins at an address; with ``covering``, of the record that contains it."""
+    """Return the offset of the record that begins at an address.
+
+    With ``covering``, the record may also contain the address.
+    """
     batch = expand_body(batch)
     index = record_at_address(batch, address, covering=covering)
     return NO_OFFSET if index < 0 else offset_of(batch, index)
 
 
 def _address_in(offset: int, batch: Buffer) -> int:
-    """Return the address of the first record at or after an offset; the batch's end address if there is none."""
+    """Return the address of the first record at or after an offset.
+
+    If there is none, return the batch's end address.
+    """
     batch = expand_body(batch)
     index = record_at_offset(batch, offset)
     header = read_header(batch)
@@ -208,7 +214,6 @@ def _address_in(offset: int, batch: Buffer) -> int:
 def _located(
     root: BlobRoot, segments: Sequence[Segment], bounds: Sequence[int], more: bool, spans: Sequence[Span]
 ) -> Located:
-    """Return the answer of ``locate``, made of the spans of its runs."""
     runs = [
         SealedRange(root.prefix + segment.name, *span, *ends)
         for segment, span, ends in zip(segments, spans, pairwise(bounds), strict=True)
@@ -237,12 +242,18 @@ def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[
 
 
 def _not_below(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return a completion that replaces an offset that was trimmed meanwhile by the first remaining one."""
+    """Return a completion that passes the result on to ``then``.
+
+    If the offset was trimmed meanwhile, it passes the first remaining offset instead.
+    """
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 
 def _kept(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return a completion that replaces the offset of a record that was trimmed meanwhile by NO_OFFSET."""
+    """Return a completion that passes the result on to ``then``.
+
+    If the offset was trimmed meanwhile, it passes NO_OFFSET instead.
+    """
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 
 

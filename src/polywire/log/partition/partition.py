@@ -1,6 +1,6 @@
 """One partition of the log: its offsets, the index of unsealed batches, its sealed runs, its epochs.
 
-It implements ``log.base.PartitionLog``. This module holds only data in memory; the reader fetches records.
+It implements ``log.base.PartitionLog``. This module holds only data in memory. The reader fetches records.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Append = tuple[Buffer, Level, Completion[int] | None]
 
 
 class Wait(Protocol):
-    """A reader that waits for the record at ``offset``; ``is_due`` is set when the reader must be woken."""
+    """A reader that waits for the record at ``offset``. ``is_due`` is set when the reader must be woken."""
 
     offset: int
     is_due: bool
@@ -40,11 +40,8 @@ class Wait(Protocol):
 
 
 class PartitionReader(Protocol):
-    """Methods of the reader that a partition uses; all but the first three implement methods of ``base.PartitionLog``."""
-
     @property
-    def epoch(self) -> int:
-        """Epoch of the current start."""
+    def epoch(self) -> int: ...
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
         """Return a partition's run in a segment if its footer is in memory."""
@@ -59,8 +56,7 @@ class PartitionReader(Protocol):
         bytes_max: int,
         then: Completion[Read],
         offset_end: int | None,
-    ) -> Read | Handle:
-        """Read batches from a valid offset on."""
+    ) -> Read | Handle: ...
 
     def locate(
         self,
@@ -69,19 +65,15 @@ class PartitionReader(Protocol):
         then: Completion[Located],
         *,
         offset_end: int | None,
-    ) -> Located | Handle:
-        """Locate sealed records."""
+    ) -> Located | Handle: ...
 
-    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | Handle:
-        """Return the first offset appended at or after a time."""
+    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | Handle: ...
 
     def offset_of_address(
         self, partition: FilePartition, address: int, then: Completion[int], *, covering: bool
-    ) -> int | Handle:
-        """Return the offset of the record at a Kafka 0.7 address."""
+    ) -> int | Handle: ...
 
-    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | Handle:
-        """Return the Kafka 0.7 address of the record at an offset."""
+    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | Handle: ...
 
 
 class FilePartition:
@@ -200,7 +192,7 @@ class FilePartition:
     # Epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin this epoch with the batch at next_offset."""
+        """Begin this epoch. The batch at next_offset is the first one in it."""
         self.last_epoch = epoch
         self.epoch_numbers.append(epoch)
         self.epoch_offsets.append(self.next_offset)
@@ -231,10 +223,10 @@ class FilePartition:
         return kept
 
     def _kept_by_age(self, since_us: int) -> int:
-        """Return the first offset to retain: find the first run whose last record is young enough, then the first young
-        enough batch in that run.
+        """Return the first offset to retain.
 
-        Runs whose footer is not in memory are retained until a later call.
+        Find the first run whose last record is young enough, then the first young enough batch in that run. Runs whose
+        footer is not in memory are retained until a later call.
         """
         number = max(self.runs.find_time(since_us) - 1, 0)
         while number < len(self.runs):
@@ -247,8 +239,9 @@ class FilePartition:
         return self.tail.entry(number)[0] if number < len(self.tail) else self.next_offset
 
     def _kept_by_size(self, excess: int) -> int:
-        """Return the first offset to retain so that the removed batches have at least ``excess`` bytes, and as few more
-        as possible.
+        """Return the first offset to retain.
+
+        The batches below it have at least ``excess`` bytes, and no more batches are removed than necessary.
         """
         for number in range(len(self.runs)):
             if excess <= 0:
@@ -263,7 +256,6 @@ class FilePartition:
     # Changes made by journal groups, the sealer and recovery
 
     def add_run(self, location: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
-        """Append a sealed run."""
         self.runs.append(first_offset, size, location, first_address, first_time_us)
         self.sealed_bytes += size
 
@@ -273,15 +265,16 @@ class FilePartition:
         return range(start, self.runs.find_offset(next_offset - 1) + 1)
 
     def join_runs(self, numbers: range, location: int, size: int) -> list[tuple[int, int]]:
-        """Replace these runs by one run in another segment; return locations and sizes of the old runs."""
+        """Replace these runs by one run in another segment. Return locations and sizes of the old runs."""
         entries = [self.runs.entry(number) for number in numbers]
         self.sealed_bytes += size - sum(entry[2] for entry in entries)
         self.runs.join(numbers.start, numbers.stop, size, location)
         return [(entry[3], entry[2]) for entry in entries]
 
     def drop_tail(self, next_offset: int) -> list[int]:
-        """Remove unsealed batches that begin below ``next_offset``; return the numbers of the published batches among
-        them.
+        """Remove unsealed batches that begin below ``next_offset``.
+
+        Return the numbers of the published batches among them.
         """
         count = self.tail.find_offset(next_offset - 1) + 1
         if count:
@@ -299,11 +292,10 @@ class FilePartition:
         return taken
 
     def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
-        """Make offsets below ``first_offset`` unreadable; return removed runs and the numbers of removed published
-        batches.
+        """Make offsets below ``first_offset`` unreadable.
 
-        Only whole runs and batches are removed. ``end`` is the end of the indexed batches; later batches have offsets
-        but are not indexed yet.
+        Returns removed runs and the numbers of removed published batches. Only whole runs and batches are removed.
+        ``end`` is the end of the indexed batches. Later batches have offsets but are not indexed yet.
         """
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         runs = self._trim_runs(end)
@@ -348,7 +340,7 @@ class FilePartition:
         )
 
     def unpack(self, content: Buffer, at: int) -> int:
-        """Load the state that ``pack`` made, which begins at ``at``; return the position after it."""
+        """Load the state that ``pack`` made, which begins at ``at``. Return the position after it."""
         fields = _NUMBERS.unpack_from(content, at)
         self.first_offset, self.next_offset, self.next_address, self.last_append_time_us = fields[1:5]
         self.synced_offset = self.next_offset

@@ -68,12 +68,10 @@ class PublishedBatch:
 
     @property
     def serial(self) -> int:
-        """Serial of the slot with the group that published it."""
         return self.group.serial
 
     @property
     def offset(self) -> int:
-        """Its first offset."""
         return int(_offset(self.group.headers, self._at)[0])
 
 
@@ -83,14 +81,14 @@ class NoPin:
     __slots__ = ()
 
     def release(self) -> None:
-        """Do nothing."""
+        pass
 
 
 NO_PIN: Final = NoPin()
 
 
 class SlotsPin:
-    """Keeps slots from being reused; each slot is counted once."""
+    """Keeps slots from being reused. Each slot is counted once."""
 
     __slots__ = ("_slots", "_unpinned")
 
@@ -128,14 +126,17 @@ class Reader:
         self._fetching = 0
 
     def segment(self, location: int) -> Segment:
-        """Return a sealed segment by its location; raise Missing if it was removed meanwhile."""
+        """Return a sealed segment by its location. Raises Missing if it was removed meanwhile."""
         sealed = self._segments.by_location.get(location)
         if sealed is None:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed location={location}")
         return sealed.segment
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """Return a partition's run in a segment if its footer is in memory; otherwise fetch it for a later call."""
+        """Return a partition's run in a segment if its footer is in memory.
+
+        Otherwise fetch the footer for a later call.
+        """
         segment = self.segment(location)
         run = segment.run_now(incarnation)
         if run is None and self._fetching < FOOTERS_FETCHED_MAX:
@@ -152,14 +153,14 @@ class Reader:
         return self.published[number].offset
 
     def staged_view(self, batch: StagedBatch, *, strict: bool = False) -> Buffer:
-        """Return a staged batch as stored, not verified; may wait for the disk. See ``Segment.stored``."""
+        """Return a staged batch as stored, not verified. The call may wait for the disk. See ``Segment.stored``."""
         start, stop = batch.position, batch.position + batch.length
         if batch.location < 0:
             return memoryview(self._journal.views[batch.serial])[start:stop]
         return self.segment(batch.location).staged(start, stop, strict=strict)
 
     def joined(self, number: int) -> bytearray:
-        """Return a published batch by its number, for use on the event loop; raise Corrupt."""
+        """Return a published batch by its number, for use on the event loop. Raises Corrupt."""
         published = self.published[number]
         batch = published.batch
         body = self._kept_body(batch) if batch.location >= 0 else None
@@ -171,13 +172,14 @@ class Reader:
             raise
 
     def join(self, published: PublishedBatch, *, strict: bool = False) -> bytearray:
-        """Return a published batch: its header with offsets, then its staged body, not verified. See
-        ``Segment.stored``.
+        """Return a published batch: its header with offsets, then its staged body, not verified.
+
+        See ``Segment.stored``.
         """
         return _join(published, self.staged_view(published.batch, strict=strict))
 
     def _sound(self, published: PublishedBatch, joined: bytearray) -> bytearray:
-        """Return the batch if its body matches its checksum; raise Corrupt."""
+        """Return the batch if its body matches its checksum. Raises Corrupt."""
         batch = published.batch
         if batch.location >= 0 and not check_body(joined, 0):
             header, segment = read_header(joined), self.segment(batch.location)
@@ -205,7 +207,6 @@ class Reader:
         return batch.location < 0 or self._kept_body(batch) is not None
 
     def forget(self, partition: FilePartition) -> None:
-        """Drop cached reads of records that were removed."""
         self._cold.forget(partition.incarnation)
 
     # Lookups in one batch or segment
@@ -232,8 +233,9 @@ class Reader:
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on the batch of a tail entry: at once if it is in memory and uncompressed, otherwise like
-        ``query``.
+        """Run ``job`` on the batch of a tail entry.
+
+        This happens at once if the batch is in memory and uncompressed. Otherwise it happens as in ``query``.
         """
         _, position, _, serial, _, _ = partition.tail.entry(number)
         published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None
@@ -345,8 +347,9 @@ class Reader:
         waiter: Pending[Read],
         fetched: BrokerError | None,
     ) -> None:
-        """Continue a read whose data has arrived. If records were trimmed meanwhile, it begins at the first remaining
-        one.
+        """Continue a read whose data has arrived.
+
+        If records were trimmed meanwhile, it begins at the first remaining one.
         """
         if waiter.is_over:
             return
@@ -368,7 +371,10 @@ class Reader:
     def _tail_chunks(
         self, partition: FilePartition, start: int, stop: int, size: int
     ) -> tuple[list[memoryview], list[Slot]]:
-        """Return tail entries [start, stop) of ``size`` bytes as chunks, and the slots whose memory the chunks use."""
+        """Return tail entries [start, stop), of ``size`` bytes, as chunks.
+
+        Also return the slots that hold the chunks' memory.
+        """
         extents = partition.tail.extents(start, stop)
         has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
         if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
@@ -388,11 +394,14 @@ class Reader:
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
     ) -> Read | Handle:
-        """Begin a read in a segment; it continues in later segments and in the unsealed part."""
+        """Begin a read in a segment. It continues in later segments and in the unsealed part."""
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
     def _collect(self, sealed: SealedRead, window: Window | None) -> Read | Pending[Read]:
-        """Add available data to a read, ``window`` first, until it is complete or must wait for a disk; raise Corrupt."""
+        """Add available data to a read, ``window`` first. Stop when the read is complete or must wait for a disk.
+
+        Raises Corrupt.
+        """
         partition, position = sealed.partition, BEGINNING
         tail_offset = partition.tail_offset
         last = min(sealed.end, tail_offset)
@@ -418,7 +427,6 @@ class Reader:
         return Read(sealed.chunks, sealed.at, partition.readable_offset, NO_PIN)
 
     def _glance(self, sealed: SealedRead) -> Window | None:
-        """Return the data at the read's position if it is in memory and small."""
         partition, at = sealed.partition, sealed.at
         if self._cold.is_under_way((partition.incarnation, at)):
             return None
@@ -427,7 +435,7 @@ class Reader:
         return self._cold.glance(segment, partition.incarnation, at, sealed.bytes_left, sealed.end, more=more)
 
     def _fetch(self, sealed: SealedRead) -> Pending[Read]:
-        """Request missing data from the disk; for sequential readers, a whole window."""
+        """Request missing data from the disk. A sequential reader gets a whole window."""
         waiter: Pending[Read] = pending(sealed.then)
         sealed.then = waiter
         key = (sealed.partition.incarnation, sealed.at)
@@ -503,8 +511,9 @@ class Reader:
 
 
 class SealedRead:
-    """A read that begins in a segment. ``chunks`` holds the data up to offset ``at``; ``bytes_left`` is the remaining
-    limit.
+    """A read that begins in a segment.
+
+    ``chunks`` holds the data up to offset ``at``. ``bytes_left`` is the remaining limit.
     """
 
     __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
@@ -539,8 +548,6 @@ def _join(published: PublishedBatch, body: Buffer) -> bytearray:
 
 
 def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
-    """Return a completion that releases the pin and then calls ``then``."""
-
     def completed(found: int | BrokerError) -> None:
         pin.release()
         then(found)
@@ -549,7 +556,7 @@ def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:
-    """Return the first offset of a tail entry; if there is no such entry, the end of the tail."""
+    """Return the first offset of a tail entry. If there is no such entry, return the end of the tail."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
 
 

@@ -54,7 +54,7 @@ _ALL_BITS = cython.declare(cython.ulonglong, 0xFFFF_FFFF_FFFF_FFFF)
 @cython.cfunc
 @cython.inline
 def _written(data: bytearray) -> cython.p_uchar:
-    """Return a pointer to the content of a bytearray; valid until it is resized."""
+    """Return a pointer to the content of a bytearray. It is valid until the bytearray is resized."""
     if cython.compiled:
         return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
     else:
@@ -64,7 +64,6 @@ def _written(data: bytearray) -> cython.p_uchar:
 @cython.cfunc
 @cython.inline
 def _read(data: bytes) -> cython.p_const_uchar:
-    """Return a pointer to the content of bytes."""
     if cython.compiled:
         return cython.cast(cython.p_const_uchar, cython.cast(cython.p_const_char, data))
     else:
@@ -87,7 +86,6 @@ def _get_bits(p: cython.p_const_uchar, at: cython.Py_ssize_t, width: cython.Py_s
 
 @cython.cfunc
 def _pack(rows: cython.p_const_uchar, count: cython.Py_ssize_t) -> bytes:
-    """Return a block of ``count`` rows."""
     head: bytearray = bytearray(48)
     h: cython.p_uchar = _written(head)
     bits: cython.Py_ssize_t = 0
@@ -133,7 +131,6 @@ def _pack(rows: cython.p_const_uchar, count: cython.Py_ssize_t) -> bytes:
 
 @cython.cfunc
 def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
-    """Return one field of a packed entry."""
     bits: cython.Py_ssize_t = 0
     before: cython.Py_ssize_t = 0
     number: cython.Py_ssize_t
@@ -189,7 +186,6 @@ class RunIndex:
         address: cython.longlong,
         time_us: cython.longlong,
     ) -> None:
-        """Append the entry of the next run."""
         self._append(offset, size, location, address, time_us)
 
     @cython.cfunc
@@ -223,7 +219,6 @@ class RunIndex:
 
     @cython.cfunc
     def _value(self, index: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
-        """Return one field of an existing entry."""
         if index >= self._packed:
             return load_i64(_written(self._rows), (index - self._packed) * _ROW_BYTES + field * 8)
         block: cython.Py_ssize_t = 0
@@ -235,7 +230,7 @@ class RunIndex:
         return _field_of(_read(self._blocks[block]), index, field)
 
     def entry(self, index: cython.Py_ssize_t) -> Entry:
-        """Return an entry by index; raise IndexError."""
+        """Return an entry by index. Raises IndexError."""
         if index < 0 or index >= self._packed + self._open:
             raise IndexError(index)
         return (
@@ -272,11 +267,14 @@ class RunIndex:
         return self._last_at(_ADDRESS, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
-        """Return the index of the first entry appended at or after ``time_us``; the number of entries if there is none."""
+        """Return the index of the first entry appended at or after ``time_us``.
+
+        If there is none, return the number of entries.
+        """
         return self._last_at(_TIME, time_us - 1) + 1
 
     def lies_in(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
-        """Return segment locations and sizes (each an ``array('q')``) of entries [start, stop); raise IndexError."""
+        """Return segment locations and sizes (each an ``array('q')``) of entries [start, stop). Raises IndexError."""
         self._check_range(start, stop)
         locations: array[int] = array("q", bytes(8 * (stop - start)))
         sizes: array[int] = array("q", bytes(8 * (stop - start)))
@@ -287,7 +285,7 @@ class RunIndex:
         return locations, sizes
 
     def size_of(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> int:
-        """Return the total size of entries [start, stop) in bytes; raise IndexError."""
+        """Return the total size of entries [start, stop) in bytes. Raises IndexError."""
         self._check_range(start, stop)
         total: cython.longlong = 0
         index: cython.Py_ssize_t
@@ -298,8 +296,9 @@ class RunIndex:
     def join(
         self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, size: cython.longlong, location: cython.longlong
     ) -> None:
-        """Replace entries [start, stop) by one with this size and location that begins where the first does; raise
-        IndexError.
+        """Replace entries [start, stop) by one with this size and location that begins where the first does.
+
+        Raises IndexError.
         """
         self._check_range(start, stop)
         if start == stop:
@@ -325,8 +324,9 @@ class RunIndex:
 
     @cython.cfunc
     def _repack(self, block: cython.Py_ssize_t, last: cython.Py_ssize_t, entries: list[Entry]) -> cython.void:
-        """Replace blocks [block, last) by these entries. If they are the last blocks, the unpacked rows are replaced,
-        too.
+        """Replace blocks [block, last) by these entries.
+
+        If they are the last blocks, the unpacked rows are replaced, too.
         """
         made: RunIndex = RunIndex()
         for entry in entries:
@@ -344,7 +344,7 @@ class RunIndex:
         self._packed = sum(self._counts) - self._head
 
     def drop_front(self, count: cython.Py_ssize_t) -> None:
-        """Remove the first ``count`` entries; raise IndexError."""
+        """Remove the first ``count`` entries. Raises IndexError."""
         self._check_range(0, count)
         if count >= self._packed:
             left: cython.Py_ssize_t = count - self._packed

@@ -50,7 +50,7 @@ _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 40)
 @cython.cfunc
 @cython.inline
 def _bytes_of(data: bytearray) -> cython.p_uchar:
-    """Return a pointer to the content of a bytearray; valid until it is resized."""
+    """Return a pointer to the content of a bytearray. It is valid until the bytearray is resized."""
     if cython.compiled:
         return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
     else:  # Cython reports a plain return as unreachable
@@ -94,7 +94,6 @@ class TailIndex:
         address: cython.longlong,
         time_us: cython.longlong,
     ) -> None:
-        """Append the entry of the next batch."""
         self._add(offset, position, length, slot, address, time_us)
 
     @cython.cfunc
@@ -120,7 +119,7 @@ class TailIndex:
 
     @cython.cfunc
     def _grow(self) -> cython.Py_ssize_t:
-        """Move the entries to the front of a larger array; return the position for the next entry."""
+        """Move the entries to the front of a larger array. Return the position for the next entry."""
         start: cython.Py_ssize_t = self._head * _ENTRY_BYTES
         used: cython.Py_ssize_t = self._count * _ENTRY_BYTES
         data = bytearray((self._count + (self._count >> 1) + 4) * _ENTRY_BYTES)
@@ -130,7 +129,7 @@ class TailIndex:
         return used
 
     def entry(self, index: cython.Py_ssize_t) -> tuple[int, int, int, int, int, int]:
-        """Return (offset, position, length, slot, address, append time) of an entry; raise IndexError."""
+        """Return (offset, position, length, slot, address, append time) of an entry. Raises IndexError."""
         if index < 0 or index >= self._count:
             raise IndexError(index)
         p: cython.p_const_uchar = _bytes_of(self._data)
@@ -171,7 +170,10 @@ class TailIndex:
         return self._last_at(24, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
-        """Return the index of the first entry appended at or after ``time_us``; the number of entries if there is none."""
+        """Return the index of the first entry appended at or after ``time_us``.
+
+        If there is none, return the number of entries.
+        """
         return self._last_at(32, time_us - 1) + 1
 
     def take(
@@ -198,7 +200,7 @@ class TailIndex:
         return start, stop, total
 
     def extents(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> list[tuple[int, int, int]]:
-        """Return (slot, position, bytes) of entries [start, stop); adjacent ones are joined. Raise IndexError."""
+        """Return (slot, position, bytes) of entries [start, stop). Adjacent entries are joined. Raises IndexError."""
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
         found: list[tuple[int, int, int]] = []
@@ -253,7 +255,7 @@ class TailIndex:
         length: cython.uint,
         slot: cython.uint,
     ) -> None:
-        """Replace entries [start, stop) by one at this location that begins where the first does; raise IndexError."""
+        """Replace entries [start, stop) by one at this location that begins where the first does. Raises IndexError."""
         self._check_range(start, stop)
         if start == stop:
             raise IndexError((start, stop))
@@ -265,7 +267,7 @@ class TailIndex:
         self._count -= stop - start - 1
 
     def drop_front(self, count: cython.Py_ssize_t) -> None:
-        """Remove the first ``count`` entries; raise IndexError."""
+        """Remove the first ``count`` entries. Raises IndexError."""
         self._check_range(0, count)
         self._head += count
         self._count -= count
@@ -275,7 +277,7 @@ class TailIndex:
             self._head = 0
 
     def drop_slot(self, slot: cython.uint) -> int:
-        """Remove the leading entries that are in ``slot``; return their number."""
+        """Remove the leading entries that are in ``slot``. Return their number."""
         p: cython.p_const_uchar = _bytes_of(self._data)
         count: cython.Py_ssize_t = 0
         while count < self._count and load_u32(p, (self._head + count) * _ENTRY_BYTES + 20) == slot:
@@ -290,11 +292,10 @@ class TailIndex:
 
 
 def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
-    """Append the batches of a publish to the indexes of their partitions; raise IndexError if the arguments are
-    inconsistent.
+    """Append the batches of a publish to the indexes of their partitions.
 
-    ``content`` and ``entries`` are those of ``group.GroupHead.published``; ``positions`` has the position of each
-    batch.
+    ``content`` and ``entries`` are those of ``group.GroupHead.published``. ``positions`` has the position of each
+    batch. Raises IndexError if the arguments are inconsistent.
     """
     lent: Lent = lend(content)
     ends: Lent = lend(entries)
@@ -357,8 +358,9 @@ def _fill_spans(
     positions: array[int],
     lengths: array[int],
 ) -> cython.Py_ssize_t:
-    """Count the entries for ``spans_of`` into ``ends``; with ``fills``, also fill the other arrays, which are large
-    enough.
+    """Count the entries for ``spans_of`` into ``ends``.
+
+    With ``fills``, also fill the other arrays, which are large enough.
     """
     counted: Lent = lend_writable(memoryview(ends))
     holders: Lent = lend_writable(memoryview(slots))

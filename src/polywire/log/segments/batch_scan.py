@@ -78,7 +78,7 @@ RUN_STATE_COUNT: Final = 12
 
 @cython.cclass
 class _Pieces:
-    """Pieces of one buffer, with raw pointers for the scans; both arrays have ``count`` entries."""
+    """Pieces of one buffer, with raw pointers for the scans. Both arrays have ``count`` entries."""
 
     if cython.compiled:
         base: Lent
@@ -102,7 +102,6 @@ class _Pieces:
 def _is_batch(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.longlong, length: cython.longlong
 ) -> cython.bint:
-    """Return whether a whole batch of exactly this length begins at ``at``."""
     return (
         at >= 0
         and length >= _HEADER_BYTES
@@ -125,7 +124,7 @@ def _verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Loop of ``verify``; the caller checked the range."""
+    """The loop of ``verify``. The caller has checked the range."""
     while index < stop and bytes_max > 0:
         at: cython.longlong = load_i64(starts, index * 8)
         length: cython.longlong = load_i64(sizes, index * 8)
@@ -147,10 +146,9 @@ def verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> int:
-    """Verify pieces [start, stop) until ``bytes_max`` is reached, so that the following copy finds them in the CPU
-    cache.
+    """Verify pieces [start, stop) until ``bytes_max`` is reached. The following copy then finds them in the CPU cache.
 
-    All headers are checked, and the bodies of pieces shorter than ``copied_from``; longer ones are copied with their
+    All headers are checked, and the bodies of pieces shorter than ``copied_from``. Longer pieces are copied with their
     existing checksum. Returns the index of the first piece not checked, or -1 - n if piece n is damaged. Raises
     IndexError for an invalid range.
     """
@@ -179,7 +177,10 @@ def _copy_batches(
     target_bytes: cython.Py_ssize_t,
     cursor: cython.p_uchar,
 ) -> cython.bint:
-    """Loop of ``copy_batches``; the caller checked the range. Returns True if a piece is empty or outside ``source``."""
+    """The loop of ``copy_batches``.
+
+    The caller has checked the range. Returns True if a piece is empty or outside ``source``.
+    """
     index: cython.Py_ssize_t = load_i64(cursor, 0)
     skip: cython.longlong = load_i64(cursor, 8)
     at: cython.longlong = load_i64(cursor, 16)
@@ -276,7 +277,7 @@ def _survey(
     run: cython.p_uchar,
     entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
-    """Loop of ``survey``; the caller checked the range and the space for entries."""
+    """The loop of ``survey``. The caller has checked the range and the space for entries."""
     is_numbered: cython.bint = load_i64(run, 32) >= 0  # headers of staged batches have no valid offsets
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)
@@ -344,7 +345,10 @@ def _merge_stop(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Return the end of the longest sequence of pieces from ``index`` on that can be merged; at least ``index + 1``."""
+    """Return the end of the longest sequence of pieces from ``index`` on that can be merged.
+
+    It is at least ``index + 1``.
+    """
     first: cython.longlong = load_i64(starts, index * 8)
     begun: cython.Py_ssize_t = index
     total: cython.longlong = 0

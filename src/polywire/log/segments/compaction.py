@@ -63,7 +63,7 @@ class Compaction:
         self.noting = True
 
     def segments(self, reader: Reader) -> list[Segment]:
-        """Return the segments of the next step; empty at the end of the pass or of its first half."""
+        """Return the segments of the next step. There are none at the end of the pass or of its first half."""
         partition, size = self.partition, 0
         found: list[Segment] = []
         if self.noting:
@@ -90,8 +90,9 @@ class Compaction:
         return [source for source in runs if not self.noting or source[1].next_offset > self.noted]
 
     def note(self, sources: Sequence[Source]) -> tuple[int, bool]:
-        """Add these runs to the table, in the sealer's thread; return (end of the part added, whether the table is
-        full).
+        """Add these runs to the table, in the sealer's thread.
+
+        Return (end of the part added, whether the table is full).
 
         Raises Corrupt.
         """
@@ -104,8 +105,9 @@ class Compaction:
         return sources[-1][1].next_offset, False
 
     def _left_to_note(self, part: Part) -> Iterator[memoryview]:
-        """Yield the batches that ``KeyOffsetMap.note`` did not enter, because they are compressed or the table may be
-        full.
+        """Yield the batches that ``KeyOffsetMap.note`` did not enter.
+
+        They are compressed, or the table may be full.
         """
         chunk, at = memoryview(part.base), 0
         end = part.positions[-1] + part.lengths[-1]
@@ -119,7 +121,7 @@ class Compaction:
             at += length
 
     def write(self, store: Store, name: str, merge: Merge) -> SegmentInfo | None:
-        """Write one group of runs without the records to drop, in the sealer's thread; return None if nothing remains.
+        """Write one group of runs without the records to drop, in the sealer's thread. Return None if nothing remains.
 
         Raises Corrupt, and whatever the store raises.
         """
@@ -131,7 +133,10 @@ class Compaction:
 
 
 class _KeptParts(Iterable[Part]):
-    """Remaining records of neighbouring runs, as batches that cover the runs' offsets and addresses without a gap."""
+    """The remaining records of neighbouring runs, as batches.
+
+    They cover the runs' offsets and addresses without a gap.
+    """
 
     def __init__(
         self,
@@ -149,7 +154,6 @@ class _KeptParts(Iterable[Part]):
         self._limits = {"noted_end": noted_end, "null_time_us": null_time_us}
 
     def loses(self) -> bool:
-        """Whether any record is removed."""
         for part in self._parts:
             counts = self._table.count_kept(part.base, part.positions, **self._limits)
             for number, counted in enumerate(counts):
@@ -186,11 +190,11 @@ class _KeptParts(Iterable[Part]):
             yield from _stretch(part, begun, len(counts))
 
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
-        """Return the remaining part of one batch, or None. The returned batch also covers the offsets that were removed
-        before it.
+        """Return the remaining part of one batch, or None.
 
-        Every removed range must precede a record. So the last record of the group is always kept, and so is a record
-        where the removed range would become too wide.
+        The returned batch also covers the offsets that were removed before it, because every removed range must precede
+        a record. So the last record of the group is always kept. So is a record where the removed range would become
+        too wide.
         """
         flags, records, offset, address, address_span, span = _facts(batch)
         plain = expand_body(batch)
@@ -208,7 +212,6 @@ class _KeptParts(Iterable[Part]):
 
 
 def _stretch(part: Part, start: int, stop: int) -> Iterator[Part]:
-    """Yield batches [start, stop) of a part, if any."""
     if start < stop:
         yield Part(part.base, part.positions[start:stop], part.lengths[start:stop], part.verified)
 
@@ -218,7 +221,6 @@ def _batch_of(part: Part, number: int) -> memoryview:
 
 
 def _packed_as(batch: Buffer, flags: int) -> Buffer:
-    """Compress the batch as these flags say."""
     if flags & BatchFlags.LZ4:
         return compress_body(batch, Compression.LZ4)
     return compress_body(batch, Compression.ZSTD) if flags & BatchFlags.ZSTD else batch

@@ -41,7 +41,10 @@ BEGINNING: Final[PiecePosition] = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damaged bytes [position, stop) of a segment, which contained records [first_offset, next_offset) of a partition."""
+    """Damaged bytes [position, stop) of a segment.
+
+    They contained records [first_offset, next_offset) of a partition.
+    """
 
     segment: str
     partition: int
@@ -79,7 +82,6 @@ class DamageNotes:
 
     @property
     def found(self) -> list[Damage]:
-        """Return all known damage."""
         with self._lock:
             return list(self._noted.values())
 
@@ -117,7 +119,6 @@ class VerifiedRanges:
         self._ranges: tuple[tuple[int, int, float], ...] = ()
 
     def add(self, start: int, stop: int) -> None:
-        """Record that bytes [start, stop) are intact."""
         since = now = self._clock.monotonic()
         kept = []
         for begun, ended, found in self._ranges:
@@ -163,7 +164,6 @@ def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partit
 
 
 def _end_of(batches: memoryview) -> int:
-    """Return the offset after the last record of these intact batches."""
     at = offset = 0
     while at < len(batches):
         header = read_header(batches, at)
@@ -176,8 +176,11 @@ def _next_batch(
 ) -> tuple[int, int]:
     """Return position and offset of the batch after a damaged one.
 
-    There are three ways to find it: a header that matches its checksum; the length of the damaged batch, if such a
-    header of the same partition follows; or the segment's index.
+    There are three ways to find it:
+
+    * a header that matches its checksum
+    * the length of the damaged batch, if a valid header of the same partition follows
+    * the segment's index
     """
     if check_header(data, at):
         header = read_header(data, at)
@@ -201,7 +204,7 @@ def read_pieces(
 ) -> tuple[int, int, PiecePosition]:
     """Append the result of a read from ``offset`` on to ``chunks``, searching consecutive pieces from ``begin`` on.
 
-    Returns (offset after the last record, what is left of ``bytes_max``, position reached). Stops before damage; raises
+    Returns (offset after the last record, what is left of ``bytes_max``, position reached). Stops before damage. Raises
     Corrupt if the damage comes first. A record is never added twice, even if batches were merged after ``chunks`` was
     begun.
     """
@@ -230,7 +233,7 @@ def read_pieces(
 
 
 def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
-    """Read a blob from ``start`` on into ``block``; unreadable parts are filled with zeros."""
+    """Read a blob from ``start`` on into ``block``. Unreadable parts are filled with zeros."""
     block[:] = bytes(len(block))
     for at in range(0, len(block), SALVAGE_BYTES):
         piece = block[at : at + SALVAGE_BYTES]

@@ -54,8 +54,9 @@ _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
 
 
 class SegmentRun(NamedTuple):
-    """Batches of one partition in one segment, either ordinary ones or those staged under one token. Positions are in
-    the blob.
+    """Batches of one partition in one segment, either ordinary ones or those staged under one token.
+
+    Positions are in the blob.
     """
 
     partition: int
@@ -76,7 +77,6 @@ class SegmentRun(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Position after the run's last batch."""
         return self.position + self.size
 
 
@@ -96,7 +96,7 @@ class SegmentInfo:
         return len(self.runs) // RUN.size
 
     def run(self, number: int) -> SegmentRun:
-        """Return a run by its index; raise IndexError."""
+        """Return a run by its index. Raises IndexError."""
         if not 0 <= number < self.run_count:
             raise IndexError(number)
         fields = RUN.unpack_from(self.runs, number * RUN.size)
@@ -107,7 +107,6 @@ class SegmentInfo:
         return map(self.run, range(self.run_count))
 
     def find(self, partition: int, token: bytes = NO_TOKEN) -> SegmentRun | None:
-        """Return the run of a partition: of its ordinary batches, or of those staged under ``token``."""
         for number in range(find_run(self.runs, partition), self.run_count):
             run = self.run(number)
             if run.partition != partition:
@@ -128,7 +127,7 @@ def read_info(store: Store, name: str, block: memoryview | None = None) -> Segme
 
 
 def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
-    """Return a segment's footer and index entries, from the first copy that is valid; raise BlobMissing or Corrupt.
+    """Return a segment's footer and index entries, from the first copy that is valid. Raises BlobMissing or Corrupt.
 
     A damaged local copy of a remote blob is discarded and read again.
 
@@ -180,7 +179,7 @@ def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | 
 
 
 def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
-    """Return the last trailer or, if that is damaged, the one before the second footer. Raise Corrupt."""
+    """Return the last trailer. If it is damaged, return the one before the second footer. Raises Corrupt."""
     if size < TRAILER.size:
         raise blob_corrupt(name, f"blob is too short size={size}")
     trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))

@@ -59,7 +59,7 @@ COMPRESSED = -1  # result for a batch that must be decompressed before its recor
 def _slot_of(
     table: cython.p_const_uchar, mask: cython.longlong, first: cython.ulonglong, second: cython.ulonglong
 ) -> cython.Py_ssize_t:
-    """Return the position of a key's slot or, if the key is unknown, of the free slot for it."""
+    """Return the position of a key's slot. If the key is unknown, return the position of the free slot for it."""
     at: cython.longlong = first & mask
     while load_i64(table, at * _SLOT_BYTES + 16) != 0:
         if load_u64(table, at * _SLOT_BYTES) == first and load_u64(table, at * _SLOT_BYTES + 8) == second:
@@ -111,7 +111,7 @@ def _note(
     at: cython.Py_ssize_t,
     columns: cython.p_longlong,
 ) -> cython.longlong:
-    """Enter the keys of one batch with these columns; return the number of new keys."""
+    """Enter the keys of one batch with these columns. Return the number of new keys."""
     found: cython.longlong = 0
     base: cython.longlong = load_base_offset(p, at)
     count: cython.longlong = load_record_count(p, at)
@@ -174,7 +174,7 @@ def _keep_rows(
     rows: cython.p_uchar,
     rows_at: cython.Py_ssize_t,
 ) -> cython.longlong:
-    """Count the records to keep in one batch; write their indexes (u32) to ``rows`` unless ``rows_at`` is negative."""
+    """Count the records to keep in one batch. Write their indexes (u32) to ``rows`` unless ``rows_at`` is negative."""
     found: cython.longlong = 0
     index: cython.longlong
     if cython.compiled:
@@ -212,8 +212,8 @@ class KeyOffsetMap:
     def note(self, chunk: Buffer) -> int:
         """Enter the keys of whole batches, which are back to back and in offset order.
 
-        Returns NOTED_ALL, or the position of the first batch that was not entered, because it is compressed or the
-        table might be too small for its keys.
+        Returns NOTED_ALL if all were entered. Otherwise returns the position of the first batch that was not. That
+        batch is compressed, or the table might be too small for its keys.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table
@@ -233,7 +233,7 @@ class KeyOffsetMap:
         return at if at < lent.size else NOTED_ALL
 
     def count_kept(self, chunk: Buffer, positions: array[int], *, noted_end: int, null_time_us: int) -> array[int]:
-        """Return the number of records to keep in each batch (i64 array); COMPRESSED for a compressed batch.
+        """Return the number of records to keep in each batch, as an i64 array. It is COMPRESSED for a compressed batch.
 
         Args:
             chunk: whole batches.

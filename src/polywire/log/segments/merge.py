@@ -54,7 +54,10 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blobs that may be merged, with their footers; or a single blob that can no longer be merged, with the reason."""
+    """Blobs that may be merged, with their footers.
+
+    A group can also be a single blob that can no longer be merged, with the reason.
+    """
 
     old: Sequence[Sealed]
     runs: Sequence[tuple[Sealed, SegmentRun]] = ()
@@ -121,7 +124,6 @@ def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
 
 
 def plan(state: LogState, group: Group) -> Merge | None:
-    """Return the merge of a group; None if the runs of some partition are not adjacent."""
     runs: dict[int, list[Source]] = {}
     for sealed, run in group.runs:
         partition = state.partitions.get(run.partition)

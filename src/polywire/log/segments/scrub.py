@@ -56,7 +56,6 @@ class Scrub:
         self.passes = 0
 
     def start(self) -> None:
-        """Start the first pass."""
         if self._hours > 0:
             self._loop.call_later(self._pause(), self.step)
 
@@ -86,7 +85,7 @@ class Scrub:
             self._loop.call_later(self._pause(), self.step)
 
     def _pass(self, segments: list[Segment]) -> Iterator[None]:
-        """Verify one piece per step, in the thread. Damage is recorded by the segment."""
+        """Verify one piece per step, in the thread. The segment records damage."""
         self._block = block = aligned_buffer(BATCH_BYTES_MAX + CHUNK_BYTES + 2 * BLOCK_BYTES)
         for segment in segments:
             yield from self._segment(segment, block)

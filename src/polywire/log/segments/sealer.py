@@ -47,8 +47,9 @@ class Owner(Protocol):
     """Methods of the log that the sealer uses."""
 
     def broker_state(self) -> tuple[Encoding, int]:
-        """Return the broker's current state, and the last group that a snapshot of it depends on; later groups only
-        append.
+        """Return the broker's current state, and the last group that a snapshot of it depends on.
+
+        Later groups only append.
         """
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
@@ -70,8 +71,7 @@ class Owner(Protocol):
     def has_capacity(self, groups: int) -> bool:
         """Return whether the journal has space for this many groups that list segments."""
 
-    def slot_freed(self) -> None:
-        """Continue now that a slot is writable again."""
+    def slot_freed(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ class _Full:
 class _Named:
     """A slot whose segments are listed in the journal.
 
-    ``replaced``: the previous snapshot. ``counts``: the journal group that lists the segments is on disk.
+    Attributes:
+        replaced: the previous snapshot.
+        counts: the journal group that lists the segments is on disk.
     """
 
     full: _Full
@@ -98,8 +100,8 @@ class Sealer:
     """Seals slots, merges and compacts, one job at a time.
 
     ``sealed`` is the sequence up to which everything is in segments, according to the journal on disk. Slots are
-    installed in the order they were filled, whichever sync ends first: the runs of a partition must be in order, and
-    exactly their content is removed from its tail.
+    installed in the order they were filled, whichever sync ends first. The reason is that the runs of a partition must
+    be in order, and installing removes exactly their content from the partition's tail.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class Sealer:
         return bool(self._parked)
 
     def add(self, slot: Slot, image: Image) -> None:
-        """Queue a full slot; ``image`` is the state after its last group."""
+        """Queue a full slot. ``image`` is the state after its last group."""
         self._queue.append(_Full(slot, image))
 
     def advance(self) -> None:
@@ -178,7 +180,6 @@ class Sealer:
         self._in_slices(state.go_on(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
 
     def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
-        """Write the slot, now that the broker's state is encoded."""
         contents = {full.slot.serial: self._state.contents[full.slot.serial]}
         strict = self._unread < UNREAD_MAX
         taken = take_down(self._state, contents, self._journal.views, full.image, strict=strict)
@@ -219,7 +220,7 @@ class Sealer:
         self._install_next()
 
     def _install_next(self) -> None:
-        """Serve reads from the segments of the oldest slot, if its group is on disk."""
+        """Serve reads from the segments of the oldest slot, if the journal group that lists them is on disk."""
         if self._installing or not self._named or not self._named[0].counts:
             return
         self._installing = True
@@ -227,7 +228,7 @@ class Sealer:
         self._in_slices(install(self._state, named.written, named.sealed), partial(self._installed, named))
 
     def _installed(self, named: _Named) -> None:
-        """Free a slot that no new reads use, once its current readers have finished."""
+        """Free a slot once its current readers have finished. New reads use the segments."""
         self._installing = False
         self._named.popleft()
         self.sealed = named.full.image.sequence
@@ -242,7 +243,6 @@ class Sealer:
         self._install_next()
 
     def _in_slices(self, work: Iterator[None], over: Callable[[], None]) -> None:
-        """Run ``work`` in slices: whenever it yields, continue in a later pass of the loop."""
         if self._stopped:
             return
         for _ in work:
@@ -292,8 +292,9 @@ class Sealer:
             self._owner.seal_failed(storage_failed(error))
 
     def _made(self, made: Slot | BrokerError) -> None:
-        """Add the replacement for a slot that was left to its readers; ``made`` is an error if there was no space for
-        it.
+        """Add the replacement for a slot that was left to its readers.
+
+        ``made`` is an error if there was no space for it.
         """
         if self._stopped:
             return
@@ -348,7 +349,10 @@ class Sealer:
     # Merging and compacting
 
     def tidy(self, now_us: int, *, merging: bool) -> None:
-        """Merge or compact if idle; called by the log's timer. Without ``merging``, only work that frees space is done."""
+        """Merge or compact if idle.
+
+        Called by the log's timer. Without ``merging``, only work that frees space is done.
+        """
         again = partial(self.tidy, now_us, merging=merging)
         busy = self._running or self._replacing or self._queue or self._named
         if self._stopped:
@@ -388,7 +392,6 @@ class Sealer:
             self._compact_next(again)
 
     def _compact_next(self, again: Callable[[], None]) -> None:
-        """Begin a pass if a partition waits for one."""
         if self._to_compact:
             partition, null_time_us = self._to_compact.popitem()
             if not partition.ended:
@@ -396,7 +399,7 @@ class Sealer:
                 self._compact(self._compaction, again)
 
     def _tidy_soon(self, again: Callable[[], None]) -> None:
-        """Continue in a moment. Several requests cause one continuation."""
+        """Call ``again`` in a moment. Several requests cause one call."""
 
         def look() -> None:
             self._looking = False
@@ -412,7 +415,6 @@ class Sealer:
             self._to_compact[partition] = null_time_us
 
     def _compact(self, compaction: Compaction, again: Callable[[], None]) -> None:
-        """Begin the next step of a pass."""
         segments = compaction.segments(self._state.reader) if not compaction.partition.ended else []
         if segments:
             self._running = True
@@ -426,7 +428,6 @@ class Sealer:
         again: Callable[[], None],
         sources: list[Source] | BrokerError,
     ) -> None:
-        """Run the next step of a pass on these runs, unless a slot has become full."""
         self._running = False
         if self._stopped:
             return
@@ -446,7 +447,7 @@ class Sealer:
             self._merge(merge, lambda name, merge: compaction.write(self._store, name, merge), again)
 
     def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
-        """Continue after a pass, or its first half, has ended."""
+        """Continue after a compaction pass, or the first half of one, has ended."""
         if not compaction.noting:
             self._state.cleaned(compaction.partition, compaction.noted)
             self._compaction = None
@@ -536,8 +537,9 @@ class Sealer:
         )
 
     def _keep_damaged(self, items: Sequence[Sealed], error: BrokerError) -> None:
-        """Mark these segments as damaged, unless they were removed meanwhile or the process only had too many open
-        files.
+        """Mark these segments as damaged.
+
+        This does nothing if they were removed meanwhile, or the process only had too many open files.
         """
         for item in items:
             if item.location in self._state.segments.by_location and not isinstance(error, Busy):
@@ -570,7 +572,7 @@ class Sealer:
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
 
     def stop(self) -> None:
-        """Finish the current job and stop the thread; recovery deletes output that no journal group lists."""
+        """Finish the current job and stop the thread. Recovery deletes output that no journal group lists."""
         self._stopped = True
         self._deleter.stop()
         self._worker.stop()
@@ -579,7 +581,6 @@ class Sealer:
 
 
 def snapshot_name(start: int, count: int) -> str:
-    """Return the blob name of a snapshot."""
     return f"{SNAPSHOTS}/{start:08x}-{count:08x}.pwt"
 
 

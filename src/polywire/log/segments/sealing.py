@@ -1,9 +1,9 @@
 """Sealing: write the content of full slots into segments, and free the slots (decision 0102).
 
-A slot is freed only after a journal group on disk names a snapshot and the segments made from the slot. A slot may
+A slot is freed only after a journal group on disk lists the segments made from the slot, and a snapshot. A slot may
 contain batches of tens of thousands of partitions, so little of the work may run on the event loop. The loop collects
-the content, and the sealer's thread plans and writes the segments. Then the loop installs them in steps, between which
-other work runs.
+the content. The sealer's thread plans and writes the segments. Then the loop installs them in steps, and other work
+runs between two steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Taken:
             returns them.
         image: state after the last group in the slots.
         segments: segments that a snapshot lists besides the new ones.
-        clean: offset up to which each partition is compacted; stored in the snapshot.
+        clean: offset up to which each partition is compacted. It is stored in the snapshot.
         strict: whether to raise Busy if the disk cannot read a body, so that sealing is retried. Otherwise the body is
             stored as zeros, and its records stay damaged.
     """
@@ -81,7 +81,10 @@ class Written:
 
 
 class _Parts(Sequence[Part]):
-    """Parts that are joined when they are accessed, because all staged bodies may exceed memory. See ``Taken.strict``."""
+    """Parts that are joined when they are accessed, because all staged bodies together may exceed memory.
+
+    See ``Taken.strict``.
+    """
 
     def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch], *, strict: bool) -> None:
         self._reader = reader
@@ -122,7 +125,6 @@ def take_down(
 
 
 def plan_slots(taken: Taken) -> Plan:
-    """Plan the segments."""
     sources: dict[Key, RunSource] = {}
     sizes: dict[Key, int] = {}
     start = 0
@@ -263,7 +265,6 @@ def _install_run(state: LogState, run: SegmentRun, item: Sealed) -> None:
 
 
 def _locate_staged(batches: Sequence[StagedBatch], item: Sealed, position: int) -> Iterator[None]:
-    """Record the segment and the positions of staged batches; yields like ``install``."""
     for count, batch in enumerate(batches, 1):
         if batch.needed:
             batch.position, batch.location = position, item.location

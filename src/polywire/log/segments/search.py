@@ -85,8 +85,9 @@ def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py
 def _scan(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> cython.Py_ssize_t:
-    """Return the position of the first batch whose field ends beyond ``key``; ``size`` if there is none, -1 if a batch
-    is invalid.
+    """Return the position of the first batch whose field ends beyond ``key``.
+
+    Returns ``size`` if there is none, or -1 if a batch is invalid.
     """
     while at < size:
         length: cython.Py_ssize_t = _batch_bytes(p, at, size)
@@ -108,10 +109,9 @@ def _scan(
 
 
 def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cython.longlong) -> int:
-    """Return the position of the first batch, from ``start`` on, that ends beyond ``key``. A batch must begin at
-    ``start``.
+    """Return the position of the first batch, from ``start`` on, that ends beyond ``key``.
 
-    ``field`` selects the value that is compared:
+    A batch must begin at ``start``. ``field`` selects the value that is compared:
 
     * BY_OFFSET, BY_ADDRESS: the batch contains this offset or address, or later ones.
     * BY_POSITION: the batch ends after this position.
@@ -137,11 +137,11 @@ def scan_to_offset(chunk: Buffer, offset: cython.longlong) -> int:
 def scan_read(
     chunk: Buffer, offset: cython.longlong, bytes_max: cython.longlong, offset_end: cython.longlong = NO_END
 ) -> tuple[int, int, int]:
-    """Select the batches of a read from a chunk; return (start, stop, offset after the last record).
+    """Select the batches of a read from a chunk. Return (start, stop, offset after the last record).
 
-    The selection has the batch that contains ``offset``, or the first one beyond it, then whole batches as long as they
-    fit ``bytes_max`` and begin below ``offset_end``. start is the chunk's size if the chunk ends below ``offset``, or
-    -1 if a batch is invalid.
+    The selection begins with the batch that contains ``offset``, or the first one beyond it. Whole batches follow as
+    long as they fit ``bytes_max`` and begin below ``offset_end``. If the chunk ends below ``offset``, start is the
+    chunk's size. If a batch is invalid, start is -1.
     """
     lent: Lent = lend(chunk)
     p: cython.p_const_uchar = lent.p
@@ -160,7 +160,10 @@ def scan_read(
 
 
 def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
-    """Return positions and lengths (each an ``array('q')``) of the batches in a chunk, up to the first incomplete one."""
+    """Return positions and lengths of the batches in a chunk, up to the first incomplete one.
+
+    Both results are an ``array('q')``.
+    """
     lent: Lent = lend(chunk)
     count: cython.Py_ssize_t = 0
     at: cython.Py_ssize_t = 0

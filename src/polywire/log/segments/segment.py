@@ -98,7 +98,7 @@ def _footer_bytes(info: SegmentInfo) -> int:
 
 
 class Segment:
-    """One open segment. Positions are those in the blob; returned batches are verified unless stated otherwise.
+    """One open segment. Positions are those in the blob. Returned batches are verified unless stated otherwise.
 
     All methods except ``span_warm``, ``run_now``, ``locate_now`` and ``pieces_now`` may wait for a disk and must not be
     called on the event loop. The footer is cached only while in use, because all footers of a long log would exceed
@@ -137,12 +137,12 @@ class Segment:
 
     @classmethod
     def open(cls, store: Store, name: str, cache: EntryCache | None = None) -> Segment:
-        """Read and verify the footer; raise BlobMissing or Corrupt."""
+        """Read and verify the footer. Raises BlobMissing or Corrupt."""
         return cls(store, read_info(store, name), cache)
 
     @property
     def info(self) -> SegmentInfo:
-        """The footer, from the cache or from the blob; raises BlobMissing or Corrupt."""
+        """The footer, from the cache or from the blob. Raises BlobMissing or Corrupt."""
         info = self._cache.footers.get(self.name)
         if info is None:
             info = read_info(self._store, self.name)
@@ -150,14 +150,15 @@ class Segment:
         return info
 
     def run(self, partition: int) -> SegmentRun:
-        """Return the run of a partition's ordinary (not staged) batches; raise Missing(PARTITION_MISSING), and as
-        ``info``.
+        """Return the run of a partition's ordinary (not staged) batches.
+
+        Raises Missing(PARTITION_MISSING), and as ``info``.
         """
         run = self._cache.runs.get((self.name, partition))
         return self._found(self.info, partition) if run is None else run
 
     def run_now(self, partition: int) -> SegmentRun | None:
-        """Return the result of ``run`` if that needs no disk, else None; raise Missing(PARTITION_MISSING)."""
+        """Return the result of ``run`` if that needs no disk, else None. Raises Missing(PARTITION_MISSING)."""
         run = self._cache.runs.get((self.name, partition))
         if run is None:
             info = self._cache.footers.get(self.name)
@@ -213,7 +214,7 @@ class Segment:
     def _strides(
         self, run: SegmentRun, entries: bytes, offset: int, bytes_max: int, offset_end: int
     ) -> tuple[int, int]:
-        """Implement ``locate`` on cached index entries."""
+        """Implement ``locate``, given the index entries."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
         start, stop = self._stride(run, entries, first)
         reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride after their index entry
@@ -239,7 +240,10 @@ class Segment:
         return chunks[0], next_offset
 
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Read and verify whole strides [start, stop) of a partition's run; may wait for the disk. See ``read_into``."""
+        """Read and verify whole strides [start, stop) of a partition's run.
+
+        The call may wait for the disk. See ``read_into``.
+        """
         return self._read_and_verify(self.read_into, block, partition, start, stop)
 
     def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
@@ -263,8 +267,9 @@ class Segment:
         return [piece.damage for piece in pieces if piece.damage is not None]
 
     def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of consecutive strides of a partition's run, as many as fit ``bytes_max``, but at least
-        one.
+        """Yield (start, stop) of consecutive strides of a partition's run.
+
+        Each range has as many strides as fit ``bytes_max``, but at least one.
         """
         run = self.run(partition)
         positions = [mark[0] for mark in self._marks(run, run.position, run.stop)]
@@ -296,7 +301,10 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def _read_and_verify(self, read: _Read, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Read and verify whole strides; a damaged local copy of a remote blob is discarded and read again."""
+        """Read and verify whole strides.
+
+        If the local copy of a remote blob is damaged, discard it and read the blob again.
+        """
         data = read(block, start, stop)
         if first_damaged(data) < 0:
             return self._sound(data, partition, start, stop)
@@ -308,12 +316,10 @@ class Segment:
         return self._damaged(data, partition, start, stop)
 
     def _sound(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Return strides that are intact, as pieces."""
         self._verified.add(start, stop)
         return [Piece(data, self.run(partition).next_offset, None)]
 
     def _damaged(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Return strides with damage, as pieces."""
         run = self.run(partition)
         marks = self._marks(run, start, stop)
         pieces = split_sound(data, marks, segment=self.name, partition=partition)
@@ -325,7 +331,6 @@ class Segment:
         return pieces
 
     def _marks(self, run: SegmentRun, start: int, stop: int) -> Sequence[Mark]:
-        """Return the starts of batches that the index lists between two positions of a run."""
         entries = self._entries()
         marks = [(run.position, run.first_offset)]
         for number in range(run.index_start, run.index_start + run.index_count):
@@ -336,10 +341,13 @@ class Segment:
         return [mark for mark in marks if start <= mark[0] <= stop]
 
     def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
-        """Read bytes [start, stop), not verified, into the caller's memory; return None if that needs a disk.
+        """Read bytes [start, stop), not verified, into the caller's memory.
 
-        only_known: also return None unless the bytes are known to be in memory, because even checking for that makes
-        the system read them.
+        Return None if that needs a disk.
+
+        Args:
+            only_known: also return None unless the bytes are known to be in memory. Even a check whether they are would
+                make the system read them.
         """
         try:
             blob = self._store.open(self.name)
@@ -351,11 +359,11 @@ class Segment:
         return target if blob.read_now(target, start) else None
 
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop), not verified, into the caller's memory; may wait for the disk.
+        """Read bytes [start, stop), not verified, into the caller's memory. The call may wait for the disk.
 
         ``block`` must be suitable for ``Blob.read_direct``. Most of a log is read once, so reads bypass the page cache
-        at first. Once the whole segment was read that way, further reads use the page cache, because the segment is
-        being read again.
+        at first. Once the whole segment was read that way, it is being read again, and further reads use the page
+        cache.
         """
         past = self._is_new_to_the_cache
         self._direct_bytes += stop - start
@@ -363,13 +371,12 @@ class Segment:
 
     @property
     def _is_new_to_the_cache(self) -> bool:
-        """Return whether the segment was never read through the page cache."""
         return self._direct_bytes <= self.data_bytes
 
     def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
         """Read bytes.
 
-        Bytes that the disk cannot read, or that a truncated file lacks, become zeros, which fail verification.
+        Bytes that cannot be read, or that a truncated file lacks, become zeros, which fail verification.
         """
         blob = self._store.open(self.name)
         past = past and len(block) >= stop - start + 2 * BLOCK_BYTES
@@ -383,17 +390,17 @@ class Segment:
         return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
 
     def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read like ``read_into``, but never through the page cache; for scans that read everything once."""
+        """Read like ``read_into``, but never through the page cache. It is for scans that read everything once."""
         return self._read(block, start, stop, past=True)
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
-        """Return the batch that contains ``offset``; raise Missing(OFFSET_OUT_OF_RANGE) or Corrupt."""
+        """Return the batch that contains ``offset``. Raises Missing(OFFSET_OUT_OF_RANGE) or Corrupt."""
         return self.read(partition, offset, 0)[0]
 
     def by_time(self, partition: int, time_us: int) -> int:
-        """Return the first offset appended at or after ``time_us``; raise Corrupt.
+        """Return the first offset appended at or after ``time_us``. If there is none, return the run's next offset.
 
-        If there is none, return the run's next offset.
+        Raises Corrupt.
         """
         run = self.run(partition)
         if time_us > run.last_time_us:
@@ -439,9 +446,10 @@ class Segment:
         return None
 
     def stored(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Return bytes [start, stop), not verified: a staged batch, or its header.
+        """Return bytes [start, stop) of a staged batch or of its header, not verified.
 
-        strict: raise Busy if the disk cannot read them, because the error may be transient.
+        Args:
+            strict: raise Busy if the disk cannot read them, because the error may be transient.
         """
         if not strict:
             return self.read_into(memoryview(bytearray(stop - start)), start, stop)
@@ -483,7 +491,10 @@ class Segment:
         return entries
 
     def _stride(self, run: SegmentRun, entries: bytes, number: int) -> tuple[int, int]:
-        """Return the positions from index entry ``number`` of a run to the next one; for -1, the run's first stride."""
+        """Return positions [start, stop) of the stride that begins at index entry ``number``.
+
+        For -1, return those of the first stride.
+        """
         number = max(number, 0)
         start, stop = run.position, run.stop
         if number < run.index_count:

@@ -22,7 +22,6 @@ _NEVER_US: Final = 2**63 - 1
 
 
 def segment_name(number: int) -> str:
-    """Return the blob name of a segment."""
     return f"{SEGMENTS}/{number >> _START_SHIFT:08x}-{number & 0xFFFFFFFF:08x}.pws"
 
 
@@ -36,7 +35,7 @@ class Sealed:
         staged: number of needed staged batches in it.
         begun_us: earliest append time of its runs.
         lost_partition: whether it holds data of a dropped partition, as noticed at ``lost_at_us``.
-        damaged: whether a checksum did not match; if so, the segment is never rewritten.
+        damaged: whether a checksum did not match. If so, the segment is never rewritten.
     """
 
     segment: Segment
@@ -51,20 +50,18 @@ class Sealed:
     damaged: bool = False
 
     def keep(self, size: int, begun_us: int) -> None:
-        """Count one more needed run."""
         self.live += 1
         self.live_bytes += size
         self.begun_us = min(self.begun_us, begun_us)
 
     def keep_staged(self, size: int) -> None:
-        """Count one more needed staged batch."""
         self.live += 1
         self.live_bytes += size
         self.staged += 1
 
 
 class SegmentSet:
-    """``by_location`` holds every segment whose blob must stay; ``dead`` holds those that are no longer needed."""
+    """``by_location`` holds every segment whose blob must stay. ``dead`` holds those that are no longer needed."""
 
     def __init__(self, store: Store, start: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
@@ -82,13 +79,14 @@ class SegmentSet:
         """Locations of segments whose removal was written to the journal, but perhaps not yet synced."""
 
     def next_number(self) -> int:
-        """Return a number for a new segment."""
         self._counter += 1
         return self._start << _START_SHIFT | self._counter
 
     def add(self, info: SegmentInfo, number: int, *, keep: bool = True) -> Sealed:
-        """Add a segment that was written, or that recovery found in the journal. keep: cache its footer for later
-        reads.
+        """Add a segment that was written, or that recovery found in the journal.
+
+        Args:
+            keep: cache its footer for later reads.
         """
         if keep:
             self._cache.footers.put(info.name, info)
@@ -111,7 +109,13 @@ class SegmentSet:
             self.dead.append(sealed)
 
     def lose(self, location: int, size: int, *, dropped: bool) -> None:
-        """Release a run; its segment may already be gone. dropped: its partition was dropped."""
+        """Release a run.
+
+        Its segment may already be removed.
+
+        Args:
+            dropped: its partition was dropped.
+        """
         sealed = self.by_location.get(location)
         if sealed is not None:
             sealed.lost_partition |= dropped
@@ -134,7 +138,7 @@ class SegmentSet:
         return dead
 
     def removed(self, dead: Iterable[Sealed]) -> list[str]:
-        """Remove these segments, whose removal is durable; return the names of the blobs to delete."""
+        """Remove these segments, whose removal is durable. Return the names of the blobs to delete."""
         names = []
         for sealed in dead:
             del self.by_location[sealed.location]
@@ -144,8 +148,9 @@ class SegmentSet:
         return names
 
     def names(self) -> frozenset[str]:
-        """Return the blobs that a journal group lists, or that were written to be listed; other older blobs are
-        garbage.
+        """Return the blobs that a journal group lists, or that were written to be listed.
+
+        All other blobs that are older are garbage.
         """
         return frozenset([*self.snapshots, *(sealed.segment.name for sealed in self.by_location.values())])
 

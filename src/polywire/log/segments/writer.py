@@ -120,8 +120,9 @@ class RunSource:
 
 
 class StoredParts(Iterable[Part]):
-    """Whole batches of older segments, read in windows that bypass the page cache. A part is valid until the next one
-    is read.
+    """Whole batches of older segments, read in windows that bypass the page cache.
+
+    A part is valid until the next one is read.
     """
 
     def __init__(self, runs: Sequence[tuple[Segment, SegmentRun]], damaged: Callable[[Segment], None] | None) -> None:
@@ -161,9 +162,9 @@ class StoredParts(Iterable[Part]):
 
 
 def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
-    """Assign runs to blobs: a run of 4 MiB or more gets its own blob, all other runs share the last blob.
+    """Assign runs to blobs. A run of 4 MiB or more gets its own blob. All other runs share the last blob.
 
-    Order is preserved.
+    The order of runs is preserved.
     """
     own = [[key] for key, size in sizes.items() if size >= OWN_BLOB_BYTES_MIN]
     shared = [key for key, size in sizes.items() if size < OWN_BLOB_BYTES_MIN]
@@ -173,7 +174,7 @@ def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
 def write_segment(
     store: Store, name: str, runs: Sequence[RunSource], *, chunk_bytes: int = WRITTEN_BYTES
 ) -> SegmentInfo:
-    """Write one blob with these runs; it is durable on return.
+    """Write one blob with these runs. It is durable on return.
 
     ``chunk_bytes`` are collected before they are written. Raises BlobExists, Corrupt if a source differs from the
     announced batches, and what the store raises.
@@ -185,7 +186,7 @@ def write_segment(
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Batches [start, stop) of one buffer. ``sound``: their checksums were checked."""
+    """Batches [start, stop) of one buffer. ``sound``: their checksums were already checked."""
 
     base: Buffer
     positions: array[int]
@@ -210,7 +211,7 @@ class _SegmentWriter:
         self._entries = bytearray()
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the blob in chunks; each is valid until the next one."""
+        """Yield the blob in chunks. Each chunk is valid until the next one."""
         for source in self._sources:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
@@ -287,7 +288,6 @@ class _SegmentWriter:
                 self._begin_epoch(stretch.base, stretch.positions[at])
 
     def _allocate_entries(self, count: int) -> None:
-        """Make space for ``count`` more index entries."""
         size = (self._state[RUN_ENTRIES] + count) * ENTRY.size
         if len(self._entries) < size:
             self._entries += bytes(size - len(self._entries))
@@ -333,7 +333,6 @@ def _whole(content: Buffer) -> _Stretch:
 
 
 def _packed(stretches: Iterator[_Stretch], kind: Compression | None) -> Iterator[_Stretch]:
-    """Compress batches where requested and worthwhile."""
     for stretch in stretches:
         if kind is None:
             yield stretch
@@ -349,7 +348,6 @@ def _packed(stretches: Iterator[_Stretch], kind: Compression | None) -> Iterator
 
 
 def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
-    """Yield a slice of a stretch, unless it is empty."""
     if start < stop:
         yield _Stretch(stretch.base, stretch.positions, stretch.lengths, start, stop)
 
@@ -357,7 +355,7 @@ def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
 def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
     """Yield a part's batches as they are written: merged, compressed, and verified before they get another checksum.
 
-    A damaged batch is copied with its wrong checksum: its readers get an error, and the rest of the run stays intact.
+    A damaged batch is copied with its wrong checksum. Its readers get an error, and the rest of the run stays intact.
     """
     copied_from = SMALL_BYTES if source.compression is None else BATCH_BYTES_MAX + 1
     for whole in _verified(part, copied_from):
@@ -376,9 +374,9 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
 
 
 def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
-    """Yield the part in slices that stay in the CPU cache until they are copied; a damaged batch is a slice by itself.
+    """Yield the part in slices that stay in the CPU cache until they are copied. A damaged batch is a slice by itself.
 
-    For batches of at least ``copied_from`` bytes, only the header is checked, because they are copied unchanged; their
+    Of batches of at least ``copied_from`` bytes, only the header is checked, because they are copied unchanged. Their
     readers check the rest.
     """
     at, count = 0, len(part.positions)
