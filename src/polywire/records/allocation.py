@@ -77,7 +77,9 @@ class Arena:
         return memoryview(allocate_lasting(max(size, self._block_bytes)))[:size] if free is None else free
 
     def take_free(self, size: int, *, may_grow: bool = True) -> memoryview | None:
-        """Return a view like ``take``, but only of a block in the pool; None if all are in use and none may be added.
+        """Return a view like ``take``, but only of a block in the pool.
+
+        Returns None if all blocks are in use and none may be added.
 
         Args:
             size: bytes needed, at most ``block_bytes``.

@@ -1,7 +1,7 @@
-"""All functions on stored batches under one name: build, stamp offsets, check, iterate, look up, reshape (decision
-0101).
+"""All functions on stored batches under one name (decision 0101).
 
-Functions accept buffers and return values or bytes, with one compiled call per batch or chunk.
+They build batches, stamp offsets, check, iterate, look up and reshape. They accept buffers and return values or bytes,
+with one compiled call per batch or chunk.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ _SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)  # key position, key length,
 @cython.nogil
 @cython.exceptval(check=False)
 def _arrange(places: cython.p_longlong, mask: cython.longlong) -> cython.longlong:
-    """Assign positions, aligned to ``mask`` + 1, to the columns that are present; return the end of the last one.
+    """Assign positions, aligned to ``mask`` + 1, to the columns that are present. Return the end of the last column.
 
     ``places`` has the size of each column, -1 if it is absent.
     """
@@ -175,9 +175,9 @@ def _measure(
     count: cython.Py_ssize_t,
     places: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Compute the sizes of key and value columns for the selected spans.
+    """Compute the sizes of the key and value columns for the selected spans.
 
-    Returns -1, or the number of the first record whose row or span is out of range.
+    Returns -1 on success. Otherwise returns the number of the first record whose row or span is out of range.
     """
     key_bytes: cython.longlong = 0
     value_bytes: cython.longlong = 0
@@ -232,7 +232,10 @@ def _fill(
     bytes_at: cython.Py_ssize_t,
     validity_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy one payload (key or value) of every span into its columns; ``spans`` points at the entries for that payload."""
+    """Copy one payload (key or value) of every span into its columns.
+
+    ``spans`` points at the entries for that payload.
+    """
     row: cython.Py_ssize_t
     length: cython.longlong
     end: cython.Py_ssize_t = 0
@@ -278,9 +281,9 @@ def from_spans(
 
     Args:
         spans: i64 array, four numbers per record: position and length of key and value. A length of -1 is null.
-        rows: i32 array of the records to use, in this order; all of them by default.
+        rows: i32 array of the records to use, in this order. By default all are used.
         record_flags: u8 array, one per span (not per row).
-        columns: additional columns, with one entry per row; not keys, values or record flags.
+        columns: additional columns, with one entry per row. They cannot be keys, values or record flags.
 
     Raises ValueError for a row or span out of range, and Invalid as ``allocate`` or for a column that does not fit.
     """
@@ -328,7 +331,7 @@ def from_spans(
 
 @cython.cfunc
 def _measure_further(columns: object, places: cython.p_longlong) -> cython.void:
-    """Enter the sizes of additional columns; raise ValueError for columns that are made from spans."""
+    """Enter the sizes of additional columns. Raises ValueError for a column that is made from spans."""
     i: cython.Py_ssize_t
     lent: Lent
     for column, data in columns.items():  # type: ignore[attr-defined]
@@ -389,7 +392,7 @@ def from_columns(
     producer_epoch: int = -1,
     base_sequence: int = 0,
 ) -> bytearray:
-    """Build a batch from ready-made columns by ``Column`` number; each column is copied once.
+    """Build a batch from ready-made columns by ``Column`` number. Each column is copied once.
 
     Checks the sizes of the columns, and that columns which require each other are all present. It does not check their
     contents: call ``validate`` afterwards if they come from outside.

@@ -64,7 +64,6 @@ _RULES: Final = {
 @cython.nogil
 @cython.exceptval(check=False)
 def _size_is(places: cython.p_const_longlong, column: cython.int, size: cython.longlong) -> cython.bint:
-    """Return whether the column is absent or has exactly this size."""
     return places[2 * column] < 0 or places[2 * column + 1] == size
 
 
@@ -73,7 +72,6 @@ def _size_is(places: cython.p_const_longlong, column: cython.int, size: cython.l
 @cython.nogil
 @cython.exceptval(check=False)
 def _together(places: cython.p_const_longlong, first: cython.int, last: cython.int) -> cython.bint:
-    """Return whether columns ``first`` to ``last`` are all present or all absent."""
     column: cython.int
     apart: cython.bint = False
     for column in range(first + 1, last + 1):
@@ -86,7 +84,7 @@ def _together(places: cython.p_const_longlong, first: cython.int, last: cython.i
 @cython.nogil
 @cython.exceptval(check=False)
 def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.longlong:
-    """Return the last entry of an offsets column, which is the size of the column it points into."""
+    """Return the last entry of an offsets column. It is the size of the column that the offsets point into."""
     return load_i32(p, places[2 * column] + places[2 * column + 1] - 4)
 
 
@@ -94,7 +92,7 @@ def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cyth
 @cython.nogil
 @cython.exceptval(check=False)
 def _company(places: cython.p_const_longlong) -> cython.int:
-    """Return -1 if each column has the columns it needs, otherwise the first one that lacks a column."""
+    """Return -1 if columns that belong together are all present or all absent. Otherwise return one of them."""
     if places[0] < 0 or places[2] < 0:
         return 0
     if not _together(places, 3, 4) or (places[10] >= 0 and places[6] < 0):
@@ -114,7 +112,10 @@ def _company(places: cython.p_const_longlong) -> cython.int:
 @cython.nogil
 @cython.exceptval(check=False)
 def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.int:
-    """Return -1 if every column has the right size and the columns it needs, otherwise the first one that does not."""
+    """Return -1 if every column has the right size, and columns that belong together are all present or all absent.
+
+    Otherwise return a column that violates this.
+    """
     column: cython.int = _company(places)
     if column >= 0:
         return column
@@ -157,9 +158,9 @@ def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: c
 @cython.nogil
 @cython.exceptval(check=False)
 def _offsets_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.bint:
-    """Return whether offsets begin at 0 and never decrease; True for an absent column.
+    """Return whether an offsets column begins at 0 and never decreases. An absent column fits.
 
-    ``sizes_fit`` has already compared the last offset with the size of the bytes.
+    ``sizes_fit`` has already compared the last offset with the size of the column that the offsets point into.
     """
     at: cython.Py_ssize_t = places[2 * column]
     steps: cython.Py_ssize_t = (places[2 * column + 1] >> 2) - 1
@@ -182,7 +183,7 @@ def _nulls_empty(
     offsets: cython.int,
     count: cython.Py_ssize_t,
 ) -> cython.bint:
-    """Return whether records that the bitmap marks as null have no bytes; True without a bitmap."""
+    """Return whether the records that the bitmap marks as null have no bytes. Without a bitmap the result is True."""
     bits: cython.Py_ssize_t = places[2 * validity]
     at: cython.Py_ssize_t = places[2 * offsets]
     broken: cython.int = 0
@@ -198,7 +199,7 @@ def _nulls_empty(
 @cython.nogil
 @cython.exceptval(check=False)
 def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.bint:
-    """Return whether key kinds are 1 to 15, value kinds 0 to 15, and null values have no bytes."""
+    """Return whether key kinds are 1 to 15 and value kinds 0 to 15, and null values have no bytes."""
     i: cython.Py_ssize_t
     if places[22] < 0:
         return True
@@ -216,7 +217,10 @@ def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cyth
 def flagged(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, count: cython.Py_ssize_t, bit: cython.int
 ) -> cython.longlong:
-    """Count the bytes in [``at``, ``at`` + ``count``) that have any of the bits in ``bit``; 0 if ``at`` is negative."""
+    """Count the bytes in [``at``, ``at`` + ``count``) that have any of the bits in ``bit``.
+
+    Returns 0 if ``at`` is negative.
+    """
     found: cython.longlong = 0
     i: cython.Py_ssize_t
     if at < 0:
@@ -232,10 +236,10 @@ def flagged(
 def _deltas_fit(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, count: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether the deltas of a compacted batch ascend and stay within the spans.
+    """Return whether the deltas of a compacted batch ascend and stay within the batch's spans.
 
-    Addresses must ascend by at least each record's size. The first delta may be above 0: the batch then also covers
-    offsets of removed records before it.
+    Addresses must ascend by at least each record's size. The first delta may be above 0: the batch then also covers the
+    offsets of removed records before its first one.
     """
     offsets: cython.Py_ssize_t = places[50]
     addresses: cython.Py_ssize_t = places[52]
@@ -278,7 +282,6 @@ def _crcs_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: c
 def _gaps_zero(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, length: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether all bytes outside of columns are zero."""
     end: cython.Py_ssize_t = at + _HEADER_BYTES
     seen: cython.int = 0
     i: cython.int
@@ -355,7 +358,7 @@ def _broken_rule(
 
 @cython.cfunc
 def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.void:
-    """Check that every event type is UTF-8: the whole column is, and no type begins within a character."""
+    """Check that every event type is UTF-8: the column as a whole is UTF-8, and no type begins inside a character."""
     i: cython.Py_ssize_t
     place: cython.longlong
     try:

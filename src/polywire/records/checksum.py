@@ -1,6 +1,6 @@
-"""Checksums of the stored batch: XXH64 for bytes, CRC-32 for values.
+"""XXH64, the checksum of headers and bodies of stored batches, and CRC-32, the checksum of single values.
 
-XXH64 uses seed 0; CRC-32 is the IEEE polynomial, as in zlib. Compiled and uncompiled code return the same results.
+XXH64 uses seed 0. CRC-32 uses the IEEE polynomial, as in zlib. Compiled and uncompiled code return the same results.
 Large inputs are read without the GIL. Compiled code requires a little-endian machine.
 """
 
@@ -82,7 +82,7 @@ def _fold(digest: cython.ulonglong, lane: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def xxh64_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """Return XXH64 of ``size`` bytes at ``at``; the caller has checked the range."""
+    """Return XXH64 of ``size`` bytes at ``at``. The caller has checked the range."""
     if not cython.compiled and _library is not None:
         digest: cython.ulonglong = _library(p[at : at + size])
         return digest
@@ -149,7 +149,10 @@ def _fill_crc_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _crc_word(table: cython.int, x: cython.uint) -> cython.uint:
-    """Return the contribution of four bytes to the CRC; ``table`` is the number of bytes that follow them in the block."""
+    """Return the contribution of four bytes to the CRC.
+
+    ``table`` is the number of bytes that follow them in the block.
+    """
     return (
         _CRC_TABLES[(table + 3) * 256 + (x & 0xFF)]
         ^ _CRC_TABLES[(table + 2) * 256 + ((x >> 8) & 0xFF)]
@@ -162,7 +165,7 @@ def _crc_word(table: cython.int, x: cython.uint) -> cython.uint:
 @cython.nogil
 @cython.exceptval(check=False)
 def crc32_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """Return CRC-32 of ``size`` bytes at ``at``; the caller has checked the range."""
+    """Return CRC-32 of ``size`` bytes at ``at``. The caller has checked the range."""
     if not cython.compiled:
         return zlib.crc32(p[at : at + size])
     end: cython.Py_ssize_t = at + size
@@ -200,7 +203,7 @@ def xxh64(data: Lendable) -> int:
 
 
 def xxh64_at(data: Lendable, start: int, stop: int) -> int:
-    """Return XXH64, seed 0, of ``data[start:stop]``; raise ValueError if the range is not within the buffer."""
+    """Return XXH64, seed 0, of ``data[start:stop]``. Raises ValueError if the range is not within the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop
@@ -214,7 +217,7 @@ def xxh64_at(data: Lendable, start: int, stop: int) -> int:
 
 
 def crc32_at(data: Buffer, start: int, stop: int) -> int:
-    """Return CRC-32 (IEEE) of ``data[start:stop]``; raise ValueError if the range is not within the buffer."""
+    """Return CRC-32 (IEEE) of ``data[start:stop]``. Raises ValueError if the range is not within the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop

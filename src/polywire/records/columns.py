@@ -34,7 +34,7 @@ INT_BYTES_MAX: Final = (
 
 
 class Column(IntEnum):
-    """Columns of a batch in their stored order; the value is the bit in the header's ``columns``."""
+    """Columns of a batch in their stored order. The value is the bit in the header's ``columns``."""
 
     VALUE_OFFSETS = 0
     VALUE_BYTES = 1
@@ -108,7 +108,7 @@ class HeaderKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """Fixed header of a batch; decision 0101 describes the fields."""
+    """Fixed header of a batch. Decision 0101 describes the fields."""
 
     length: int
     flags: int
@@ -136,7 +136,7 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One typed header of a record. Key and value are raw bytes; numbers are little-endian."""
+    """One typed header of a record. Key and value are raw bytes. Numbers are little-endian."""
 
     key: bytes
     value: bytes | None
@@ -146,7 +146,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event-sourcing fields of a record; only Cursus sets them (concepts: records#event-fields)."""
+    """Event-sourcing fields of a record. Only Cursus sets them (concepts: records#event-fields)."""
 
     type: str
     schema_version: int
@@ -156,7 +156,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as a Python object, for slow paths, clients and tests; hot paths never create one.
+    """One record as a Python object, for slow paths, clients and tests. Hot paths never create one.
 
     ``offset`` is -1 and ``append_time_us`` 0 until the record is stored.
     """
@@ -178,8 +178,9 @@ _UNSIGNED: Final = (HeaderKind.UINT8, HeaderKind.UINT16, HeaderKind.UINT32, Head
 
 
 def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
-    """Return a header's key or value in the type of its kind; raw bytes, and bytes that do not fit the kind, are
-    unchanged.
+    """Return a header's key or value in the type of its kind.
+
+    Raw bytes are returned unchanged, and so are bytes that do not fit the kind.
     """
     if data is None or kind is HeaderKind.NULL:
         return None
@@ -198,8 +199,9 @@ def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
 
 
 def text_of(data: bytes | None, kind: HeaderKind) -> str:
-    """Return a header's key or value as text. Numbers become digits, other bytes are decoded as UTF-8 with replacement
-    characters.
+    """Return a header's key or value as text.
+
+    Numbers become digits, other bytes are decoded as UTF-8 with replacement characters.
     """
     value = typed(data, kind)
     match value:

@@ -51,7 +51,9 @@ def compress_body(batch: Buffer, kind: Compression) -> Buffer:
 
 
 def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
-    """Return the batch with its body decompressed; an uncompressed batch is returned unchanged and unchecked.
+    """Return the batch with its body decompressed.
+
+    An uncompressed batch is returned unchanged and unchecked.
 
     Args:
         batch: the whole batch.
@@ -92,12 +94,11 @@ def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
 
 
 def _length(body_bytes: int) -> int:
-    """Return the size of a whole batch whose body has this size."""
     return (HEADER_BYTES + body_bytes + 7) & ~7
 
 
 def _with_body(batch: Buffer, body: Buffer, flags: int) -> bytearray:
-    """Return the batch with another body; ``body_bytes_raw`` is unchanged."""
+    """Return the batch with another body. ``body_bytes_raw`` is unchanged."""
     result = bytearray(_length(len(body)))
     result[:HEADER_BYTES] = memoryview(batch).cast("B")[:HEADER_BYTES]
     result[HEADER_BYTES : HEADER_BYTES + len(body)] = body

@@ -67,7 +67,7 @@ def seal_header(p: cython.p_uchar, at: cython.Py_ssize_t) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def body_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.bint:
-    """Return whether the body matches its checksum; the caller has checked that the body is complete."""
+    """Return whether the body matches its checksum. The caller has checked that the body is complete."""
     return load_u64(p, at + 88) == xxh64_raw(p, at + _HEADER_BYTES, load_u32(p, at + 72))
 
 
@@ -75,7 +75,10 @@ def body_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.bint:
 @cython.nogil
 @cython.exceptval(check=False)
 def _whole_length(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the batch at ``at``: 0 if it extends beyond ``limit``, -1 if no batch begins here."""
+    """Return the length of the batch at ``at``.
+
+    Return 0 if it extends beyond ``limit``, -1 if no batch begins at ``at``.
+    """
     if limit - at < _HEADER_BYTES:
         return 0 if limit - at < 4 or load_u32(p, at) == _MAGIC else -1
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -177,7 +180,7 @@ def unnumbered_header(batch: Buffer) -> bytes:
 
 
 def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: int) -> None:
-    """Set the producer's epoch and first sequence in place; raise Invalid if the buffer is too short for a header."""
+    """Set the producer's epoch and first sequence in place. Raises Invalid if the buffer is too short for a header."""
     lent: Lent = lend_writable(batch)
     place: cython.Py_ssize_t = at
     _require_header(lent, place)
@@ -187,7 +190,7 @@ def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: i
 
 
 def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """Return the header at ``at``; only its magic number is checked.
+    """Return the header at ``at``. Only its magic number is checked.
 
     Raises:
         Invalid: INVALID_BATCH: the buffer is too short for a header, or its magic number is wrong.
@@ -210,8 +213,9 @@ def check_header(buf: Buffer, at: int) -> bool:
 
 
 def check_body(buf: Buffer, at: int) -> bool:
-    """Return whether the batch at ``at`` is complete and its body matches its checksum. Large bodies are read without
-    the GIL.
+    """Return whether the batch at ``at`` is complete and its body matches its checksum.
+
+    Large bodies are read without the GIL.
     """
     lent: Lent = lend(buf)
     place: cython.Py_ssize_t = at
@@ -245,7 +249,7 @@ def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _first_damaged(p: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Loop of ``first_damaged``; returns ``size`` if no batch is damaged."""
+    """The loop of ``first_damaged``. Returns ``size`` if no batch is damaged."""
     at: cython.Py_ssize_t = 0
     while at < size:
         if not is_sound(p, at, size):
@@ -270,7 +274,7 @@ def first_damaged(chunk: Buffer) -> int:
 
 
 def walk(chunk: Buffer) -> array[int]:
-    """Return the positions (i64) of the consecutive batches in ``chunk``; an incomplete last one is skipped.
+    """Return the positions (i64) of the consecutive batches in ``chunk``. An incomplete last batch is skipped.
 
     Checks magic number and length only.
 
@@ -316,8 +320,9 @@ def headers_of(chunk: Buffer) -> bytearray:
 
 
 def layout(batch: Buffer, at: int = 0) -> array[int]:
-    """Return position and size of each column, as 2 × COLUMN_COUNT i64; positions are relative to the buffer, -1 if
-    absent.
+    """Return position and size of each column, as 2 × COLUMN_COUNT i64.
+
+    Positions are relative to the buffer. The position of an absent column is -1.
 
     Raises:
         Invalid: INVALID_BATCH: the columns do not fit the batch, it is truncated, or its body is compressed.

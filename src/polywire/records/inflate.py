@@ -56,7 +56,7 @@ class TooFar(Exception):
 
 
 def gunzip(packed: Buffer, limit: int) -> bytearray:
-    """Expand a gzip stream, or several in a row; raise Damaged, or TooFar above ``limit`` bytes."""
+    """Expand a gzip stream, or several in a row. Raises Damaged, or TooFar above ``limit`` bytes."""
     view = memoryview(packed).cast("B")
     out = bytearray()
     member, left = zlib.decompressobj(_GZIP), parts_max(limit)
@@ -86,7 +86,7 @@ def parts_max(limit: int) -> int:
 
 
 def unsnap(block: Buffer, limit: int) -> memoryview:
-    """Expand a raw snappy block; raise Damaged, or TooFar above ``limit`` bytes."""
+    """Expand a raw snappy block. Raises Damaged, or TooFar above ``limit`` bytes."""
     return _unsnap([memoryview(block).cast("B")], limit)
 
 
@@ -116,7 +116,7 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
 
 
 def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
-    """Expand blocks into one buffer, whose size is the sum of the sizes in the blocks' headers."""
+    """Expand blocks into one buffer. The size of the buffer is the sum of the sizes in the blocks' headers."""
     if not all(map(len, blocks)):
         raise Damaged("a snappy block is empty")
     try:
@@ -138,7 +138,7 @@ def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Header of a frame. content: decompressed size, None if not declared."""
+    """The header of a frame. ``content`` is the decompressed size, None if the header does not have it."""
 
     size: int
     window: int
@@ -148,8 +148,6 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Position of a frame and its maximum decompressed size."""
-
     start: int
     stop: int
     capacity: int
@@ -182,7 +180,10 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
 
 
 def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
-    """Return a frame whose window is at most as large as its content can be, because no match lies further back."""
+    """Return the bytes of a frame. If its header has a larger window than the content needs, lower the window.
+
+    The content needs no window larger than itself, because no match lies further back.
+    """
     source = view[frame.start : frame.stop]
     if frame.window <= max(PLAIN_WINDOW_BYTES_MAX, size_max):
         return source
@@ -192,7 +193,7 @@ def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
 
 
 def _frames(view: memoryview, limit: int) -> list[_Frame]:
-    """Return the positions of the frames; skippable frames are omitted. Raise Damaged or TooFar."""
+    """Return the positions of the frames, without skippable frames. Raises Damaged or TooFar."""
     at, announced, left = 0, 0, parts_max(limit)
     found: list[_Frame] = []
     while at < len(view):
@@ -238,7 +239,7 @@ def _head(view: memoryview, start: int) -> _Head:
 
 
 def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
-    """Walk the blocks of a frame."""
+    """Read the headers of a frame's blocks, to find the frame's end and its maximum decompressed size."""
     at, size, count, is_last = start + head.size, 0, 0, False
     while not is_last:
         count += 1

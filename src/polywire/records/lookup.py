@@ -33,7 +33,7 @@ else:
 
 @cython.cfunc
 def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong) -> cython.Py_ssize_t:
-    """Fill ``places`` and return the number of records; raise Invalid if the batch is truncated or compressed."""
+    """Fill ``places`` and return the number of records. Raises Invalid if the batch is truncated or compressed."""
     if at < 0 or fill_layout(lent.p, at, lent.size, places) < 0:
         raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated or compressed position={at} size={lent.size}")
     count: cython.Py_ssize_t = load_u32(lent.p, at + 28)
@@ -48,7 +48,7 @@ def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong
 @cython.nogil
 @cython.exceptval(check=False)
 def _delta(p: cython.p_const_uchar, places: cython.p_const_longlong, index: cython.Py_ssize_t) -> cython.longlong:
-    """Return the Kafka 0.7 bytes from the batch's first record to record ``index``.
+    """Return the number of Kafka 0.7 bytes from the batch's first record to record ``index``.
 
     If ``index`` is the record count, return the bytes to the end of the batch.
     """
@@ -67,7 +67,7 @@ def first_row(
     count: cython.Py_ssize_t,
     wanted: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Return the index of the first record at or after offset ``wanted``; ``count`` if there is none."""
+    """Return the index of the first record at or after offset ``wanted``. If there is none, return ``count``."""
     low: cython.Py_ssize_t = 0
     high: cython.Py_ssize_t = count
     middle: cython.Py_ssize_t
@@ -85,7 +85,7 @@ def first_row(
 
 
 def address_of(batch: Buffer, index: int) -> int:
-    """Return the Kafka 0.7 address of record ``index``; raise IndexError if it does not exist."""
+    """Return the Kafka 0.7 address of record ``index``. Raises IndexError if it does not exist."""
     lent: Lent = lend(batch)
     i: cython.Py_ssize_t = index
     if cython.compiled:
@@ -99,7 +99,7 @@ def address_of(batch: Buffer, index: int) -> int:
 
 
 def offset_of(batch: Buffer, index: int) -> int:
-    """Return the offset of record ``index``; raise IndexError if it does not exist."""
+    """Return the offset of record ``index``. Raises IndexError if it does not exist."""
     lent: Lent = lend(batch)
     i: cython.Py_ssize_t = index
     if cython.compiled:
@@ -155,7 +155,7 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
 
 
 def record_at_offset(batch: Buffer, offset: int) -> int:
-    """Return the index of the first record at or after ``offset``; the record count if there is none."""
+    """Return the index of the first record at or after ``offset``. If there is none, return the record count."""
     lent: Lent = lend(batch)
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
@@ -207,8 +207,9 @@ def _fill_spans(
     spans: cython.p_uchar,
     spans_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Write position and length of the payload of records ``first`` to ``stop``; ``spans_at`` is 0 for keys, 16 for
-    values.
+    """Write position and length of one payload of records ``first`` to ``stop``.
+
+    ``spans_at`` is 0 for keys, 16 for values.
     """
     offsets_at: cython.Py_ssize_t = places[2 * offsets]
     bytes_at: cython.Py_ssize_t = places[2 * offsets + 2]
@@ -245,8 +246,9 @@ def spans_of(batch: Buffer, at: int = 0) -> array[int]:
 
 
 def fill_spans(batch: Buffer, spans: Lendable, first: int, stop: int) -> None:
-    """Write the spans of records ``first`` to ``stop`` into a writable array that has space for all records of the
-    batch.
+    """Write the spans of records ``first`` to ``stop`` into a writable array.
+
+    The array has space for all records of the batch.
 
     Raises:
         IndexError: a record does not exist, or the array is too small.

@@ -27,8 +27,9 @@ Lendable: TypeAlias = "Buffer | array[int]"
 @cython.freelist(16)
 @cython.cclass
 class Lent:
-    """A borrowed buffer. Invariant: ``p`` points at ``size`` bytes, which stay at their address while this object
-    exists.
+    """A borrowed buffer.
+
+    Invariant: ``p`` points at ``size`` bytes, which stay at their address while this object exists.
     """
 
     if not cython.compiled:  # in the compiled module, memory.pxd declares these fields
@@ -43,7 +44,7 @@ class Lent:
 
 @cython.cfunc
 def lend(data: Lendable) -> Lent:
-    """Borrow a contiguous buffer for reading; raise BufferError or TypeError for anything else."""
+    """Borrow a contiguous buffer for reading. Raises BufferError or TypeError for anything else."""
     lent: Lent = Lent.__new__(Lent)
     if cython.compiled:
         PyObject_GetBuffer(data, cython.address(lent.view), PyBUF_SIMPLE)
@@ -57,7 +58,7 @@ def lend(data: Lendable) -> Lent:
 
 @cython.cfunc
 def lend_writable(data: Lendable) -> Lent:
-    """Borrow a contiguous buffer for writing; raise BufferError if it is read-only."""
+    """Borrow a contiguous buffer for writing. Raises BufferError if it is read-only."""
     lent: Lent = Lent.__new__(Lent)
     if cython.compiled:
         PyObject_GetBuffer(data, cython.address(lent.view), PyBUF_WRITABLE)

@@ -1,7 +1,8 @@
 """Map keys to partitions with the hash functions of each protocol's clients, for one key or a whole array of spans.
 
-Results equal those of the clients (concepts: records#keys-and-partitions): seed 0, unsigned, modulo the partition
-count. A null key is hashed like an empty one. Iggy's oldest dialect uses MurmurHash3 x64 128.
+Results equal those of the clients (concepts: records#keys-and-partitions). Hashes use seed 0, are unsigned, and are
+taken modulo the partition count. A null key is hashed like an empty one. Iggy's oldest dialect uses MurmurHash3 x64
+128.
 """
 
 from __future__ import annotations
@@ -121,7 +122,6 @@ def _xxh32_round(lane: cython.uint, x: cython.uint) -> cython.uint:
 @cython.nogil
 @cython.exceptval(check=False)
 def _xxh32(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """Return XXH32 with seed 0 (xxHash specification)."""
     end: cython.Py_ssize_t = at + size
     digest: cython.uint = _XXH_P5
     a: cython.uint = _wrap32(_XXH_P1 + _XXH_P2)
@@ -218,7 +218,7 @@ def _murmur3(
 def _partition(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, count: cython.uint, kind: cython.int
 ) -> cython.uint:
-    """Return the hash modulo ``count``. MurmurHash3's 128-bit number is ``h2`` × 2^64 + ``h1``."""
+    """Return the hash of a key modulo ``count``. MurmurHash3's 128-bit number is ``h2`` × 2^64 + ``h1``."""
     high: cython.ulonglong
     if kind == _FNV32:
         return _fnv1a_32(p, at, size) % count
@@ -233,7 +233,7 @@ def _partition(
 
 @cython.cfunc
 def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
-    """Return the end of a slice of ``lent``; raise ValueError if the slice is not within it."""
+    """Return the end of a slice of ``lent``. Raises ValueError if the slice is not within the buffer."""
     end: cython.Py_ssize_t = lent.size if stop is None else stop
     if start < 0 or end < start or end > lent.size:
         raise ValueError(f"range is not within the buffer start={start} stop={end} size={lent.size}")
@@ -272,7 +272,7 @@ def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
 
 
 def partition_of(key: Buffer, partition_count: int, hash_kind: KeyHash) -> int:
-    """Return the partition of a key; raise ValueError for a partition count below 1."""
+    """Return the partition of a key. Raises ValueError for a partition count below 1."""
     lent: Lent = lend(key)
     kind: cython.int = _NUMBERS[hash_kind]
     modulus: cython.uint = partition_count

@@ -61,7 +61,9 @@ _NO_PRODUCER = cython.declare(cython.longlong, -1)
 @cython.nogil
 @cython.exceptval(check=False)
 def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the record count of a small plain batch that may be merged with batches of the same columns; else 0.
+    """Return the record count of a small plain batch that may be merged with batches of the same columns.
+
+    Return 0 for any other batch.
 
     Batches of producers are not merged. Neither are batches that already have offsets, because merging would rely on
     these, and a client may have sent arbitrary ones.
@@ -77,9 +79,10 @@ def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.P
 
 @cython.cfunc
 def _check_neighbours(runs: Runs) -> cython.void:
-    """Check that the batches can be merged.
+    """Raise ValueError unless the batches can be merged.
 
-    Raises ValueError for producers, different partitions or epochs, gaps, and spans that are too long.
+    They must not have producers. They must have the same partition and epoch, no gaps between them, and spans that fit
+    one batch.
     """
     one: Lent
     other: Lent
@@ -142,8 +145,9 @@ def merge(batches: Sequence[Buffer]) -> bytearray:
 
 
 def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
-    """Return records ``start`` to ``stop`` as a batch that retains partition, epoch, time, offsets, addresses and
-    sequences.
+    """Return records ``start`` to ``stop`` as a batch.
+
+    It retains partition, epoch, time, offsets, addresses and sequences.
 
     Raises:
         IndexError: the range is empty or not within the batch.
@@ -173,7 +177,10 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
 
 @cython.cfunc
 def _pick(runs: Runs, rows: Lendable) -> cython.void:
-    """Set the runs of one source that contain these records (i32 array); raise IndexError if one does not exist."""
+    """Set ``runs`` to the records of its only source that have these indexes (i32 array).
+
+    Raises IndexError if a record does not exist.
+    """
     source: Lent = runs.sources[0]
     lent: Lent = lend(rows)
     count: cython.longlong = load_u32(source.p, 28)

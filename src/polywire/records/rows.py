@@ -26,7 +26,7 @@ HEADER_BYTES_STORED = 10  # bytes of a header besides its key and value: two kin
 def from_records(
     records: Sequence[Record], *, producer_id: bytes | None = None, producer_epoch: int = -1, base_sequence: int = 0
 ) -> bytearray:
-    """Build a batch without offsets; offsets and append times of the records are ignored.
+    """Build a batch without offsets. The records' offsets and append times are ignored.
 
     If a producer is given, a record without a sequence gets the sequence of the previous record plus one. The first
     record gets ``base_sequence``.
@@ -53,7 +53,7 @@ def from_records(
 
 
 def to_records(batch: Buffer, at: int = 0) -> list[Record]:
-    """Return the records of the valid, uncompressed batch at ``at``; raise Invalid(INVALID_BATCH) if there is none."""
+    """Return the records of the valid, uncompressed batch at ``at``. Raises Invalid(INVALID_BATCH) if there is none."""
     header = read_header(batch, at)
     columns = _columns(batch, at)
     count = header.record_count
@@ -86,12 +86,15 @@ def to_records(batch: Buffer, at: int = 0) -> list[Record]:
 
 
 def producer_of(batch: Buffer, at: int = 0) -> bytes | None:
-    """Return the producer id of the batch at ``at``, or None; raise Invalid if the batch is truncated or compressed."""
+    """Return the producer id of the batch at ``at``, or None.
+
+    Raises Invalid if the batch is truncated or compressed.
+    """
     return _columns(batch, at).get(Column.PRODUCER_ID)
 
 
 class Rows:
-    """Records of one valid, uncompressed batch; each field is decoded on request.
+    """Records of one valid, uncompressed batch. Each field is decoded on request.
 
     A record may have 1.5 million headers, so callers that filter, measure or display records decode only the fields
     they need.
@@ -115,7 +118,7 @@ class Rows:
         return self._views.get(column, memoryview(b"")).cast("i")
 
     def offset(self, index: int) -> int:
-        """Return a record's offset; -1 if the batch has no offsets yet."""
+        """Return a record's offset, or -1 if the batch has no offsets yet."""
         if not self.header.partition:
             return -1
         deltas = self._views.get(Column.OFFSET_DELTAS)
@@ -154,11 +157,9 @@ class Rows:
         return size + HEADER_BYTES_STORED * len(numbers)
 
     def header_count(self, index: int) -> int:
-        """Return the number of a record's headers."""
         return len(self._numbers_of_headers(index))
 
     def headers(self, index: int) -> Iterator[Header]:
-        """Yield a record's headers."""
         return map(self._header, self._numbers_of_headers(index))
 
     def last_header(self, index: int, key: bytes) -> Header | None:
@@ -186,8 +187,9 @@ class Rows:
         )
 
     def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
-        """Return a batch of one record, without offsets: its key, its value, and headers whose keys do not begin with
-        ``without``.
+        """Return a batch of one record, without offsets.
+
+        It has the record's key, its value, and those headers whose keys do not begin with ``without``.
         """
         columns: dict[int, Buffer] = {}
         _put_payload(columns, Column.VALUE_OFFSETS, self.value(index))
@@ -199,12 +201,10 @@ class Rows:
         return from_columns(columns, 1)
 
     def _numbers_of_headers(self, index: int) -> range:
-        """Return the indexes of a record's headers in the batch."""
         starts = self._header_starts
         return range(starts[index], starts[index + 1]) if len(starts) else range(0)
 
     def _keys_of_headers(self) -> bytes:
-        """Return the keys of all headers, concatenated."""
         if self._header_keys is None:
             self._header_keys = bytes(self._views.get(Column.HEADER_KEY_BYTES, b""))
         return self._header_keys
@@ -217,7 +217,10 @@ class Rows:
         return Header(bytes(key), bytes(value) if value_kind else None, HeaderKind(key_kind), HeaderKind(value_kind))
 
     def _runs_without(self, index: int, prefix: bytes) -> list[range]:
-        """Return the indexes of a record's headers whose keys do not begin with ``prefix``, as ranges."""
+        """Return the indexes of a record's headers, as ranges.
+
+        Headers whose keys begin with ``prefix`` are excluded.
+        """
         numbers = self._numbers_of_headers(index)
         if not prefix:
             return [numbers]
@@ -244,7 +247,7 @@ class Rows:
 
 
 def _put_payload(columns: dict[int, Buffer], offsets: Column, data: Buffer | None) -> None:
-    """Add the columns of one key or value; ``data`` is None for null."""
+    """Add the columns of one key or value. ``data`` is None for null."""
     columns[offsets] = _offsets([len(data or b"")])
     columns[offsets + 1] = data or b""
     if data is None:
@@ -280,7 +283,7 @@ def _put_payloads(columns: dict[int, Buffer], records: Sequence[Record]) -> None
 def _put_producer(
     columns: dict[int, Buffer], records: Sequence[Record], producer_id: bytes | None, base_sequence: int
 ) -> int:
-    """Add the producer id, and the sequences if they are not consecutive; return the first sequence."""
+    """Add the producer id, and the sequences unless they are consecutive. Return the first sequence."""
     if producer_id is None:
         if any(record.sequence is not None for record in records):
             raise Invalid(ErrorCode.INVALID_BATCH, "a record has a sequence but the batch has no producer")
@@ -313,7 +316,6 @@ def _put_fixed(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
 
 
 def _flags(record: Record) -> int:
-    """Return a record's flags, including the one for event-sourced records."""
     if record.flags & ~_FLAGS:
         raise Invalid(ErrorCode.INVALID_BATCH, f"unknown record flags flags={record.flags:#x}")
     plain = record.flags & ~RecordFlags.EVENT_SOURCED
@@ -356,7 +358,6 @@ def _put_events(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
 
 
 def _columns(batch: Buffer, at: int) -> dict[int, bytes]:
-    """Return the bytes of every column that is present."""
     numbers = layout(batch, at)
     view = memoryview(batch).cast("B")
     places = zip(numbers[::2], numbers[1::2], strict=True)
@@ -372,7 +373,6 @@ def _numbers(columns: dict[int, bytes], column: Column, code: str, default: Sequ
 
 
 def _parts(columns: dict[int, bytes], offsets: Column) -> list[bytes]:
-    """Split the column that follows an offsets column at those offsets."""
     ends = _numbers(columns, offsets, "i", ())
     parts = columns[offsets + 1]
     return [parts[start:stop] for start, stop in pairwise(ends)]

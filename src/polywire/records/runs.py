@@ -1,7 +1,7 @@
 """Concatenate runs of records from stored batches, column by column (decision 0101).
 
-A *run* is (source, start, stop): consecutive records of one source. Records retain all their columns; an optional
-column that only some sources have is filled with its default. Sources must have been validated.
+A *run* is (source, start, stop): consecutive records of one source. Records retain all their columns. If only some
+sources have an optional column, the rows of the others get its default. Sources must have been validated.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
 
 @cython.cfunc
 def open_sources(batches: Sequence[Buffer]) -> Runs:
-    """Borrow the sources and locate their columns; raise Invalid if one is truncated or compressed."""
+    """Borrow the sources and locate their columns. Raises Invalid if one is truncated or compressed."""
     runs: Runs = Runs.__new__(Runs)
     lent: Lent
     i: cython.Py_ssize_t
@@ -122,7 +122,7 @@ def open_sources(batches: Sequence[Buffer]) -> Runs:
 
 @cython.cfunc
 def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bint:
-    """Locate the columns of one source; return False if it is truncated or compressed."""
+    """Locate the columns of one source. Return False if the source is truncated or compressed."""
     if cython.compiled:
         if fill_layout(lent.p, 0, lent.size, runs.layouts + _LAYOUT * number) < 0:
             return False
@@ -152,7 +152,7 @@ def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_
 def _between(
     p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong
 ) -> cython.longlong:
-    """Return the number of bytes between two entries of the offsets column at ``at``; 0 if it is absent."""
+    """Return the number of bytes between two entries of the offsets column at ``at``. It is 0 for an absent column."""
     if at < 0:
         return 0
     return load_i32(p, at + 4 * stop) - load_i32(p, at + 4 * start)
@@ -168,7 +168,10 @@ def _nulls(
     start: cython.longlong,
     stop: cython.longlong,
 ) -> cython.longlong:
-    """Count nulls among records ``start`` to ``stop``: all are null without offsets, none without a bitmap."""
+    """Count the nulls among records ``start`` to ``stop``.
+
+    Without an offsets column all records are null. With an offsets column but no bitmap, no record is null.
+    """
     found: cython.longlong = 0
     i: cython.longlong
     if offsets < 0:
@@ -183,7 +186,6 @@ def _nulls(
 @cython.nogil
 @cython.exceptval(check=False)
 def _measure(runs: Runs) -> cython.void:
-    """Write the size of every column of the result into ``places``."""
     p: cython.p_const_uchar
     start: cython.longlong
     stop: cython.longlong
@@ -231,7 +233,7 @@ def _measure(runs: Runs) -> cython.void:
 def _size_columns(
     runs: Runs, columns: cython.uint, key_nulls: cython.longlong, value_nulls: cython.longlong
 ) -> cython.void:
-    """Compute the sizes of all columns from the counted bytes; an absent column gets -1."""
+    """Compute the sizes of all columns from the numbers of bytes that were counted. An absent column gets -1."""
     count: cython.longlong = runs.count
     places: cython.p_longlong = runs.places
     offsets: cython.longlong = 4 * count + 4
@@ -325,7 +327,10 @@ def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: 
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: cython.bint) -> cython.void:
-    """Concatenate a column of elements of ``width`` bytes; the default is zeros, or ``NO_TIME`` for origin times."""
+    """Concatenate a column of elements of ``width`` bytes.
+
+    A source without the column contributes zeros, or ``NO_TIME`` for origin times.
+    """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * column]
@@ -366,7 +371,7 @@ def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: 
 def _fill_crcs(
     runs: Runs, source: cython.longlong, start: cython.longlong, stop: cython.longlong, place: cython.longlong
 ) -> cython.void:
-    """Compute the CRCs of values if their source has none."""
+    """Compute the CRCs of values, for a source that does not have them."""
     p: cython.p_const_uchar = runs.bases[source]
     target: cython.p_uchar = runs.target
     at: cython.longlong = runs.layouts[_LAYOUT * source]
@@ -383,7 +388,6 @@ def _fill_crcs(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_bits(runs: Runs, validity: cython.int, offsets: cython.int) -> cython.void:
-    """Concatenate a validity bitmap."""
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * validity]
@@ -409,7 +413,6 @@ def _fill_bits(runs: Runs, validity: cython.int, offsets: cython.int) -> cython.
 @cython.nogil
 @cython.exceptval(check=False)
 def _sequence(runs: Runs, source: cython.longlong, index: cython.longlong) -> cython.ulonglong:
-    """Return the producer sequence of one record of a source."""
     p: cython.p_const_uchar = runs.bases[source]
     at: cython.longlong = runs.layouts[_LAYOUT * source + 14]
     if at >= 0:
@@ -452,7 +455,7 @@ def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython
 def address_delta(
     p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
 ) -> cython.longlong:
-    """Return the Kafka 0.7 bytes from a source's first record to record ``index``.
+    """Return the number of Kafka 0.7 bytes from a source's first record to record ``index``.
 
     If ``index`` is the record count, return the whole address span.
     """
@@ -470,7 +473,6 @@ def address_delta(
 def _record_size(
     p: cython.p_const_uchar, layouts: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
 ) -> cython.longlong:
-    """Return the Kafka 0.7 size of one record."""
     size: cython.longlong = 10 + _between(p, layouts[base], index, index + 1)
     if layouts[base + 20] >= 0:
         size -= p[layouts[base + 20] + index] & 1
@@ -481,7 +483,7 @@ def _record_size(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_deltas(runs: Runs) -> cython.void:
-    """Fill offset and address deltas that continue from run to run, and compute the spans.
+    """Fill the columns of offset and address deltas so that they continue from run to run, and compute the spans.
 
     With ``holes`` the runs belong to one source, and the deltas also cover the removed records before and between them.
     """
@@ -524,7 +526,6 @@ def _fill_deltas(runs: Runs) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill(runs: Runs) -> cython.void:
-    """Fill all columns, producer fields, spans and checksums."""
     target: cython.p_uchar = runs.target
     _fill_offsets(runs, 0, 1, False)
     _fill_bits(runs, 2, 0)
@@ -559,7 +560,7 @@ def _fill(runs: Runs) -> cython.void:
 
 @cython.cfunc
 def concatenate(runs: Runs) -> bytearray:
-    """Return one batch of all runs, without offsets; raise Invalid if it would be too large or empty."""
+    """Return one batch of all runs, without offsets. Raises Invalid if it would be too large or empty."""
     _measure(runs)
     batch = allocate(runs.places, runs.count)
     runs.batch = lend_writable(batch)

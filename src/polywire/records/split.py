@@ -64,7 +64,6 @@ def _parts(batch: Buffer, spans: Lendable, rows: array[int], starts: array[int])
 
 
 def record_count_of(batch: Buffer) -> int:
-    """Return the number of records in a batch."""
     return int(_FACTS.unpack_from(batch)[1])
 
 

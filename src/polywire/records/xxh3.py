@@ -50,7 +50,7 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 if not cython.compiled:
 
     def multiply_fold(a: int, b: int) -> int:
-        """Return the exclusive-or of the two halves of a 128-bit product."""
+        """Multiply two 64-bit numbers, and return the exclusive-or of the product's two halves."""
         product = a * b
         return (product ^ product >> 64) & _MASK64
 
@@ -85,7 +85,6 @@ def _key(at: cython.Py_ssize_t) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _swap32(x: cython.ulonglong) -> cython.ulonglong:
-    """Reverse the bytes of a u32."""
     return ((x & 0xFF) << 24) | ((x & 0xFF00) << 8) | ((x >> 8) & 0xFF00) | ((x >> 24) & 0xFF)
 
 
@@ -173,7 +172,7 @@ def _middle(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssiz
 def _accumulate(
     lanes: cython.p_ulonglong, p: cython.p_const_uchar, at: cython.Py_ssize_t, key: cython.Py_ssize_t
 ) -> cython.void:
-    """Add a stripe of 64 bytes."""
+    """Add a stripe of 64 bytes to the lanes. ``key`` is the position of the stripe's secret."""
     i: cython.Py_ssize_t
     x: cython.ulonglong
     keyed: cython.ulonglong
@@ -213,7 +212,7 @@ def _long(
 @cython.nogil
 @cython.exceptval(check=False)
 def xxh3_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """Return XXH3-64 of ``size`` bytes at ``at``; the caller has checked the range."""
+    """Return XXH3-64 of ``size`` bytes at ``at``. The caller has checked the range."""
     if not cython.compiled and _library is not None:
         digest: cython.ulonglong = _library(p[at : at + size])
         return digest
@@ -250,7 +249,7 @@ def xxh3(data: Lendable) -> int:
 
 
 def xxh3_own(data: Lendable) -> int:
-    """Return the digest as computed by this module, not by the library; for tests."""
+    """Return the digest as computed by this module, not by the library. It is for tests."""
     lent: Lent = lend(data)
     return _xxh3_own(lent.p, 0, lent.size)
 
