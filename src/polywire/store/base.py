@@ -1,10 +1,11 @@
-"""The ``Store`` interface: immutable named blobs. Its only consistency primitive is *write this name only if it does
-not exist*.
+"""The ``Store`` interface: immutable named blobs.
+
+Its only consistency primitive is *write this name only if it does not exist*.
 
 * A visible blob is complete and never changes.
 * Creating a name that exists fails and changes nothing.
 
-``put`` replaces the blob of a name; it is not used for data that must survive a crash.
+``put`` replaces the blob of a name. It is not used for data that must survive a crash.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NAME: Final = _FIRST + ".-"
 
 
 class BlobExists(Exception):
-    """The name passed to ``put_new`` is taken; its blob is unchanged. The caller decides whether this is an error."""
+    """The name passed to ``put_new`` is taken. Its blob is unchanged. The caller decides whether this is an error."""
 
 
 class BlobMissing(Exception):
@@ -40,7 +41,10 @@ class BlobMissing(Exception):
 
 
 def no_descriptor(error: OSError) -> Busy | None:
-    """Return Busy for an error caused by too many open files, which is temporary; None for any other error."""
+    """Return Busy for an error caused by too many open files, because it is temporary.
+
+    Return None for any other error.
+    """
     if error.errno not in _NO_DESCRIPTOR:
         return None
     return Busy(ErrorCode.BUSY, f"too many files are open: {error.strerror}", retry_after_ms=DESCRIPTORS_RETRY_MS)
@@ -49,8 +53,8 @@ def no_descriptor(error: OSError) -> Busy | None:
 class Blob(Protocol):
     """An open blob, shared by all callers that opened it. It stays readable after it is deleted.
 
-    Blobs are read, never mapped. Accessing a mapped page on a bad sector, or beyond the end of a truncated file, kills
-    the process; a read only fails.
+    Blobs are read, never mapped. Accessing a mapped page on a bad sector, or beyond the end of a truncated file, would
+    kill the process. A read only fails.
     """
 
     @property
@@ -62,8 +66,9 @@ class Blob(Protocol):
         """Whether the blob was cached in memory when it was written, so that a first ``read_now`` can succeed."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` with bytes from ``position`` and return how many; fewer only at the blob's end. Raise
-        Unavailable.
+        """Fill ``out`` with bytes from ``position`` and return their number.
+
+        It is smaller only at the blob's end. Raises Unavailable.
         """
 
     def read_now(self, out: Buffer, position: int) -> bool:
@@ -118,16 +123,16 @@ class Store(Protocol):
         """
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return bytes [start, stop) of a blob, up to its end; raise BlobMissing."""
+        """Return bytes [start, stop) of a blob, up to its end. Raises BlobMissing."""
 
     def open(self, name: str) -> Blob:
-        """Open a blob, shared with other callers. The store limits the number of open blobs. Raise BlobMissing."""
+        """Open a blob, shared with other callers. The store limits the number of open blobs. Raises BlobMissing."""
 
     def list(self, prefix: str) -> list[str]:
         """Return, sorted, the names that begin with ``prefix`` and have no slash after it."""
 
     def delete(self, name: str) -> None:
-        """Delete a blob; a missing name is not an error."""
+        """Delete a blob. A missing name is not an error."""
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
         """Delete a blob like ``delete``, but free its space piece by piece.
@@ -137,10 +142,13 @@ class Store(Protocol):
         """
 
     def size(self, name: str) -> int:
-        """Return the size of a blob in bytes; raise BlobMissing."""
+        """Return the size of a blob in bytes. Raises BlobMissing."""
 
     def drop_copy(self, name: str) -> bool:
-        """Discard the local copy of a blob that failed verification; return whether reading again may give other bytes."""
+        """Discard the local copy of a blob that failed verification.
+
+        Return whether reading again may give other bytes.
+        """
 
 
 def aligned_buffer(size: int) -> memoryview:

@@ -33,7 +33,7 @@ class CachedBlob:
     """One blob's bytes in memory until it is evicted. Thread-safe.
 
     Args:
-        blocks: memory with the blob's bytes; all of the same size, filled one after the other.
+        blocks: memory with the blob's bytes. The blocks have the same size and are filled one after the other.
     """
 
     __slots__ = ("_block_bytes", "_blocks", "_size")
@@ -45,11 +45,10 @@ class CachedBlob:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the blob is still cached."""
         return bool(self._blocks)
 
     def read(self, out: Buffer, position: int) -> bool:
-        """Fill ``out`` with bytes from ``position``; return False if the blob is too short or was evicted."""
+        """Fill ``out`` with bytes from ``position``. Return False if the blob is too short or was evicted."""
         blocks = self._blocks  # this reference keeps the blocks from being reused
         rest = memoryview(out).cast("B")
         if not blocks or position + len(rest) > self._size:
@@ -103,7 +102,7 @@ class BlobCache:
         self._growing_s = 0.0
 
     def take(self) -> memoryview | None:
-        """Return a block to fill, evicting the oldest blobs if necessary; None if there is no memory."""
+        """Return a block to fill, and evict the oldest blobs if necessary. Return None if there is no memory."""
         if self._begun_at is None:
             self._begun_at = self._clock.monotonic()
         while (block := self._arena.take_free(self.block_bytes, may_grow=False)) is None:
@@ -118,7 +117,7 @@ class BlobCache:
         return is_needed or self._growing_s <= GROWING_SHARE * (self._clock.monotonic() - self._begun_at)
 
     def _grow(self) -> memoryview | None:
-        """Allocate a block if the limit and the system allow it."""
+        """Allocate a block. Return None if the limit does not permit it or the system has no memory."""
         begun_at = self._clock.monotonic()
         try:
             block = self._arena.take_free(self.block_bytes)
@@ -134,23 +133,20 @@ class BlobCache:
         return size + self.stretch_bytes <= self._bytes_max
 
     def add(self, name: str, blocks: Sequence[memoryview], size: int) -> None:
-        """Add a blob that was written from these blocks."""
         with self._lock:
             self._blobs[name] = CachedBlob(blocks, size)
 
     def find(self, name: str) -> CachedBlob | None:
-        """Return a blob's cached bytes, or None."""
+        """Return the cached bytes of a blob, or None. The result becomes invalid when the blob is evicted."""
         return self._blobs.get(name)
 
     def drop(self, name: str) -> None:
-        """Remove a deleted blob."""
         with self._lock:
             blob = self._blobs.pop(name, None)
         if blob is not None:
             blob.evict()
 
     def _evict(self) -> bool:
-        """Evict the oldest blob; False if there is none."""
         with self._lock:
             if not self._blobs:
                 return False

@@ -1,7 +1,7 @@
 """Objects in Amazon S3, Google Cloud Storage, Azure and compatible servers, through obstore.
 
 Each call sends exactly one request and never retries it. If a client library retried a create whose response was lost,
-it would report that another process had created the object. Call these functions from threads only; they release the
+it would report that another process had created the object. Call these functions from threads only. They release the
 GIL.
 """
 
@@ -110,8 +110,9 @@ class Bucket:
             self._check_stored(name, len(content), made)
 
     def _check_stored(self, name: str, size: int, made: PutResult) -> None:
-        """Verify a success whose ETag does not look like a store's, because a proxy may answer 200 with its own page; raise
-        Unavailable.
+        """Raise Unavailable if a write succeeded with an ETag that does not look like a store's.
+
+        A proxy may answer a request with status 200 and a page of its own.
         """
         import obstore
 
@@ -171,8 +172,9 @@ class Bucket:
 
 
 def _is_of_a_store(tag: str) -> bool:
-    """Return whether an ETag looks like one of a store: 32 hexadecimal digits (S3), a counter (Azure), a generation
-    (Google).
+    """Return whether an ETag looks like one of a store.
+
+    It is 32 hexadecimal digits (S3), a counter (Azure) or a generation (Google).
     """
     digest, _, parts = tag.partition("-")
     if len(digest) == DIGEST_DIGITS and consists_of(digest, HEX) and consists_of(parts, DIGITS):
@@ -184,14 +186,14 @@ def _is_of_a_store(tag: str) -> bool:
 def _errors(
     what: str, name: str, *, exists: type[Exception] | None = None, missing: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Translate the library's errors into ours: ``exists`` or ``missing``, and otherwise Unavailable.
+    """Convert errors of the client library to ``exists`` or ``missing``, and all others to Unavailable.
 
     Args:
         what: verb for the error message.
         name: name of the object.
-        exists: raised when a condition fails. None for requests without a condition; stores may answer these with 409
+        exists: raised when a condition fails. None for requests without a condition. Stores may answer these with 409
             or 412, too.
-        missing: raised for 404. None for requests that need no existing object; then 404 means that the bucket is
+        missing: raised for 404. None for requests that need no existing object. Then 404 means that the bucket is
             missing.
     """
     from obstore import exceptions
@@ -207,5 +209,5 @@ def _errors(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of the library's message; further lines list causes."""
+    """Return the first line of the library's message. Its other lines list causes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

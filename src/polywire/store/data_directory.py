@@ -2,7 +2,7 @@
 
 The path alone proves nothing: it may be on another machine, in a container, or a restored copy. The broker writes a new
 token into the file ``LOCK`` at every start, before it writes any blob. If a client opens a blob and then finds the
-broker's token in ``LOCK``, the blob belongs to the broker. In all other cases the client reads through the broker; that
+broker's token in ``LOCK``, the blob belongs to the broker. In all other cases the client reads through the broker. That
 is never an error.
 """
 
@@ -36,7 +36,6 @@ class BlobRoot:
 
     @property
     def is_bucket(self) -> bool:
-        """Whether the address is a bucket's URL."""
         return bool(self.address) and not self.address.startswith("/")
 
     @property

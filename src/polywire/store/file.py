@@ -46,7 +46,7 @@ DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    """Translate the system's errors into ours; a full disk and too many open files become Busy."""
+    """Convert errors of the system to BrokerErrors. A full disk and too many open files become Busy."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,7 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 
 
 class FileBlob:
-    """One open file; ``kept`` is its copy in memory, if any."""
+    """One open file. ``kept`` is its copy in memory, if any."""
 
     __slots__ = ("_direct", "_file", "_files", "_kept", "_path", "_size")
 
@@ -113,7 +113,10 @@ class FileBlob:
         return block[start - first : stop - first]
 
     def _direct_file(self) -> File:
-        """Return the file opened for direct reads, or the ordinary one if the file system does not support them."""
+        """Return the file opened for direct reads.
+
+        If the file system does not support them, return the ordinary file.
+        """
         if self._direct is None:
             try:
                 self._direct = self._files.open(self._path, Access.DIRECT)
@@ -132,8 +135,9 @@ class FileBlob:
 
 
 class OpenBlobs:
-    """A limited set of open files; the least recently used is evicted first, and closed when its last user has
-    finished.
+    """A limited set of open files.
+
+    The least recently used file is evicted first, and closed when its last user has finished.
     """
 
     __slots__ = ("_blobs", "_count_max", "_lock")
@@ -154,7 +158,7 @@ class OpenBlobs:
             return blob
 
     def add(self, name: str, blob: FileBlob) -> FileBlob:
-        """Add a blob; if another thread has already added one, return that one instead."""
+        """Add a blob. If another thread has already added one, return that one instead."""
         with self._lock:
             known = self._blobs.setdefault(name, blob)
             while len(self._blobs) > self._count_max:
@@ -167,10 +171,10 @@ class OpenBlobs:
 
 
 class _NewFile:
-    """A file being written from memory that may stay cached.
+    """A file being written from memory. The memory may become the file's copy in the cache.
 
     Invariant: direct writes are whole blocks, in memory and in the file. ``_blocks`` hold the bytes after position
-    ``_written``; ``_kept`` holds the bytes before it if they are cached.
+    ``_written``. ``_kept`` holds the bytes before it if they are cached.
     """
 
     __slots__ = ("_blocks", "_file", "_kept", "_memory", "_written", "size")
@@ -184,7 +188,7 @@ class _NewFile:
         self.size = 0
 
     def add(self, part: Buffer) -> None:
-        """Append bytes; some may be written later."""
+        """Append bytes. Some of them may be written later."""
         rest = memoryview(part).cast("B")
         while rest:
             space = self._space()
@@ -201,14 +205,17 @@ class _NewFile:
                 self._write_out()
 
     def finish(self) -> list[memoryview] | None:
-        """Write and sync the remaining bytes; return the blocks that hold the whole file, or None if it is not cached."""
+        """Write and sync the remaining bytes.
+
+        Return the blocks that hold the whole file, or None if it is not cached.
+        """
         self._write_out()
         self._file.sync()
         self._file.hint(Hint.READ_NO_MORE, 0, 0)
         return self._kept
 
     def _space(self) -> memoryview | None:
-        """Return the free part of the last block, or a new block."""
+        """Return the free part of the last block. If the block is full, return a new one."""
         at = (self.size - self._written) % self._memory.block_bytes
         if at == 0:
             block = self._memory.take() if self._written % BLOCK_BYTES == 0 else None
@@ -218,7 +225,7 @@ class _NewFile:
         return self._blocks[-1][at:]
 
     def _write_out(self) -> None:
-        """Write the blocks. If the last piece is not a whole block, it goes through the page cache."""
+        """Write the blocks to the file. A last piece that is not a whole block goes through the page cache."""
         begun, left = self._written, self.size - self._written
         past, last = [], []
         for block in self._blocks:
@@ -272,7 +279,7 @@ class FileStore:
         self.put_cached(name, parts)
 
     def put_cached(self, name: str, parts: Iterable[Buffer]) -> Sequence[Buffer]:
-        """Store like ``put_new``; return the memory that caches the blob, or nothing if it does not fit the cache."""
+        """Store like ``put_new``. Return the memory that caches the blob, or nothing if it does not fit the cache."""
         files, path = self._files, self._path(name)
         temporary = path.with_name(f".{path.name}.{files.token(6).hex()}")
         with _storage_errors("write", path):
@@ -408,8 +415,9 @@ class FileStore:
             self._unsynced.discard(path)
 
     def _write_new(self, path: Path, parts: Iterable[Buffer]) -> tuple[Sequence[memoryview] | None, int]:
-        """Write a new file that is synced and not in the page cache; return the memory that caches it, if any, and its
-        size.
+        """Write a new file that is synced and not in the page cache.
+
+        Returns the memory that caches it, if any, and its size.
         """
         file = self._files.open(path, Access.NEW)
         try:
@@ -426,7 +434,7 @@ class FileStore:
 
 
 def _write_all(file: File, parts: Iterable[Buffer]) -> None:
-    """Write the parts back to back. The disk is asked to write each stretch as soon as it is complete."""
+    """Write the parts back to back. Each stretch is submitted to the disk as soon as it is complete."""
     size = begun = 0
     for part in parts:
         size = write_parts(file, [part], size)

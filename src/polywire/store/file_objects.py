@@ -33,7 +33,7 @@ LOCK_SUFFIX: Final = ".lock"
 
 
 class FileObjects:
-    """Implements ``Objects``; names that begin with a dot are reserved.
+    """Implements ``Objects``. Names that begin with a dot are reserved.
 
     Invariant: the directories in ``_made`` survive a power loss.
     """
@@ -147,7 +147,6 @@ def _tag(content: bytes) -> str:
 
 @contextmanager
 def _errors(what: str, path: Path) -> Iterator[None]:
-    """Translate the system's errors into ours."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):

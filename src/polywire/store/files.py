@@ -1,7 +1,7 @@
-"""The interface for files and directory entries; the store and the log access disks only through it.
+"""The interface for files and directory entries. The store and the log access disks only through it.
 
 Each method is one operation of the operating system and fails with its OSError. Functions that combine methods follow
-the interface. Each method documents its durability. A name survives a power loss once its directory is synced; bytes
+the interface. Each method documents its durability. A name survives a power loss once its directory is synced. Bytes
 survive once the file is synced.
 """
 
@@ -38,7 +38,7 @@ class Access(Enum):
 
 
 class Hint(Enum):
-    """Advice on how a range of a file will be used; a system may ignore it."""
+    """Advice on how a range of a file will be used. A system may ignore it."""
 
     READ_SOON = auto()
     WRITE_NOW = auto()
@@ -46,8 +46,9 @@ class Hint(Enum):
 
 
 class Mapping(Protocol):
-    """A whole file mapped into memory; writes to the file are visible at once. The mapping lasts as long as any view of
-    it.
+    """A whole file mapped into memory.
+
+    Writes to the file are visible at once. The mapping lasts as long as any view of it.
     """
 
     @property
@@ -75,16 +76,16 @@ class File(Protocol):
         """Return the size in bytes."""
 
     def read(self, out: Buffer, position: int, *, now: bool = False) -> int:
-        """Fill ``out`` with bytes from ``position``; return their number, possibly fewer, 0 at the end.
+        """Fill ``out`` with bytes from ``position``. Return their number, possibly fewer, 0 at the end.
 
         Args:
             out: writable buffer.
             position: position in the file.
-            now: do not access the disk; raise BlockingIOError if that is impossible or the system cannot tell.
+            now: do not access the disk. Raises BlockingIOError if that is impossible or the system cannot tell.
         """
 
     def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
-        """Write the parts back to back; return the number of bytes written, possibly fewer.
+        """Write the parts back to back. Return the number of bytes written, possibly fewer.
 
         Args:
             parts: the bytes.
@@ -107,10 +108,10 @@ class File(Protocol):
         """Map the file in its current size."""
 
     def hint(self, hint: Hint, start: int, size: int) -> None:
-        """Advise the system about ``size`` bytes from ``start`` on; 0 means to the end."""
+        """Advise the system about ``size`` bytes from ``start`` on. A size of 0 means to the end."""
 
     def lock(self) -> None:
-        """Lock the file until it is closed; raise BlockingIOError if another process holds the lock."""
+        """Lock the file until it is closed. Raises BlockingIOError if another process holds the lock."""
 
     def is_shared(self) -> bool | None:
         """Return whether another descriptor or mapping, in any process, uses this unlinked file.
@@ -130,25 +131,25 @@ class Files(Protocol):
         """Return the process id, as information for people."""
 
     def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> File:
-        """Open a file; ``mode`` applies to one that is created. Its name is durable once its directory is synced."""
+        """Open a file. ``mode`` applies to one that is created. Its name is durable once its directory is synced."""
 
     def size(self, path: Path) -> int:
-        """Return the size of a file in bytes; for a directory, any number. Raise FileNotFoundError."""
+        """Return the size of a file in bytes. The number for a directory has no meaning. Raises FileNotFoundError."""
 
     def names(self, path: Path) -> list[str]:
-        """Return the names in a directory, in any order; raise FileNotFoundError or NotADirectoryError."""
+        """Return the names in a directory, in any order. Raises FileNotFoundError or NotADirectoryError."""
 
     def make_directory(self, path: Path) -> bool:
-        """Create a directory in an existing one; return False if it exists. It is durable once its parent is synced."""
+        """Create a directory in an existing one. Return False if it exists. It is durable once its parent is synced."""
 
     def link(self, path: Path, new: Path) -> None:
-        """Add a name to a file; raise FileExistsError."""
+        """Add a name to a file. Raises FileExistsError."""
 
     def rename(self, path: Path, new: Path) -> None:
         """Rename a file, replacing the target atomically: readers see the old or the new file, never none."""
 
     def unlink(self, path: Path) -> None:
-        """Remove a name; raise FileNotFoundError.
+        """Remove a name. Raises FileNotFoundError.
 
         The file's space is freed when its last name is gone and it is no longer open.
         """
@@ -182,7 +183,10 @@ def remove(files: Files, path: Path) -> None:
 
 
 def fill(file: File, out: memoryview, position: int, size: int) -> int:
-    """Read ``size`` bytes into ``out``, which may be longer; return their number, smaller only at the end of the file."""
+    """Read ``size`` bytes into ``out``, which may be longer.
+
+    Return their number, smaller only at the end of the file.
+    """
     done = 0
     while done < size and (count := file.read(out[done:], position + done)):
         done += count
@@ -190,7 +194,7 @@ def fill(file: File, out: memoryview, position: int, size: int) -> int:
 
 
 def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
-    """Return the content of a file, at most ``size_max`` bytes; raise FileNotFoundError."""
+    """Return the content of a file, at most ``size_max`` bytes. Raises FileNotFoundError."""
     file = files.open(path, Access.READ)
     try:
         content = bytearray(file.size if size_max is None else min(file.size, size_max))
@@ -200,8 +204,9 @@ def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
 
 
 def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
-    """Write all parts, in as many calls as the system needs; return the end position. See ``File.write`` for
-    past_cache.
+    """Write all parts, in as many calls as the system needs.
+
+    Return the end position. See ``File.write`` for past_cache.
     """
     views = [memoryview(part).cast("B") for part in parts]
     while views:

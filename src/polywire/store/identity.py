@@ -43,7 +43,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> bytes:
-        """The id as bytes."""
+        """The log's id as bytes."""
         return bytes.fromhex(self.id)
 
 
@@ -76,7 +76,7 @@ def find_identity(objects: Objects) -> Identity | None:
 def make_identity(
     objects: Objects, token: Callable[[int], bytes], now_us: int, *, shards: int = 1
 ) -> tuple[Identity, bool]:
-    """Create a bucket's identity, or return the existing one; the second value is whether this call created it.
+    """Create a bucket's identity, or return the existing one. The second value is whether this call created it.
 
     ``shards`` applies only if it is created.
 
@@ -95,7 +95,9 @@ def make_identity(
 
 
 def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:
-    """Return the secret with which the processes of a bucket authenticate to each other; the first process creates it.
+    """Return the secret with which the processes of a bucket authenticate to each other.
+
+    The first process creates it.
 
     Raises:
         Invalid: the stored key is malformed.
@@ -151,21 +153,19 @@ def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, s
 
 
 def end_import(objects: Objects, identity: Identity) -> Identity:
-    """Mark the import as finished, so that brokers may lead the bucket; raise Unavailable."""
+    """Mark the import as finished, so that brokers may lead the bucket. Raises Unavailable."""
     whole = msgspec.structs.replace(identity, importing=False)
     _replaced(objects, identity, whole)
     return whole
 
 
 def forget_import(objects: Objects, identity: Identity) -> None:
-    """Remove the mark of an import that copied nothing; raise Unavailable."""
+    """Remove the mark of an import that copied nothing. Raises Unavailable."""
     _replaced(objects, identity, msgspec.structs.replace(identity, source="", importing=False))
 
 
 def _replaced(objects: Objects, known: Identity, new: Identity) -> bool:
-    """Replace a known identity by a new one; return whether that succeeded, i.e. no other process has changed it
-    before.
-    """
+    """Replace a known identity by a new one. Return False if another process has changed it."""
     stored = objects.read(NAME)
     if msgspec.json.decode(stored.content, type=Identity) != known:
         return False

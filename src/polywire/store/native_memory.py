@@ -1,7 +1,7 @@
 """Copy memory, find its address, and call functions of the C library that Python does not expose.
 
 * A function that the system lacks is None, and callers do without it.
-* Long copies release the GIL; short ones do not, because releasing it takes longer.
+* Long copies release the GIL. Short ones do not, because releasing it takes longer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 def address_of(buffer: Buffer) -> int:
-    """Return the address of a buffer's first byte; valid while the buffer exists."""
+    """Return the address of a buffer's first byte. It is valid while the buffer exists."""
     view = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(view), 0)
     address = int(view.buf or 0)
@@ -44,9 +44,12 @@ def address_of(buffer: Buffer) -> int:
 
 
 def find_call(name: str, *arguments: Any, brief: bool = False) -> Callable[..., int] | None:
-    """Return a C function with these ctypes as arguments and an ``int`` result; errors are in ``ctypes.get_errno()``.
+    """Return a C function with these ctypes as arguments and an ``int`` result.
 
-    brief: the function is so short that releasing the GIL would cost more.
+    Errors are in ``ctypes.get_errno()``.
+
+    Args:
+        brief: the function is so short that releasing the GIL would cost more.
     """
     if sys.platform == "win32":
         return None
@@ -63,15 +66,16 @@ _memset: Final = find_call("memset", ctypes.c_void_p, ctypes.c_int, ctypes.c_siz
 
 
 def touch(block: memoryview) -> None:
-    """Write zeros to memory, which makes the system provide its pages before they are needed; this may take
-    milliseconds per page.
+    """Write zeros to memory, which makes the system provide its pages before they are needed.
+
+    This may take milliseconds per page.
     """
     if _memset is not None:
         _memset(address_of(block), 0, len(block))
 
 
 def copy_into(target: memoryview, source: memoryview) -> None:
-    """Copy ``source`` to the start of the writable ``target``; both are contiguous bytes."""
+    """Copy ``source`` to the start of the writable ``target``. Both are contiguous bytes."""
     size = len(source)
     assert size <= len(target), "the copy must fit"
     if size < LONG_BYTES or _memmove is None:

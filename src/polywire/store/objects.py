@@ -41,22 +41,22 @@ class Objects(Protocol):
     """
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Store the parts, in order, as one object if the name is free; raise BlobExists or Unavailable."""
+        """Store the parts, in order, as one object if the name is free. Raises BlobExists or Unavailable."""
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
-        """Replace an object if it still has this tag; raise ObjectChanged or Unavailable."""
+        """Replace an object if it still has this tag. Raises ObjectChanged or Unavailable."""
 
     def put(self, name: str, content: Buffer) -> None:
-        """Store an object unconditionally; raise Unavailable."""
+        """Store an object unconditionally. Raises Unavailable."""
 
     def read(self, name: str) -> Stored:
-        """Return an object and its tag; raise BlobMissing or Unavailable."""
+        """Return an object and its tag. Raises BlobMissing or Unavailable."""
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop) of an object, up to its end; raise BlobMissing or Unavailable."""
+        """Return bytes [start, stop) of an object, up to its end. Raises BlobMissing or Unavailable."""
 
     def size(self, name: str) -> int:
-        """Return the size of an object in bytes; raise BlobMissing or Unavailable."""
+        """Return the size of an object in bytes. Raises BlobMissing or Unavailable."""
 
     def list(self, prefix: str) -> list[str]:
         """Return, sorted, the names that begin with ``prefix``, which ends with a slash.
@@ -65,7 +65,7 @@ class Objects(Protocol):
         """
 
     def delete(self, name: str) -> None:
-        """Delete an object; a missing name is not an error. Raise Unavailable."""
+        """Delete an object. A missing name is not an error. Raises Unavailable."""
 
 
 def check_object_name(name: str) -> None:

@@ -47,14 +47,14 @@ _msync: Final = find_call("msync", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_in
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """Return an error of a file descriptor with the file's path added."""
+    """Add the file's path to an error of a file descriptor, and return the error."""
     error.filename = path
     return error
 
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Add a file's path to errors raised inside this context; too slow for frequent calls."""
+    """Add a file's path to errors raised inside this context. It is too slow for frequent calls."""
     try:
         yield
     except OSError as error:
@@ -139,8 +139,9 @@ class SystemFile:
             raise _named(error, self._path) from None
 
     def _write_past(self, parts: Sequence[Buffer], position: int) -> int:
-        """Write, bypassing the page cache; larger writes run in a thread, so that the caller can prepare the next
-        parts.
+        """Write, bypassing the page cache.
+
+        A large write runs in a thread, so that the caller can prepare the next parts.
         """
         self._settle()
         if not self._past_cache:
@@ -169,13 +170,13 @@ class SystemFile:
             take_off(views, count)
 
     def _settle(self) -> None:
-        """Wait for pending writes; raise OSError if one failed."""
+        """Wait for pending writes. Raises OSError if one failed."""
         behind, self._behind = self._behind, None
         if behind is not None:
             behind.result()
 
     def _pass_by(self, past_cache: bool) -> None:
-        """Switch direct writes on or off, if the file system supports them."""
+        """Turn direct writes on or off. This does nothing if the file system does not support them."""
         with suppress(OSError):  # the write itself reports errors
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _O_DIRECT if past_cache else flags & ~_O_DIRECT)

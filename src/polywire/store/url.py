@@ -29,7 +29,7 @@ def open_bucket(
     Args:
         url: s3://, gs:// or az:// with bucket and prefix, or file:///absolute/path.
         timeout_s: longest wait for one request, in seconds.
-        options: options of the client library, with its names; they override the environment.
+        options: options of the client library, with its names. They override the environment.
         make: create the directory of a file:/// URL if it does not exist.
 
     Raises:
