@@ -30,7 +30,7 @@ class Balance:
 
     Args:
         wait_s: seconds for which a machine must have been a standby; 0 disables balancing.
-        may_hand_over: called with a number of seconds; returns whether this machine has handed over no shard for so
+        may_hand_over: called with a number of seconds. Returns whether this machine has handed over no shard for so
             long. If it returns True, the handover counts as made.
     """
 
@@ -74,7 +74,10 @@ class Balance:
         return found if self._may_hand_over(MACHINE_PAUSE_S) else None
 
     def _heir(self, idle: Mapping[str, Node], now: float) -> Node | None:
-        """Return the preferred standby for a shard of a drained machine, however recently the standby was started."""
+        """Return the standby to which a drained machine should hand over the shard, or None.
+
+        It may be a standby that was started a moment ago.
+        """
         if not idle or now - self._moved_at < AGAIN_S or not self._may_hand_over(DRAIN_PAUSE_S):
             return None
         return idle[order_of(self._candidate.shard, idle)[0]]

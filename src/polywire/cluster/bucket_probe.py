@@ -37,14 +37,14 @@ class _Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one test: what was tested, and the defect; the defect is empty if the test passed."""
+    """Result of one test: what was tested, and the defect. The defect is empty if the test passed."""
 
     what: str
     defect: str
 
 
 def probe(objects: Objects) -> list[Finding]:
-    """Run all tests; raise Unavailable if the bucket does not answer."""
+    """Run all tests. Raises Unavailable if the bucket does not answer."""
     token = secrets.token_hex(8)
     with ThreadPoolExecutor(WRITERS, "polywire-probe") as threads:
         race = _Race(objects, threads)
@@ -56,7 +56,7 @@ def probe(objects: Objects) -> list[Finding]:
 
 
 def check(objects: Objects) -> None:
-    """Refuse an unsuitable bucket; raise Invalid or Unavailable."""
+    """Refuse an unsuitable bucket. Raises Invalid or Unavailable."""
     for finding in probe(objects):
         if finding.defect:
             raise Invalid(
@@ -66,8 +66,6 @@ def check(objects: Objects) -> None:
 
 
 class _Race:
-    """Concurrent writers of one name."""
-
     def __init__(self, objects: Objects, threads: ThreadPoolExecutor) -> None:
         self._objects = objects
         self._threads = threads
@@ -103,7 +101,10 @@ class _Race:
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"too many requests to the bucket failed name={name!r}")
 
     def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
-        """Return a description of the defect, empty for none; None if too few requests were answered."""
+        """Return a description of the defect. It is empty if there is none.
+
+        Return None if too few requests were answered.
+        """
         winners = answers.count(_Answer.WON)
         if winners > 1:
             return f"{winners} winners"

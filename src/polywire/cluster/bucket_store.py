@@ -58,7 +58,10 @@ class Tails:
         self._fill()
 
     def of(self, name: str) -> Tail | None:
-        """Return the end of a blob if it was requested in advance, and drop the ends of blobs before it; else None."""
+        """Return the end of a blob, and drop the ends of blobs before it.
+
+        Return None unless it was requested in advance.
+        """
         if name not in self._ahead:
             return None
         while next(iter(self._ahead)) != name:
@@ -74,7 +77,6 @@ class Tails:
             self._ahead[name] = self._threads.submit(self._fetch, name)
 
     def close(self) -> None:
-        """Stop reading ahead."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._ahead.clear()
 
@@ -111,7 +113,7 @@ class RemoteBlob:
 
 
 class KeptBlob:
-    """A blob with a cached file. If the file cannot serve a read, the bucket does; that is not reported as damage."""
+    """A blob with a cached file. If the file cannot serve a read, the bucket does. That is not reported as damage."""
 
     __slots__ = ("_file", "_remote", "size")
 
@@ -147,7 +149,7 @@ class BucketStore:
 
     Args:
         objects: objects of this shard.
-        directory: directory of the cache; existing files are removed.
+        directory: directory of the cache. Existing files are removed.
         memory_bytes: limit of recently written bytes that stay in memory, for uploading and reading.
     """
 
@@ -192,7 +194,6 @@ class BucketStore:
         self._keep(name, size)
 
     def _mapped(self, name: str) -> memoryview:
-        """Return the content of a blob's file, mapped into memory."""
         file = self._files.open(self._directory / name, Access.READ)
         try:
             return file.map().view
@@ -253,7 +254,7 @@ class BucketStore:
         return self._repeated(lambda: self._objects.read_range(name, start, stop))
 
     def _chunk(self, name: str, number: int) -> bytes:
-        """Return a chunk of a blob; shorter or empty at the blob's end."""
+        """Return a chunk of a blob. It is shorter or empty at the blob's end."""
         chunk = _chunk_name(name, f"{number:x}")
         size = self._use(chunk)
         if size is not None:
@@ -298,7 +299,7 @@ class BucketStore:
         return self._size(name) if tail is None else tail.size
 
     def drop_copy(self, name: str) -> bool:
-        """Return True, because another thread may have dropped the copy that was read."""
+        """See ``Store``. Returns True, because the copy that was read may have been dropped by another thread."""
         with self._lock:
             chunks = [kept for kept in self._kept if kept.startswith(_chunk_name(name, ""))]
         for kept in (name, *chunks):
@@ -312,11 +313,10 @@ class BucketStore:
 
     @property
     def cached_bytes(self) -> int:
-        """Size of the cached files."""
         return self._kept_bytes
 
     def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
-        """Yield the parts, evicting cached files before each one is written."""
+        """Yield the parts. Before each part is written, evict enough cached files to make space for it."""
         size = 0
         for part in parts:
             size += len(part)
@@ -324,7 +324,6 @@ class BucketStore:
             yield part
 
     def _evict(self, size: int) -> None:
-        """Evict cached files until ``size`` more bytes fit."""
         old = []
         with self._lock:
             while self._kept and self._kept_bytes + size > self._cache_bytes:
@@ -335,14 +334,16 @@ class BucketStore:
             self._cache.delete(oldest)
 
     def _keep(self, name: str, size: int) -> None:
-        """Add a complete file to the cache, evicting other files. A file larger than the limit is removed at once."""
+        """Add a complete file to the cache, and evict others if necessary.
+
+        A file larger than the limit is removed at once.
+        """
         with self._lock:
             self._kept_bytes += size - self._kept.pop(name, 0)
             self._kept[name] = size
         self._evict(0)
 
     def _use(self, name: str) -> int | None:
-        """Return the size of a blob whose complete file is in the cache, else None."""
         with self._lock:
             size = self._kept.get(name)
             if size is not None:
@@ -363,7 +364,7 @@ def _chunk_name(name: str, number: str) -> str:
 
 
 def repeated(ask: Callable[[], _Result], stopped: Event) -> _Result:
-    """Send a request, and repeat it a few times unless stopped; raise Busy, BlobExists or BlobMissing."""
+    """Send a request, and repeat it a few times unless stopped. Raises Busy, BlobExists or BlobMissing."""
     pause = PAUSE_FIRST_S
     for left in range(TRIES - 1, -1, -1):
         try:

@@ -38,7 +38,7 @@ LITTER: Final = "unneeded: nothing refers to it"
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A journal that was read to its end: its chain, the snapshot it lists, and the needed segments."""
+    """A journal that was read to its end: its chain, the snapshot that the chain lists, and the needed segments."""
 
     chain: JournalChain
     snapshot_name: str
@@ -60,11 +60,11 @@ class BucketDoctor:
         """The examined shards."""
 
     def examine(self) -> list[Finding]:
-        """Return all findings; raise Unavailable or Busy."""
+        """Return all findings. Raises Unavailable or Busy."""
         return [self.examine_identity(), *(finding for shard in self.shards for finding in shard.examine())]
 
     def examine_identity(self) -> Finding:
-        """Examine the bucket's identity, which determines ``shards``; raise Unavailable or Invalid."""
+        """Examine the bucket's identity, which determines ``shards``. Raises Unavailable or Invalid."""
         identity = find_identity(self._objects)
         if identity is None:
             return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
@@ -102,15 +102,14 @@ class ShardDoctor:
 
     @property
     def start(self) -> int | None:
-        """Last start in the part of the journal that was read."""
         return None if self._read is None else self._read.chain.start
 
     def examine(self) -> list[Finding]:
-        """Return all findings; raise Unavailable or Busy."""
+        """Return all findings. Raises Unavailable or Busy."""
         return [replace(finding, path=self._root + finding.path) for finding in self._examined()]
 
     def _examined(self) -> list[Finding]:
-        """Return findings with paths relative to the shard."""
+        """Return the findings. Their paths are relative to the shard."""
         with tempfile.TemporaryDirectory() as empty:
             store = BucketStore(self._blobs, Path(empty), SYSTEM_FILES, cache_bytes=0)
             try:
@@ -141,7 +140,7 @@ class ShardDoctor:
                     state.apply(bytes(group.content[entry.position : entry.position + entry.length]))
 
     def _journal(self, store: BucketStore) -> _Read | None:
-        """Read the journal; return None if it has no objects yet. Raise Corrupt or Unavailable."""
+        """Read the journal. Return None if it has no objects yet. Raises Corrupt or Unavailable."""
         try:
             seed = self._objects.read("seed").content
         except BlobMissing:
@@ -166,8 +165,9 @@ class ShardDoctor:
         return _Read(chain, naming.snapshot, snapshot, needed)
 
     def _below_the_floor(self, chain: JournalChain) -> Iterator[Finding]:
-        """Yield findings for objects below the floor: starts, which are permanent, and other objects that were not
-        deleted.
+        """Yield findings for objects below the floor.
+
+        Starts are permanent, so a missing start is reported. Other objects there should have been deleted.
         """
         directory = f"{JOURNAL}/"
         first = object_name(chain.floor.number)
@@ -185,7 +185,10 @@ class ShardDoctor:
             yield Finding(Severity.DAMAGED, JOURNAL, message)
 
     def _start_in(self, seed: int, name: str) -> int:
-        """Return the start in an object; 0 for any other object, -1 if the object was deleted since it was listed."""
+        """Return the start that an object claims.
+
+        Return 0 for any other object, -1 if the object was deleted since it was listed.
+        """
         try:
             return start_of(self._objects.read(name).content, seed)
         except BlobMissing:
@@ -211,7 +214,10 @@ class ShardDoctor:
             yield from findings
 
     def _missing_segment(self, store: BucketStore, name: str) -> list[Finding]:
-        """Return the finding for a missing segment; none if a leader has merged it since the journal was read."""
+        """Return the finding for a missing segment.
+
+        Return no finding if a leader has merged the segment since the journal was read.
+        """
         try:
             now = self._journal(store)
         except BrokerError:
@@ -222,7 +228,7 @@ class ShardDoctor:
 
 
 def _named(chain: JournalChain, listed: Sequence[int]) -> set[int]:
-    """Return the segments that a snapshot or later groups list, without those that later groups remove."""
+    """Return the segments that a snapshot or a later group lists, without those that later groups remove."""
     new, removed = set(listed), set[int]()
     for group in chain.groups:
         for entry in read_directory(group.content, group.position):

@@ -1,6 +1,6 @@
 """The requests with which a broker becomes the leader of a shard, in order (decision 0124).
 
-Each procedure is a generator of requests; each request is answered before the next one. This module uses no clock,
+Each procedure is a generator of requests. Each request is answered before the next one. This module uses no clock,
 thread or bucket, so a simulation can replay any order of events from a seed. Comments such as "I2" name the rules of
 the decision, which prevent two leaders.
 """
@@ -89,12 +89,12 @@ class ReadHeads:
 
 @dataclass(frozen=True, slots=True)
 class ListJournal:
-    """List the journal. Answer: numbers of its objects; the list may be outdated."""
+    """List the journal. Answer: numbers of its objects. The list may be outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListBlobs:
-    """List a directory. Answer: names of its blobs; the list may be outdated."""
+    """List a directory. Answer: names of its blobs. The list may be outdated."""
 
     directory: str
 
@@ -146,7 +146,7 @@ def settle(number: int, content: Any) -> Steps[bool]:
 
 
 def read_journal(seed: int) -> Steps[JournalChain]:
-    """Read the chain from the floor up to the first free number; raise Corrupt.
+    """Read the chain from the floor up to the first free number. Raises Corrupt.
 
     R: an object is valid only if the floor, read after the object, is not above its number. Below the floor any object
     may exist. One example is the start of a broker that was suspended. It may even fit the chain.
@@ -169,7 +169,7 @@ def read_journal(seed: int) -> Steps[JournalChain]:
 
 
 def _read_to_end(chain: JournalChain) -> Steps[None]:
-    """Add objects until a number is unused; raise Corrupt."""
+    """Add objects to the chain, up to the first unused number. Raises Corrupt."""
     count = READ_AT_ONCE
     while True:
         first = chain.next_number
@@ -190,7 +190,7 @@ def _read_to_end(chain: JournalChain) -> Steps[None]:
 
 
 def claim(seed: int, start_object: Callable[[JournalChain], bytes]) -> Steps[Claim | None]:
-    """Read the journal, then claim the first unused number with a new start; return None if another broker was first.
+    """Read the journal, then claim the first unused number with a new start. Return None if another broker was first.
 
     I5: a claimant has read all lower numbers. I6: a claim is valid only if the floor, read after the claim, is not
     above its number. Otherwise the number may have been used and deleted while the claimant was suspended. Raises

@@ -43,7 +43,7 @@ logger: Final = structlog.get_logger("polywire.cluster")
 
 
 def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Steps[int]:
-    """Delete unneeded objects of older leaders and of failed requests; return their number.
+    """Delete unneeded objects of older leaders and of failed requests. Return their number.
 
     Args:
         seed: seed of the journal.
@@ -69,10 +69,10 @@ def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Ste
 
 
 def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], start: int) -> list[str]:
-    """Return blobs to which no journal group refers, now or later.
+    """Return blobs to which no journal group refers or will refer.
 
-    Names are used in order. So an unreferenced blob of an older start, or with a lower number than the newest needed
-    one, will never be referenced.
+    Names are used in order. So an unreferenced blob will never be referenced if it belongs to an older start, or has a
+    lower number than the newest needed blob.
     """
     own = f"{directory}/{start:08x}"
     end = max([own, *(name for name in needed if name.startswith(f"{directory}/"))])
@@ -80,7 +80,10 @@ def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], sta
 
 
 def _below_the_floor(seed: int) -> Steps[list[int]]:
-    """Return journal objects left by lost or late requests. Objects that cannot be verified may be starts and are kept."""
+    """Return the numbers of journal objects that lost or late requests have left.
+
+    Objects that cannot be verified may be starts and are kept.
+    """
     floor, _ = yield ReadFloor()
     found = yield ListJournal()
     below = sorted(number for number in found if number < floor.number)
@@ -101,7 +104,7 @@ def _is_litter(head: bytes, seed: int) -> bool:
 
 
 class GarbageCollector:
-    """Schedule of garbage collections; none begins after ``stop``.
+    """Schedule of garbage collections. None begins after ``stop``.
 
     Args:
         needed: called on the event loop; see ``sweep``.

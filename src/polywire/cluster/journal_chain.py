@@ -53,8 +53,9 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Content of the newest group that lists a snapshot: everything up to ``sealed`` is in segments that ``snapshot``
-    lists.
+    """Content of the newest group that lists a snapshot.
+
+    Everything up to ``sealed`` is in segments that ``snapshot`` lists.
     """
 
     sealed: int
@@ -75,7 +76,7 @@ class ChainEnd:
 
 @dataclass(slots=True)
 class JournalChain:
-    """The journal groups of a shard from its floor (first needed object) on; ``groups`` are one unbroken chain."""
+    """The journal groups of a shard from its floor (first needed object) on. ``groups`` are one unbroken chain."""
 
     seed: int
     floor: Floor
@@ -89,26 +90,23 @@ class JournalChain:
 
     @property
     def start(self) -> int:
-        """The newest start; 0 if there is none."""
+        """The newest start, or 0 if there is none."""
         return self.groups[-1].start if self.groups else 0
 
     @property
     def sequence(self) -> int:
-        """Sequence of the last group."""
         return self.groups[-1].sequence if self.groups else 0
 
     @property
     def checksum(self) -> int:
-        """Checksum of the last group."""
         return self.groups[-1].checksum if self.groups else 0
 
     @property
     def end(self) -> ChainEnd:
-        """The last group, which the next one must continue."""
         return ChainEnd(self.start, self.sequence, self.checksum)
 
     def add(self, content: bytes) -> None:
-        """Add the object with the next number; raise Corrupt."""
+        """Add the object with the next number. Raises Corrupt."""
         number, at = self.next_number, 0
         while at < len(content):
             group = self._group_at(number, content, at)
@@ -122,8 +120,9 @@ class JournalChain:
         self.next_number = number + DEPTH if number in self.starts else number + 1
 
     def naming(self) -> Naming | None:
-        """Return the content of the newest group that lists a snapshot, or None; raise Corrupt if the floor requires
-        one.
+        """Return the content of the newest group that lists a snapshot, or None.
+
+        Raises Corrupt if the floor requires one.
         """
         for group in reversed(self.groups):
             if group.kinds & _NAMING:
@@ -154,9 +153,9 @@ class JournalChain:
         )
 
     def _check_order(self, group: StoredGroup) -> None:
-        """Check that a group continues the chain.
+        """Raise Corrupt unless a group continues the chain.
 
-        The first object must contain or precede the group after the floor's sealed sequence.
+        The first object must contain the group after the floor's sealed sequence, or precede it.
         """
         number, at = group.number, group.position
         starting = bool(group.kinds & _STARTING)
@@ -204,7 +203,7 @@ def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[in
 
 
 def start_of(content: bytes, seed: int) -> int:
-    """Return the start that an object claims, judging by the object alone; 0 for any other object."""
+    """Return the start that an object claims, judging by the object alone. Return 0 for any other object."""
     fields = read_group(content, 0, seed)
     return fields.start if fields is not None and fields.kinds & _STARTING else 0
 

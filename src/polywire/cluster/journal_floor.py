@@ -34,7 +34,7 @@ FLOOR_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A floor; for the fields see the layout above."""
+    """A floor. For the fields see the layout above."""
 
     number: int = 1
     base: int = 0
@@ -42,13 +42,12 @@ class Floor:
     sealed: int = 0
 
     def pack(self) -> bytes:
-        """Return the object's bytes."""
         fields = _FIELDS.pack(_MAGIC, _VERSION, self.number, self.base, self.start, self.sealed)
         return fields + _CHECKSUM.pack(xxh64(fields))
 
     @classmethod
     def unpack(cls, content: bytes) -> Floor:
-        """Decode an object; raise Corrupt."""
+        """Decode an object. Raises Corrupt."""
         if (
             len(content) == FLOOR_BYTES
             and xxh64(content[: _FIELDS.size]) == _CHECKSUM.unpack_from(content, _FIELDS.size)[0]

@@ -46,12 +46,10 @@ _Result = TypeVar("_Result")
 
 
 def object_name(number: int) -> str:
-    """Return the name of a journal object below the shard."""
     return f"{JOURNAL}/{number:0{NUMBER_DIGITS}x}"
 
 
 def _numbers(names: Sequence[str]) -> list[int]:
-    """Return the numbers of the journal objects among these names."""
     digits = [name.rpartition("/")[2] for name in names]
     return [int(one, 16) for one in digits if len(one) == NUMBER_DIGITS and consists_of(one, HEX_DIGITS)]
 
@@ -69,7 +67,7 @@ class JournalObjects:
         self._readers = ThreadPoolExecutor(READERS, "polywire-bucket")
 
     def run(self, steps: Steps[_Result]) -> _Result:
-        """Execute a procedure; raise Unavailable if it is cancelled, and whatever the procedure raises."""
+        """Execute a procedure. Raises Unavailable if it is cancelled, and whatever the procedure raises."""
         answer = None
         while True:
             try:
@@ -81,9 +79,9 @@ class JournalObjects:
             answer = self._perform(request)
 
     def seed(self, make: Callable[[], bytes]) -> int:
-        """Return the journal's secret, which every group's checksum covers; raise Unavailable.
+        """Return the journal's secret, which every group's checksum covers. If there is none, create it.
 
-        If there is none, it is created.
+        Raises Unavailable.
         """
         name = "seed"
         while True:
@@ -103,7 +101,7 @@ class JournalObjects:
         self._gone.set()
 
     def close(self) -> None:
-        """Stop the threads; no method may be called afterwards."""
+        """Stop the threads. No method may be called afterwards."""
         self._gone.set()
         self._readers.shutdown(wait=False)
 
@@ -166,7 +164,7 @@ class JournalObjects:
         return self._repeated(lambda: self._objects.list(f"{directory}/"))
 
     def _delete(self, name: str) -> None:
-        """Delete an object; the next garbage collection retries failures."""
+        """Delete an object. If that fails, the next garbage collection deletes it."""
         self._outcome(lambda: self._objects.delete(name))
 
     def _outcome(self, write: Callable[[], None]) -> Outcome:
@@ -179,7 +177,7 @@ class JournalObjects:
         return Outcome.DONE
 
     def _repeated(self, read: Callable[[], _Result]) -> _Result:
-        """Repeat a read until it succeeds; raise Unavailable when it is cancelled."""
+        """Repeat a read until it succeeds. Raises Unavailable when it is cancelled."""
         while True:
             try:
                 return read()

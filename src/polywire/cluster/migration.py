@@ -132,7 +132,7 @@ def _no_bucket_for_it() -> Invalid:
 
 
 def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Progress], None]) -> None:
-    """Raise Corrupt if a needed segment is damaged, because its copy would be damaged permanently."""
+    """Raise Corrupt if a needed segment is damaged. Its copy in the bucket would be damaged, too."""
     numbers, size = list(state.segments.numbers()), 0
     for count, number in enumerate(numbers, 1):
         _check_segment(offline.store, segment_name(number))
@@ -141,15 +141,15 @@ def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Prog
 
 
 def _check_segment(store: Store, name: str) -> None:
-    """Raise Corrupt if a segment is damaged."""
     for finding in examine_segment(store, name):
         if finding.severity in (Severity.DAMAGED, Severity.BROKEN):
             raise Corrupt(ErrorCode.CORRUPT, f"a segment is damaged: {finding.message} path={name!r}")
 
 
 class _Migration:
-    """One import. It can be repeated: every attempt writes the same bytes, or rewrites objects that nothing refers to
-    yet.
+    """One import. It can be repeated.
+
+    Every attempt writes the same bytes, or rewrites objects that nothing refers to yet.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class _Migration:
         self._stopped = Event()
 
     def copy_segments(self, notify: Callable[[Progress], None]) -> tuple[int, int]:
-        """Copy all segments under the same names; return their number and total size."""
+        """Copy all segments under the same names. Return their number and total size."""
         copied = size = 0
         threads = ThreadPoolExecutor(COPIED_AT_ONCE, "polywire-import")
         try:
@@ -186,9 +186,9 @@ class _Migration:
         return copied, size
 
     def _copy(self, name: str) -> int:
-        """Store a blob and read it back to compare the content, even if an earlier attempt stored it.
+        """Store a blob, unless an earlier attempt has stored it. In both cases, read it back to compare the content.
 
-        Raise Busy or Corrupt.
+        Returns its size. Raises Busy or Corrupt.
         """
         content = self._offline.store.get(name)
         with suppress(BlobExists):  # already stored, perhaps by an earlier attempt
@@ -199,7 +199,7 @@ class _Migration:
         return len(content)
 
     def _holds(self, name: str, content: memoryview) -> bool:
-        """Return whether an object has this content; compare in pieces to limit memory."""
+        """Return whether an object has this content. It is compared in pieces, to limit memory."""
         if repeated(lambda: self._blobs.size(name), self._stopped) != len(content):
             return False
         for start in range(0, len(content), READ_BACK_BYTES):
@@ -238,7 +238,7 @@ class _Migration:
         return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES, memory_bytes=MEMORY_BYTES)
 
     def _is_sealed(self, store: BucketStore) -> bool:
-        """Return whether an earlier attempt has written the snapshot, which is written last."""
+        """Return whether an earlier attempt has written the snapshot. The snapshot is written last."""
         try:
             get_snapshot(store, self._snapshot)
         except (BlobMissing, Corrupt):
@@ -246,7 +246,6 @@ class _Migration:
         return True
 
     def _listed(self, store: BucketStore, directory: str) -> list[str]:
-        """Return the blobs in a directory that were written under this import's start number."""
         return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
 
     def write_journal(self) -> None:
@@ -282,7 +281,10 @@ class _Migration:
 
 
 def _written(naming: bytes, floor: Floor) -> fencing.Steps[None]:
-    """Store the object that follows the start, and then the floor, unless they exist; raise Corrupt."""
+    """Store the object that follows the start, and then the floor.
+
+    Objects that exist are left unchanged. Raises Corrupt.
+    """
     if not (yield from fencing.settle(NAMING_NUMBER, naming)):
         raise _not_ours(f"object={NAMING_NUMBER}")
     while (yield fencing.MoveFloor(floor, "")) is fencing.Outcome.UNKNOWN:

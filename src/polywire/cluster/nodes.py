@@ -61,7 +61,7 @@ class Node(msgspec.Struct, frozen=True):
         addresses: (host, port) by listener.
         start: start under which the broker leads; -1 while it tries to become the leader, 0 if it is a standby.
         counter: increases with every update.
-        drained: whether its machine should lead no shard; set when the object is read, not by the broker.
+        drained: whether its machine should lead no shard. It is set when the object is read, not by the broker.
     """
 
     name: str
@@ -76,7 +76,6 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]], *, start: int, counter: int) -> Node:
-    """Return the object of a candidate."""
     return Node(candidate.name, id_, addresses, start, counter, shard=candidate.shard, machine=candidate.machine)
 
 
@@ -102,11 +101,11 @@ class Nodes:
         self._max = NODES_MAX * SHARDS_MAX if candidate is None else NODES_MAX
 
     def put(self, node: Node) -> None:
-        """Write this broker's object; raise Unavailable."""
+        """Write this broker's object. Raises Unavailable."""
         self._objects.put(DIRECTORY + node.name, msgspec.json.encode(node))
 
     def read(self) -> list[Node]:
-        """Return all nodes, by name; raise Unavailable."""
+        """Return all nodes, by name. Raises Unavailable."""
         listed, found = self._objects.list(DIRECTORY), []
         drained = {name.removeprefix(_mark("")) for name in listed if name.startswith(_mark(""))}
         names = [name for name in listed if name.endswith(self._end) and not name.startswith(_mark(""))]
@@ -117,26 +116,26 @@ class Nodes:
         return found
 
     def remove(self, name: str) -> None:
-        """Delete the object of a node; raise Unavailable."""
+        """Delete the object of a node. Raises Unavailable."""
         self._objects.delete(DIRECTORY + name)
 
     def drain(self, machine: str) -> None:
-        """Mark a machine as drained; raise Unavailable.
+        """Mark a machine as drained. Raises Unavailable.
 
         The mark is stored in the directory of the nodes, so that readers need no additional request.
         """
         self._objects.put(_mark(machine), b"")
 
     def undrain(self, machine: str) -> None:
-        """Remove the mark; raise Unavailable."""
+        """Remove the mark. Raises Unavailable."""
         self._objects.delete(_mark(machine))
 
     def wish(self, wish: Wish) -> None:
-        """Store a takeover request; raise Unavailable."""
+        """Store a takeover request. Raises Unavailable."""
         self._objects.put(wish_name(self._shard), msgspec.json.encode(wish))
 
     def wished(self) -> Wish | None:
-        """Return the last takeover request, or None; raise Unavailable."""
+        """Return the last takeover request, or None. Raises Unavailable."""
         try:
             return msgspec.json.decode(self._objects.read(wish_name(self._shard)).content[:NODE_BYTES_MAX], type=Wish)
         except (BlobMissing, msgspec.DecodeError):
@@ -155,12 +154,10 @@ class Nodes:
 
 
 def _mark(machine: str) -> str:
-    """Return the name of the object that marks a machine as drained."""
     return f"{DIRECTORY}{DRAINED}{machine}"
 
 
 def wish_name(shard: int) -> str:
-    """Return the name of the object with a shard's takeover request."""
     return WISH if shard == FIRST else f"{WISH}-{shard_name(shard)}"
 
 
@@ -214,7 +211,6 @@ class Watch:
             del self._seen[name]
 
     def silent_s(self, node: Node) -> float:
-        """Return the seconds since a node's last update."""
         return self._now - self._seen[node.name][1]
 
     def alive(self, nodes: Sequence[Node]) -> frozenset[str]:
@@ -235,7 +231,10 @@ class Watch:
         return self.silent_s(node) < NODE_TIMEOUT_S
 
     def rank(self, nodes: Sequence[Node]) -> int:
-        """Return how many living brokers should become the leader before this one; those on drained machines come last."""
+        """Return how many living brokers should become the leader before this one.
+
+        Brokers on drained machines come last.
+        """
         others = {node.name for node in nodes if not node.start and self._is_alive(node)}
         drained = {node.name for node in nodes if node.drained}
         names = others | {self._name}

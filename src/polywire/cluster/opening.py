@@ -98,7 +98,7 @@ class ShardState:
     """State of a shard as its leader sees it.
 
     Attributes:
-        start: start under which the broker leads; it is the epoch of new records.
+        start: start under which the broker leads. It is the epoch of new records.
         objects: number of journal objects that a start would have to read.
         unstored: size of the data that is not in the bucket yet, and the age in seconds of its oldest part.
         cached_bytes: size of cached segment files.
@@ -128,8 +128,9 @@ class _Recovered:
 
 
 class ShardOpening:
-    """Steps of opening. Before ``begin`` nothing uses the event loop, so steps that wait for the bucket can run in a
-    thread.
+    """Steps of opening.
+
+    Before ``begin`` nothing uses the event loop, so steps that wait for the bucket can run in a thread.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class ShardOpening:
                 self._files.unlink(path / name)
 
     def give_up(self) -> None:
-        """Release everything because the log is not opened; call it after ``recover`` has ended."""
+        """Release everything because the log is not opened. Call it after ``recover`` has ended."""
         if self._disk is not None:
             self._disk.deleter.stop()
         self._bucket.close()
@@ -250,7 +251,7 @@ class ShardOpening:
         return _Recovered(claim, state, chain, full, worker, disk, sequence, checksum, unlock)
 
     def _play(self, player: Player, claim: fencing.Claim, chain: Chain) -> None:
-        """Replay the journal; raise NotOwner, Corrupt, and what the store raises."""
+        """Replay the journal. Raises NotOwner, Corrupt, and the errors of the store."""
         self._store.read_ahead(self._listed(chain.snapshot))
         try:
             player.play()
@@ -262,7 +263,7 @@ class ShardOpening:
             self._store.read_ahead(())
 
     def begin(self) -> FileLog:
-        """Return the recovered log; call it on the event loop."""
+        """Return the recovered log. Call it on the event loop."""
         recovered = self._recovered
         assert recovered is not None, "it was recovered before"
         start = recovered.claim.chain.start + 1
@@ -300,7 +301,7 @@ class ShardOpening:
         self._uploader = uploader
 
     def state(self) -> ShardState:
-        """Return the state of the shard that this broker leads; call it on the event loop."""
+        """Return the state of the shard that this broker leads. Call it on the event loop."""
         uploader = self._uploader
         assert uploader is not None, "it began before"
         return ShardState(
@@ -317,7 +318,7 @@ class ShardOpening:
         return start_object(chain.end, chain.seed, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
 
     def _copied(self, found: JournalChain, naming: Naming | None, sealed: int) -> Chain:
-        """Copy groups that are in no segment into local slots, where readers expect unsealed data."""
+        """Copy the groups that are in no segment into local slots, where readers expect unsealed data."""
         groups = []
         for group in found.behind(sealed):
             if self._journal.capacity < group.length:
@@ -343,7 +344,10 @@ class ShardOpening:
         return Chain(found.start, sealed, rests_on, snapshot, groups, found.checksum, None, ())
 
     def _listed(self, snapshot: str | None) -> list[str]:
-        """Return the segments that a snapshot lists, to read them ahead; replay reports errors in the snapshot."""
+        """Return the segments that a snapshot lists, so that they can be read ahead.
+
+        Replay reports errors in the snapshot.
+        """
         if snapshot is None:
             return []
         try:
@@ -364,15 +368,15 @@ class ShardOpening:
         return LogState(reader, segments, staging, hides_unsynced=True)
 
     def _full(self, player: Player, state: LogState, chain: Chain) -> Sequence[tuple[Slot, Image]]:
-        """Return slots with recovered data, each with the state at its end. They are sealed like any full slot."""
+        """Return the slots with recovered data, each with the state at its end. They are sealed like any full slot."""
         if not chain.groups:
             return ()
         return [*player.full, (chain.groups[-1].slot, image_of_all(state, chain.sequence))]
 
     def _write_start(self, state: LogState, claim: fencing.Claim) -> tuple[int, int]:
-        """Write the group of the start, which is already in the bucket, to the beginning of a slot.
+        """Write the group of this start to the beginning of a slot, where the chain continues after it.
 
-        The chain continues after it.
+        The group is already in the bucket.
         """
         own = JournalChain(self._journal.seed, claim.chain.floor, [*claim.chain.groups[-1:]], next_number=claim.number)
         own.add(claim.content)
@@ -398,7 +402,6 @@ class ShardOpening:
         )
 
     def _make_sweeper(self, state: LogState, start: int) -> GarbageCollector:
-        """Return the garbage collector for objects of older starts."""
         return GarbageCollector(
             self._bucket,
             self._loop,

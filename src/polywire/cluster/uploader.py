@@ -35,7 +35,10 @@ FINISH_S: Final = 10.0  # seconds for the last objects when the broker stops
 
 @dataclass(slots=True)
 class _Unsent:
-    """Groups in bytes [start, stop) of a slot, with their first and last sequence, and the time of the first."""
+    """Groups in bytes [start, stop) of a slot.
+
+    It also has the first and last sequence, and the time of the first group.
+    """
 
     slot: Slot
     start: int
@@ -50,11 +53,12 @@ class _Unsent:
 
 
 class Uploader:
-    """Implements ``Syncer``. Objects are uploaded one at a time, in the order of their numbers. Nothing is sent once
-    ``_deposed``.
+    """Implements ``Syncer``.
+
+    Objects are uploaded one at a time, in the order of their numbers. Nothing is sent once ``_deposed``.
 
     Args:
-        sequence: sequence of the claim's own group; everything up to it is stored.
+        sequence: sequence of the claim's own group. Everything up to it is stored.
     """
 
     is_local: Final = False
@@ -99,7 +103,7 @@ class Uploader:
         self.unsynced_bytes = 0
 
     def _note(self, first: int, number: int) -> None:
-        """Record a stored object and its first group."""
+        """Record that object ``number`` is stored, and that ``first`` is the sequence of its first group."""
         if not self._numbers or self._numbers[-1] != number:
             self._firsts.append(first)
             self._numbers.append(number)
@@ -116,7 +120,7 @@ class Uploader:
 
     @property
     def unsynced_s(self) -> float:
-        """Age in seconds of the oldest group that is not in the bucket; 0.0 if all groups are."""
+        """Age in seconds of the oldest group that is not in the bucket. It is 0.0 if all groups are there."""
         oldest = self._running or (self._unsent[0] if self._unsent else None)
         return 0.0 if oldest is None else max(self._clock.monotonic() - oldest.begun_at, 0.0)
 
@@ -160,13 +164,15 @@ class Uploader:
         self._sweeper.run(partial(self._bucket.run, fencing.raise_floor(floor, frozenset(self._starts))), _ignore)
 
     def _number_of(self, sequence: int) -> int:
-        """Return the number of the object with a group."""
         return self._numbers[bisect_right(self._firsts, sequence) - 1]
 
     # Sending
 
     def _send_soon(self) -> None:
-        """Schedule an upload of the oldest groups: at once if they fill an object or nothing was sent recently."""
+        """Schedule an upload of the oldest groups.
+
+        It begins at once if they fill an object or nothing was sent recently.
+        """
         if self._running is not None or self._timer or not self._unsent or self._over:
             return
         wait = self._begun_at + PUT_INTERVAL_S - self._clock.monotonic()
@@ -211,7 +217,7 @@ class Uploader:
             self._stored()
 
     def _stored(self) -> None:
-        """Continue after the current object is stored."""
+        """Note that the current object is stored: notify waiting callers, and schedule the next upload."""
         assert self._running is not None, "one was sent"
         stored, self._running = self._running, None
         self._note(stored.first, self._number)
@@ -225,7 +231,7 @@ class Uploader:
     # Ends
 
     def finish(self) -> None:
-        """Upload the remaining groups, in this thread; raise NotOwner or Unavailable."""
+        """Upload the remaining groups, in this thread. Raises NotOwner or Unavailable."""
         self._over = True
         if self._running is not None:
             self._unsent.appendleft(self._running)
@@ -287,4 +293,4 @@ def _deposed() -> NotOwner:
 
 
 def _ignore(_: BrokerError | None) -> None:
-    """Ignore that a floor could not be moved: the next seal moves it, and garbage collection deletes the objects."""
+    """Ignore an error of moving the floor: the next seal moves it, and garbage collection deletes the objects."""
