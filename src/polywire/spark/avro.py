@@ -111,7 +111,7 @@ def _read_datum(schema: str, value: bytes) -> dict[str, Any]:
 
 
 def _attempt(fastavro: Any, stream: io.BytesIO, start: int, parsed: Any) -> tuple[Any, str | None]:
-    """Return (record, None), or (None, reason) if it cannot be read."""
+    """Return (record, None). If no record can be read, return (None, reason)."""
     stream.seek(start)
     try:
         row = fastavro.schemaless_reader(stream, parsed, None)

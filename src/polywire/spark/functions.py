@@ -85,7 +85,7 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 
 
 def _malformed(text: Column, kind: StructType) -> Column:
-    """Return why a text that begins like an object does not match the schema.
+    """Return why a text does not match the schema. The text begins like an object.
 
     The reason is the first field of another type, or invalid JSON.
     """
@@ -149,7 +149,10 @@ def parse_avro_files(records: DataFrame, schema: str) -> DataFrame:
 
 
 def parse_text(records: DataFrame) -> DataFrame:
-    """Return values as a column ``text``, for protocols that transport text (FLUX, Cursus); invalid UTF-8 is corrupt."""
+    """Return values as a column ``text``, for protocols that transport text (FLUX, Cursus).
+
+    Invalid UTF-8 is corrupt.
+    """
     text = f.col("value").cast("string")
     parsed = records.withColumn("_parsed", f.struct(f.when(f.is_valid_utf8(text), text).alias("text")))
     reason = f.when(~f.is_valid_utf8(text), "not UTF-8")
@@ -185,12 +188,12 @@ def parse_events(records: DataFrame, schema: str) -> DataFrame:
 
 
 def header(headers: str, name: str) -> Column:
-    """Return the bytes of the last header with this name, or null; ``headers`` is the name of the column."""
+    """Return the bytes of the last header with this name, or null. ``headers`` is the name of the column."""
     return f.try_element_at(f.filter(f.col(headers), lambda pair: pair["key"] == name), f.lit(-1))["value"]
 
 
 def header_text(headers: str, name: str) -> Column:
-    """Return a header as text; see ``header``."""
+    """Return a header as text. See ``header``."""
     return header(headers, name).cast("string")
 
 
@@ -274,7 +277,7 @@ def parser(text: str) -> Parse:
 
 
 def imported(text: str) -> Callable[..., Any]:
-    """Return the function ``module:function``; raise Invalid(INVALID_REQUEST)."""
+    """Return the function ``module:function``. Raises Invalid(INVALID_REQUEST)."""
     module, _, name = text.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -303,7 +306,7 @@ def read_schema(text: str) -> StructType:
 
 
 def _spread(parsed: DataFrame, kind: StructType, row: Column, reason: Column, *more: Column) -> DataFrame:
-    """Return the fields of ``row``, null if there is a reason, and the columns about the record."""
+    """Return the fields of ``row`` and the columns about the record. If there is a reason, the fields are null."""
     fields = [f.when(reason.isNull(), row[name]).alias(name) for name in kind.fieldNames()]
     place = [f.col(name).alias(f"_{name}") for name in PLACE if name in parsed.columns]
     return parsed.select(*fields, *place, *more, reason.alias(CORRUPT))

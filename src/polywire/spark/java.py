@@ -50,7 +50,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """Return the first Java that Spark can run on; raise Unavailable if there is none."""
+    """Return the first Java that Spark can run on. Raises Unavailable if there is none."""
     refused = []
     for origin, java in _installed(environment):
         reason = why_unusable(java)
@@ -69,7 +69,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def why_unusable(java: Path) -> str | None:
-    """Return why Spark cannot run on this ``java``; None if it can."""
+    """Return why Spark cannot run on this ``java``, or None if it can."""
     try:
         # Request the module here, because Spark's launcher will; if it is absent, the probe fails.
         probe = subprocess.run(
@@ -86,7 +86,7 @@ def why_unusable(java: Path) -> str | None:
 
 
 def java_version(text: str) -> int | None:
-    """Return the major version from the output of ``java -version``; 1.8 counts as 8."""
+    """Return the major version from the output of ``java -version``. 1.8 counts as 8."""
     match = _VERSION.search(text)
     if match is None:
         return None

@@ -58,11 +58,11 @@ class ProgressListener(StreamingQueryListener):
         return dict(self._queries)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Report a new query; called by Spark."""
+        """Report a new query. Called by Spark."""
         self._keep(QueryProgress(str(event.id), event.name))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Report a micro-batch; called by Spark."""
+        """Report a micro-batch. Called by Spark."""
         report = event.progress
         batch = batch_progress(json.loads(report.json))
         known = self._queries.get(str(report.id))
@@ -73,7 +73,7 @@ class ProgressListener(StreamingQueryListener):
         """Ignore idle queries."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Report a query's end, with its error if it failed; called by Spark."""
+        """Report a query's end, with its error if it failed. Called by Spark."""
         known = self._queries.pop(str(event.id), QueryProgress(str(event.id), None))
         self._tell(QueryProgress(known.id, known.name, known.records, known.batch, ended=True, error=event.exception))
 

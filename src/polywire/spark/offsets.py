@@ -24,7 +24,7 @@ OFFSET_VERSION: Final = 1
 
 
 class PartitionKey(NamedTuple):
-    """A partition, identified by its topic's full name and its number; sorts by topic, then number."""
+    """A partition, identified by its topic's full name and its number. It sorts by topic, then number."""
 
     topic: str
     partition: int
@@ -38,7 +38,7 @@ class Position:
         topic_id: 32 hexadecimal digits.
         incarnation: incarnation of the partition.
         epoch: broker start in which ``next_offset`` was observed.
-        begin_offset: offset at which reading began; set only for a partition's first batch.
+        begin_offset: offset at which reading began. It is set only for a partition's first batch.
     """
 
     topic_id: str
@@ -50,7 +50,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """How far a query has read. ``initial``: no batch was read yet; this is the requested starting position."""
+    """How far a query has read. ``initial``: no batch was read yet. This is the requested starting position."""
 
     positions: Mapping[PartitionKey, Position] = field(default_factory=dict)
     initial: bool = False
@@ -73,7 +73,10 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
 
 
 def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
-    """Decode an offset from a JSON object; raise Invalid(INVALID_REQUEST) for an unknown version or invalid content."""
+    """Decode an offset from a JSON object.
+
+    Raises Invalid(INVALID_REQUEST) for an unknown version or invalid content.
+    """
     version = text.get("version")
     if version != OFFSET_VERSION:
         raise Invalid(

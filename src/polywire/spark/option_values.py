@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dict[str, str]:
-    """Return the options, with their names spelled as in ``names``; case is ignored.
+    """Return the options, with their names spelled as in ``names``. Case is ignored.
 
     ``topics`` is the name of the option that selects topics. Raises Invalid(INVALID_REQUEST) for any other name.
     """
@@ -116,7 +116,7 @@ def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int | None:
-    """Convert a whole number above 0 (with ``zero``, at least 0); return None if the option is absent."""
+    """Convert a whole number above 0 (with ``zero``, at least 0). Return None if the option is absent."""
     text = options.get(name)
     if text is None:
         return None
@@ -128,7 +128,7 @@ def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int |
 def choice(
     options: Mapping[str, str], name: str, kind: Callable[[str], _T], default: _T, *, among: Sequence[str]
 ) -> _T:
-    """Convert one of the words in ``among``; ``kind`` is an enum with these values."""
+    """Convert one of the words in ``among``. ``kind`` is an enum with these values."""
     text = options.get(name)
     if text is None:
         return default

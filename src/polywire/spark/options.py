@@ -79,7 +79,7 @@ class Headers(Enum):
 
 
 class TimestampType(Enum):
-    """Which time becomes a record's timestamp (timestampType). Values are Kafka's; case is ignored."""
+    """Which time becomes a record's timestamp (timestampType). Values are Kafka's. Case is ignored."""
 
     APPEND = "logappendtime"
     CREATE = "createtime"
@@ -95,7 +95,7 @@ class LocalSegments(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ByOffset:
-    """An offset for every partition; -1 is latest, -2 earliest."""
+    """An offset for every partition. -1 is latest, -2 earliest."""
 
     offsets: Mapping[PartitionKey, int]
 
@@ -126,7 +126,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of a read, checked. Counts are numbers of records; None means no limit.
+    """All options of a read, checked. Counts are numbers of records. None means no limit.
 
     Attributes:
         group: group for which a stream's offsets are committed, to show its lag.
@@ -159,7 +159,7 @@ class SourceOptions:
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Check and convert the options of a read; names ignore case. Raises Invalid(INVALID_REQUEST)."""
+    """Check and convert the options of a read. Names ignore case. Raises Invalid(INVALID_REQUEST)."""
     options = known(given, OPTIONS, topics="subscribe")
     if streaming:
         for name in _STREAM_ONLY_BATCH:
@@ -199,7 +199,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 
 def _reconnect_s(options: Mapping[str, str]) -> float:
-    """Return the retry time given by Kafka's options if it exceeds the default, else the default."""
+    """Return how long to retry, in seconds. Kafka's options can raise the time above the default, not lower it."""
     retries = count(options, "fetchOffset.numRetries", zero=True)
     interval_ms = count(options, "fetchOffset.retryIntervalMs", zero=True)
     return max(RECONNECT_S, (3 if retries is None else retries) * (10 if interval_ms is None else interval_ms) / 1000)
@@ -229,7 +229,7 @@ def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
 def _push_filters(options: Mapping[str, str]) -> bool:
     """Return whether to use the query's filters to skip records.
 
-    Spark 4.3 may apply one query's filters to the next query over the same DataFrame, so the option requires a special
+    Spark 4.3 may apply one query's filters to the next query over the same DataFrame, so the option must have a special
     value.
     """
     text = options.get("pushFilters", "false").strip()
@@ -285,7 +285,10 @@ def _assigned(text: str) -> tuple[PartitionKey, ...]:
 
 
 def _starting(options: Mapping[str, str], *, streaming: bool) -> OffsetSpec:
-    """Apply Kafka's precedence: startingTimestamp, startingOffsetsByTimestamp, startingOffsets."""
+    """Return the start of a read.
+
+    Kafka's precedence applies: startingTimestamp, startingOffsetsByTimestamp, startingOffsets.
+    """
     timed = _timed(options, "startingTimestamp", "startingOffsetsByTimestamp")
     if timed is not None:
         return timed

@@ -23,7 +23,8 @@ RANGE_RECORDS_MAX: Final = 1_000_000  # larger ranges are split, so that one big
 class Extent:
     """Bounds of one partition: offsets [first_offset, next_offset) of records that are synced by the broker.
 
-    time_offsets: by requested time (µs), the first offset at or after it; ``next_offset`` if there is none.
+    Attributes:
+        time_offsets: by requested time (µs), the first offset at or after it. If there is none, ``next_offset``.
     """
 
     topic_id: str
@@ -49,8 +50,9 @@ class SealedRuns:
 class ReadRange:
     """Records ``[offset, offset_end)`` of one incarnation of a partition.
 
-    ``epoch``: broker start in which ``offset_end`` was observed. ``sealed``: locations of its sealed part, None if they
-    were not requested.
+    Attributes:
+        epoch: broker start in which ``offset_end`` was observed.
+        sealed: locations of its sealed part, None if they were not requested.
     """
 
     topic: str
@@ -63,7 +65,7 @@ class ReadRange:
 
     @property
     def record_count(self) -> int:
-        """Number of offsets in the range; compaction may have left fewer records."""
+        """Number of offsets in the range. Compaction may have left fewer records."""
         return self.offset_end - self.offset
 
 
@@ -86,7 +88,7 @@ def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
 
 
 def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) -> SourceOffset:
-    """Return where reading begins; raise Invalid if the given offsets or times do not cover exactly the partitions."""
+    """Return where reading begins. Raises Invalid if the given offsets or times do not cover exactly the partitions."""
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.EARLIEST, missing_time, option="startingOffsets")
         for key, extent in extents.items()
@@ -96,7 +98,7 @@ def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) 
 
 
 def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
-    """Return where a batch read ends; raise Invalid like ``start_offset``."""
+    """Return where a batch read ends. Raises Invalid like ``start_offset``."""
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.LATEST, MissingTime.LATEST, option="endingOffsets")
         for key, extent in extents.items()
@@ -203,7 +205,7 @@ def advance(
 
 
 def _limit(key: PartitionKey, extent: Extent, ceiling: SourceOffset | None) -> int | None:
-    """Return the highest end offset; None if this run must not read the partition."""
+    """Return the highest end offset of a partition, or None if this run must not read the partition."""
     if ceiling is None:
         return extent.next_offset
     target = _same_life(ceiling.positions.get(key), extent.incarnation)
@@ -217,7 +219,7 @@ def _same_life(position: Position | None, incarnation: int) -> Position | None:
 def _share(
     begins: Mapping[PartitionKey, int], ends: Mapping[PartitionKey, int], records_max: int
 ) -> dict[PartitionKey, int]:
-    """Divide the whole limit among partitions, in proportion to their backlogs and in whole records.
+    """Divide a limit of records among partitions, in proportion to their backlogs and in whole records.
 
     Kafka's source does the same.
     """
@@ -333,7 +335,7 @@ def tasks(
 ) -> list[tuple[ReadRange, ...]]:
     """Split large ranges and combine small ones into tasks, in order.
 
-    ``partitions_min`` is the approximate minimum number of tasks; there are fewer tasks if there are fewer records.
+    ``partitions_min`` is the approximate minimum number of tasks. There are fewer tasks if there are fewer records.
     ``partition_records_max`` limits the records of a task.
     """
     total = sum(wanted.record_count for wanted in ranges)
@@ -363,7 +365,9 @@ def _cut(wanted: ReadRange, records_max: int) -> list[ReadRange]:
 
 
 def records_within(bytes_max: int, lags: Mapping[PartitionKey, tuple[int, float]]) -> int:
-    """Return how many records make up about ``bytes_max`` bytes, in proportion to each partition's lag; at least one.
+    """Return how many records make up about ``bytes_max`` bytes, in proportion to each partition's lag.
+
+    It is at least one.
 
     ``lags`` has (records to read, bytes per record) by partition.
     """

@@ -66,12 +66,12 @@ def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
 
 
 def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
-    """Count rows for which these conditions hold, while the query runs; the counts appear in ``BatchProgress``."""
+    """Count rows for which these conditions hold, while the query runs. The counts appear in ``BatchProgress``."""
     return rows.observe(OBSERVED, f.count_if(corrupt).alias("corrupt"), f.count_if(left_out).alias("left_out"))
 
 
 def follow(query: StreamingQuery, on_progress: OnProgress) -> int:
-    """Wait until the query ends and report every micro-batch; return the number of records read.
+    """Wait until the query ends and report every micro-batch. Return the number of records read.
 
     Raises the error with which the query failed. After an interrupt, or an error in ``on_progress``, the query is
     stopped.
@@ -99,7 +99,7 @@ def _newer(query: StreamingQuery, last_batch: int) -> list[BatchProgress]:
 
 @contextmanager
 def progress_bar(title: str, *, total: int | None = None, console: Console | None = None) -> Iterator[OnProgress]:
-    """Show records, rate and lag in a terminal; pass the yielded function to ``follow`` or ``land``."""
+    """Show records, rate and lag in a terminal. Pass the yielded function to ``follow`` or ``land``."""
     whole = TableColumn(no_wrap=True)
     columns = (
         SpinnerColumn(table_column=whole.copy()),
@@ -133,7 +133,7 @@ def _oddities(batch: BatchProgress) -> tuple[tuple[str, int], ...]:
 
 
 def _lag(sources: Any) -> int | None:
-    """Return how many records the batch's end is behind the broker's, over all sources of this kind."""
+    """Return how many records the batch's end is behind the broker's. It is summed over all ``polywire`` sources."""
     lag = None
     for source in sources:
         end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))

@@ -30,7 +30,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Numbers ``[begin, end)``; None means unbounded."""
+    """Numbers ``[begin, end)``. None means unbounded."""
 
     begin: int | None = None
     end: int | None = None
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """Which records the filters can accept. Times are in µs; None means unrestricted."""
+    """Which records the filters can accept. Times are in µs. None means unrestricted."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -58,7 +58,7 @@ class PushedFilters:
 
 
 def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
-    """Combine the filters; filters on other columns are ignored."""
+    """Combine the filters. Filters on other columns are ignored."""
     found = PushedFilters()
     for wanted in filters:
         column = getattr(wanted, "attribute", ())
@@ -113,7 +113,7 @@ def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset
 
 
 def _ends(wanted: Filter, number_of: Callable[[object], int | None]) -> tuple[int | None, int | None]:
-    """Return (first number that the filter accepts, first number beyond); None means unbounded."""
+    """Return (first number that the filter accepts, first number beyond the accepted ones). None means unbounded."""
     number = number_of(getattr(wanted, "value", None))
     if number is None:
         return None, None
@@ -137,7 +137,10 @@ def _whole(value: object) -> int | None:
 
 
 def _micros(value: object) -> int | None:
-    """Return microseconds since 1970; None for a time without a time zone, because the column has no such times."""
+    """Return microseconds since 1970.
+
+    Return None for a time without a time zone, because the column has no such times.
+    """
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     return (value - _EPOCH) // _MICROSECOND

@@ -46,7 +46,7 @@ class BatchReader(DataSourceReader):
         """Return one task per group of ranges.
 
         Raises Missing for missing topics, or for lost records (``failOnDataLoss``). The result is a list, as Spark
-        requires; Spark replaces an empty one by a single None.
+        requires. Spark replaces an empty one by a single None.
         """
         options = self._options
         filters = self._filters
@@ -62,7 +62,7 @@ class BatchReader(DataSourceReader):
         return list(input_partitions(options, ranges))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of one task; raise Missing for records lost since planning, or Unavailable."""
+        """Yield the batches of one task. Raises Missing for records lost since planning, or Unavailable."""
         return read_partition(self._options, self._schema, partition)
 
 
@@ -90,7 +90,7 @@ def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> lis
 def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """Read one task; yields nothing for the None that Spark makes of an empty plan."""
+    """Read one task. It yields nothing for the None that Spark makes of an empty plan."""
     depart_quietly()
     if isinstance(partition, RangesPartition):
         yield from record_batches(options, partition.ranges, arrow_schema(schema))

@@ -36,7 +36,7 @@ from polywire.spark.worker_exit import one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the micro-batches of a stream.
 
-    A long-lived process on the driver calls it for offsets and plans; tasks call ``read`` on a pickled copy.
+    A long-lived process on the driver calls it for offsets and plans. Tasks call ``read`` on a pickled copy.
 
     After ``prepareForTriggerAvailableNow``, no offset goes beyond the end that it recorded.
     """
@@ -51,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reached: dict[PartitionKey, Position] = {}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins (``startingOffsets``); raise Missing for missing topics."""
+        """Return where a new query begins (``startingOffsets``). Raises Missing for missing topics."""
         options = self._options
         times_us = planning.times_asked(options.starting)
         found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
@@ -116,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 connection.commit_position(key.topic, key.partition, group, position.next_offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of one task; raise Missing for records lost since planning, or Unavailable."""
+        """Yield the batches of one task. Raises Missing for records lost since planning, or Unavailable."""
         return read_partition(self._options, self._schema, partition)
 
     def _refuse_losses(self, known: SourceOffset, found: Extents) -> None:
@@ -134,9 +134,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reached[key] = position
 
     def _too_early(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> bool:
-        """Return whether fewer than ``minOffsetsPerTrigger`` records wait and ``maxTriggerDelay`` has not passed.
+        """Return whether to wait for more records.
 
-        Always False in an availableNow run.
+        That is the case if fewer than ``minOffsetsPerTrigger`` records are available and ``maxTriggerDelay`` has not
+        passed. It is never the case in an availableNow run.
         """
         records_min = self._options.trigger_records_min
         if records_min is None or isinstance(limit, ReadAllAvailable) or self._ceiling is not None:

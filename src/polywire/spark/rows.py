@@ -29,7 +29,7 @@ SURVIVABLE = (Missing, Conflict)  # with failOnDataLoss=false reading continues 
 def record_batches(
     options: SourceOptions, ranges: tuple[ReadRange, ...], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all records of a task's ranges; raise Missing or Conflict for lost records (failOnDataLoss=true)."""
+    """Yield all records of a task's ranges. Raises Missing or Conflict for lost records (failOnDataLoss=true)."""
     reading = _RangeRead(options, schema)
     for wanted in ranges:
         if options.fail_on_data_loss:
@@ -40,7 +40,7 @@ def record_batches(
 
 
 class _RangeRead:
-    """State of one task: its connection if it needs one, the requested columns, and how the bytes were read."""
+    """State of one task: its connection if it needs one, the requested columns, and the counts of bytes by origin."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options: Final = options
@@ -71,7 +71,6 @@ class _RangeRead:
         return chunk_to_arrow(chunk, self._schema.names, self._schema, create_times=self._create_times)
 
     def tell(self) -> None:
-        """Log how the bytes were read."""
         tally = self._tally
         logger.info(
             "read a task's records file_bytes=%d wire_bytes=%d bucket_bytes=%d",
@@ -89,8 +88,8 @@ def _range(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
 def _what_is_left(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
     """Yield the remaining records of a range.
 
-    Retention may remove records repeatedly while the range is read; each time reading continues at the first remaining
-    one.
+    Retention may remove records repeatedly while the range is read. Each time, reading continues at the first remaining
+    record.
     """
     rest: ReadRange | None = wanted
     while rest is not None:

@@ -41,16 +41,14 @@ _elsewhere: Final[set[BulkConnection]] = set()
 
 
 class _NotRead(Exception):
-    """A run that is not at its location, or is not intact; the broker can serve its records."""
+    """A run is not at its location, or is not intact. Its records can be read from the broker."""
 
 
 class _Gone(_NotRead):
-    """A run whose blob was deleted after it was located, because its records were trimmed or rewritten."""
+    """A run's blob was deleted after it was located, because its records were trimmed or rewritten."""
 
 
 class _Bytes(Protocol):
-    """The bytes of one run."""
-
     def pread_into(self, out: Buffer, position: int) -> int:
         """Fill ``out`` with bytes from ``position`` and return their number, smaller at the end.
 
@@ -62,14 +60,11 @@ class _Bytes(Protocol):
 
 
 class _Source(Protocol):
-    """Where sealed runs are read from."""
-
     @property
-    def arena(self) -> Arena:
-        """Memory to read into."""
+    def arena(self) -> Arena: ...
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Open a run after verifying that it belongs to the broker; raise _NotRead."""
+        """Open a run after verifying that it belongs to the broker. Raises _NotRead."""
 
 
 @dataclass(slots=True)
@@ -118,7 +113,7 @@ def read_range(
 class _RangeRead:
     """A range being read.
 
-    ``_at`` is the offset after the last record that was yielded, so that no record is skipped or repeated.
+    No record is skipped or repeated, because ``_at`` is the offset after the last yielded record.
     """
 
     def __init__(
@@ -132,14 +127,16 @@ class _RangeRead:
         self._at = wanted.offset
 
     def runs(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """Yield the runs worth opening; none if they cannot be accessed. Raise Unavailable if the options require them."""
+        """Yield the runs worth opening. There are none if the runs cannot be accessed.
+
+        Raises Unavailable if the options require them.
+        """
         bytes_min = 0 if self._access.required else RUN_BYTES_MIN
         for source, run in self._runs_in_bucket() if self._wanted.sealed is not None else self._runs_in_files():
             if run.stop - run.start >= bytes_min:
                 yield source, run
 
     def _runs_in_bucket(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """Yield the runs located by the plan."""
         planned = self._wanted.sealed
         assert planned is not None, "it was located"
         try:
@@ -152,7 +149,6 @@ class _RangeRead:
             yield source, run
 
     def _runs_in_files(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """Yield the runs located by the broker."""
         connection = self._connect()
         if connection in _elsewhere and not self._access.required:
             return
@@ -179,7 +175,10 @@ class _RangeRead:
                 yield source, run
 
     def _refuse(self, reason: str) -> None:
-        """Raise Unavailable if the options require that sealed records are read without the broker."""
+        """Raise Unavailable if the options require that sealed records are read without the broker.
+
+        Otherwise do nothing.
+        """
         if self._access.required:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
@@ -225,7 +224,7 @@ class _RangeRead:
 
 
 def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tuple[memoryview, int]]:
-    """Yield whole intact batches of a run, in consecutive pieces, each with the offset after its last record.
+    """Yield the batches of a run in consecutive pieces. Each piece has whole intact batches and the offset after them.
 
     Raises _NotRead if the run is not as located, BlobMissing, and BrokerError if it cannot be read.
     """
@@ -265,7 +264,10 @@ class FileSource:
     arena: Arena
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Open a run's file, then check the broker's token, which proves that the file is the broker's. Raise _NotRead."""
+        """Open a run's file, then check the broker's token, which proves that the file is the broker's.
+
+        Raises _NotRead.
+        """
         check_blob_name(run.blob)
         try:
             blob = FileBlob(Path(self.data_directory.path) / run.blob)

@@ -31,7 +31,7 @@ PAUSE_FIRST_S: Final = 0.1
 
 
 class BucketSource:
-    """The bucket of one broker; its identity was checked."""
+    """The bucket of one broker. Its identity was checked."""
 
     def __init__(self, objects: Objects) -> None:
         self.arena: Final = Arena()
@@ -43,7 +43,7 @@ class BucketSource:
         return RunBytes(self, run)
 
     def ask(self, name: str, start: int, stop: int) -> Future[bytes]:
-        """Request bytes [start, stop) of a blob; the future fails with BlobMissing or Unavailable."""
+        """Request bytes [start, stop) of a blob. The future fails with BlobMissing or Unavailable."""
         return self._readers.submit(self._read, name, start, stop)
 
     def _read(self, name: str, start: int, stop: int) -> bytes:
@@ -60,7 +60,10 @@ class BucketSource:
 
 
 class RunBytes:
-    """The bytes of one run, read in order. ``_ahead`` holds consecutive requests, beginning with the next bytes."""
+    """The bytes of one run, read in order.
+
+    ``_ahead`` has pending requests for consecutive ranges. The first is for the bytes to be read next.
+    """
 
     def __init__(self, source: BucketSource, run: SealedRange) -> None:
         self._source = source
@@ -76,7 +79,7 @@ class RunBytes:
             self._next = stop
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` with bytes from ``position``, which must be where the last read ended; return their number.
+        """Fill ``out`` with bytes from ``position``, which must be where the last read ended. Return their number.
 
         It is smaller if the blob is too short. Raises BlobMissing or Unavailable.
         """
@@ -104,9 +107,9 @@ _lock: Final = Lock()
 
 
 def bucket_source(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
-    """Return a broker's bucket; raise BrokerError.
+    """Return a broker's bucket. It is opened once per process.
 
-    It is opened once per process. A permanent error is cached, too.
+    Raises BrokerError. A permanent error is cached, too.
     """
     key = (os.getpid(), root.address, root.mark, tuple(sorted(options.items())))
     with _lock:

@@ -36,7 +36,7 @@ def located(options: SourceOptions, pieces: Pieces) -> Pieces:
 
 
 class _Planner:
-    """Locates ranges; a broker without a bucket is asked only once."""
+    """Locates ranges. If the broker has no bucket, it is not asked a second time."""
 
     def __init__(self, options: SourceOptions, records_min: int) -> None:
         self._connection = snapshot.connect(options)
@@ -44,7 +44,6 @@ class _Planner:
         self._records_min = records_min
 
     def located(self, wanted: ReadRange) -> ReadRange:
-        """Return a range with its locations, if it is large enough to locate it."""
         if wanted.record_count < self._records_min or self._connection in _on_a_machine:
             return wanted
         try:

@@ -61,7 +61,7 @@ def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSe
     Args:
         app_name: name of the application on Spark's pages.
         master: where Spark runs. None uses the environment's setting, or else this machine (``local[*]``).
-        **conf: Spark's settings by name; they override all settings made here.
+        **conf: Spark's settings by name. They override all settings made here.
 
     Raises:
         Unavailable: no Java is found.
@@ -112,7 +112,10 @@ def _launched_from_outside() -> bool:
 
 
 def _prepare_environment() -> None:
-    """Set the environment that the JVM and its Python workers inherit: Java, this Python, and a path with this package."""
+    """Set the environment that the JVM and its Python workers inherit.
+
+    It has Java, this Python, and a path with this package.
+    """
     os.environ["JAVA_HOME"] = str(find_java().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     source = str(Path(polywire.__path__[0]).resolve().parent)
@@ -122,16 +125,19 @@ def _prepare_environment() -> None:
 
 
 def _run_this_python(context: SparkContext | None) -> None:
-    """Make workers of an existing session run this Python, unless another one was chosen.
+    """Make the workers of an existing session run this Python, because the default Python may lack this package.
 
-    The default Python may lack this package.
+    A Python that the user has chosen is left unchanged.
     """
     if context is not None and _is_local(context.master) and context.pythonExec == PYTHON_OF_THE_PATH:
         context.pythonExec = sys.executable
 
 
 def _logging_file() -> Path:
-    """Write the file from which Spark reads its logging configuration: only errors, on stderr."""
+    """Write the file from which Spark reads its logging configuration, and return its path.
+
+    Spark then logs only errors, to stderr.
+    """
     file = cache_directory() / "log4j2.properties"
     if not file.exists() or file.read_text(encoding="utf-8") != _LOGGING:
         place_file(file, _LOGGING, mode=0o644)

@@ -119,7 +119,7 @@ def batch_write(options: SinkOptions) -> Write:
 
 
 def stream_write(options: SinkOptions) -> Write:
-    """Return the name of the micro-batch that this task writes; raise Invalid outside of a streaming query."""
+    """Return the name of the micro-batch that this task writes. Raises Invalid outside of a streaming query."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     number = None if context is None else context.getLocalProperty(BATCH_ID)
@@ -171,7 +171,10 @@ def _put_all(writer: Writer, outgoing: Iterator[Outgoing]) -> tuple[tuple[bytes,
 
 
 def _quietly(writer: Writer) -> None:
-    """Drop the rows of a failed task. Errors are ignored, because staged rows expire and the first error matters."""
+    """Drop the rows of a failed task, and ignore errors.
+
+    The rows expire anyway, and the user must see the error that made the task fail.
+    """
     try:
         writer.abandon()
     except Unavailable:
@@ -188,7 +191,10 @@ def _outgoing(
 
 
 def _numbered(outgoing: Iterator[Outgoing], producer: bytes, *, epoch: int) -> Iterator[Outgoing]:
-    """Number the rows of each partition from 0 in every micro-batch; the micro-batch's number is the producer's epoch."""
+    """Set sequence numbers in the batches: the rows of each partition are numbered from 0 in every micro-batch.
+
+    The micro-batch's number is the producer's epoch.
+    """
     nexts: dict[tuple[str, int], int] = {}
     for topic, partition, batch in outgoing:
         sequence = nexts.get((topic, partition), 0)

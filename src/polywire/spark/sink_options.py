@@ -45,7 +45,7 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Permanent name of a batch write; writing again under the same name has no effect (txnAppId, txnId)."""
+    """Permanent name of a batch write. Writing again under the same name has no effect (txnAppId, txnId)."""
 
     application: str
     number: int
@@ -76,7 +76,7 @@ class SinkOptions:
 
 
 def write_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Check and convert the options of a write; names ignore case. Raises Invalid(INVALID_REQUEST)."""
+    """Check and convert the options of a write. Names ignore case. Raises Invalid(INVALID_REQUEST)."""
     options = known(given, OPTIONS, topics="topic")
     guarantee = choice(
         options, "exactlyOnce", Guarantee, Guarantee.PUBLISHED, among=[guarantee.value for guarantee in Guarantee]

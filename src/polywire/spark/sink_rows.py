@@ -38,14 +38,12 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class _PendingRows:
-    """Buffered rows of one topic."""
-
     batches: list[pa.RecordBatch] = field(default_factory=list)
     size: int = 0
 
 
 class Topics:
-    """Metadata of target topics; each is requested once."""
+    """Metadata of target topics. Each is requested once."""
 
     def __init__(self, connection: BulkConnection, *, create: bool) -> None:
         self._connection: Final = connection
@@ -78,7 +76,7 @@ class Topics:
 
 
 class RowRouter:
-    """Assigns rows to partitions; rows of a topic stay in order.
+    """Assigns rows to partitions. Rows of a topic stay in order.
 
     ``round_robin``: partition that gets the first row without a key.
     """
@@ -191,7 +189,6 @@ def _check_numbers(topic: TopicDetail, chosen: pa.Array[Any], count: int) -> Non
 
 
 def _numbers(column: pa.Array[Any]) -> memoryview | array[int]:
-    """Return the i32 values of a column without nulls."""
     data = column.buffers()[1]
     if data is None:
         return array("i")

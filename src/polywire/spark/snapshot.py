@@ -32,7 +32,7 @@ class Addressed(Protocol):
 
     @property
     def login(self) -> Login | None:
-        """User and password; None for an unauthenticated connection."""
+        """User and password, or None for an unauthenticated connection."""
 
     @property
     def timeout_s(self) -> float:
@@ -73,7 +73,7 @@ def extents(
 
 
 def _no_such_topic(connection: BulkConnection, subscription: Subscription, error: Missing) -> Missing:
-    """Return an error that names the missing topic and lists the existing topics."""
+    """Return the error for a missing topic. It names the topic and lists the existing topics."""
     known = {topic.name for topic in connection.topics()}
     wanted = subscription.topics or tuple(sorted({key.topic for key in subscription.partitions}))
     absent = [name for name in wanted if name not in known]
@@ -93,7 +93,7 @@ def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Posit
 
 
 def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Iterator[messages.Located]:
-    """Yield the locations of the sealed part of a range; raise like ``BulkConnection.locate``, and Corrupt."""
+    """Yield the locations of the sealed part of a range. Raises like ``BulkConnection.locate``, and Corrupt."""
     offset, more = wanted.offset, True
     while more:
         answer = connection.locate(

@@ -39,26 +39,29 @@ class PolywireDataSource(DataSource):
         return source_schema(Headers(asked) if asked in [kind.value for kind in Headers] else Headers.NONE)
 
     def reader(self, schema: StructType) -> BatchReader:
-        """Return the reader of a batch; raise Invalid for a wrong option or schema."""
+        """Return the reader of a batch. Raises Invalid for a wrong option or schema."""
         depart_quietly()
         check_schema(schema)
         options = read_options(dict(self.options), streaming=False)
         return FilteringReader(options, schema) if options.push_filters else BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        """Return the reader of a stream; raise Invalid for a wrong option or schema."""
+        """Return the reader of a stream. Raises Invalid for a wrong option or schema."""
         depart_quietly()
         check_schema(schema)
         return StreamReader(read_options(dict(self.options), streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        """Return the writer of a batch; raise Invalid for a wrong option or column, and for mode ``overwrite``."""
+        """Return the writer of a batch. Raises Invalid for a wrong option or column, and for mode ``overwrite``."""
         depart_quietly()
         _refuse_overwriting(overwrite)
         return BatchSink(write_options(dict(self.options), streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        """Return the writer of a stream; raise Invalid for a wrong option or column, and for output mode ``complete``."""
+        """Return the writer of a stream.
+
+        Raises Invalid for a wrong option or column, and for output mode ``complete``.
+        """
         depart_quietly()
         _refuse_overwriting(overwrite)
         return StreamSink(write_options(dict(self.options), streaming=True), schema)

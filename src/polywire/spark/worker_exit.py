@@ -39,7 +39,7 @@ def is_worker() -> bool:
 
 
 def depart_quietly() -> None:
-    """Make a Spark worker exit without a traceback; do nothing in any other process."""
+    """Make a Spark worker exit without a traceback. Do nothing in any other process."""
     if is_worker():
         traceback.print_exc = print_unless_gone  # type: ignore[assignment]
 
@@ -78,7 +78,10 @@ def _brief_generator(method: Callable[..., Iterator[Any]]) -> Callable[..., Iter
 
 @contextmanager
 def _briefly() -> Iterator[None]:
-    """Set the variable. It is never reset, because a worker ends with the first error it reports."""
+    """If a BrokerError is raised in a Spark worker, make the worker report it as one line.
+
+    The environment variable that does this is never reset, because a worker ends with the first error it reports.
+    """
     try:
         yield
     except BrokerError:

@@ -1,6 +1,6 @@
 """Copy the last value of each key into a new topic.
 
-The result has one record per key: the last one stored. A key whose last record has no value was deleted; it is skipped
+The result has one record per key: the last one stored. A key whose last record has no value was deleted. It is skipped
 unless requested. A second run with the same name writes nothing.
 """
 

@@ -60,7 +60,7 @@ def land(
 
 
 def _gathered(rows: DataFrame, files_max: int | None, partition_by: Sequence[str]) -> DataFrame:
-    """Repartition rows to limit the number of files, because each task with rows of a folder writes a file there."""
+    """Repartition rows to limit the number of files. Each task with rows of a folder writes a file there."""
     if files_max is None:
         return rows
     # One file per folder does not require a single task: it is enough that all rows of a folder go to the same task.

@@ -66,7 +66,7 @@ def quality(
 
 
 def _of_table(table: DataFrame) -> DataFrame:
-    """Return a landed table with the column names of a parser, whether it was parsed or not."""
+    """Return a landed table with the column names of a parser, whether its records were parsed or not."""
     names = table.columns
     source = ("topic", "partition", "offset", "timestamp", "value")
     renamed = [f.col(name).alias(f"_{name}") for name in source if name in names]
@@ -80,7 +80,6 @@ def _of_table(table: DataFrame) -> DataFrame:
 
 
 def _measured(rows: DataFrame, sequence: str | None, producer: str) -> DataFrame:
-    """Return only the few small columns that the counts need."""
     own = f.expr(sequence).cast("long") if sequence is not None else f.lit(None).cast("long")
     return rows.select(
         f.coalesce("_topic", f.lit("")).alias("topic"),
@@ -120,10 +119,7 @@ def _partition(row: Any, *, offsets: bool) -> PartitionFacts:
 
 
 def _producers(rows: DataFrame) -> list[ProducerFacts]:
-    """Count gaps and duplicates by producer.
-
-    Sequence numbers begin at 0, so missing numbers at the beginning are detected.
-    """
+    """Count gaps and duplicates by producer. Sequence numbers begin at 0, so missing first numbers are detected."""
     numbered = rows.where("sequence is not null").groupBy("producer")
     counted = numbered.agg(
         f.count("*").alias("records"),
@@ -158,7 +154,6 @@ def _rate(rows: DataFrame, partitions: Sequence[PartitionFacts]) -> tuple[tuple[
 
 
 def _sizes(rows: DataFrame) -> tuple[tuple[int, int], ...]:
-    """Count records by the size of their values, in powers of two."""
     power = f.ceil(f.log2(f.greatest("bytes", f.lit(1)))).cast("int").alias("power")
     counted = rows.groupBy(power).count().collect()
     return tuple(sorted((1 << min(row["power"], SIZE_BARS), row["count"]) for row in counted))

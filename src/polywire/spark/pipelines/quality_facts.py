@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Counts of one partition; ``topic`` is empty if the rows do not contain it.
+    """Counts of one partition.
 
-    ``missing``: offsets between the first and the last one without a row. ``repeated``: rows with an offset that an
-    earlier row has.
+    ``topic`` is empty if the rows do not contain it.
+
+    Attributes:
+        missing: offsets between the first and the last one without a row.
+        repeated: rows with an offset that an earlier row has.
     """
 
     topic: str
@@ -43,7 +46,7 @@ class ProducerFacts:
 class Quality:
     """The whole report.
 
-    ``rate`` has (start of the interval in seconds since 1970, index in ``partitions``, number of records); ``sizes``
+    ``rate`` has (start of the interval in seconds since 1970, index in ``partitions``, number of records). ``sizes``
     has (upper limit in bytes, number of records).
     """
 
@@ -76,7 +79,7 @@ class Quality:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems, as sentences; empty if each record exists exactly once."""
+        """Problems, as sentences. There are none if each record exists exactly once."""
         found = []
         for what, count in (
             ("offsets are missing", sum(part.missing for part in self.partitions)),

@@ -1,4 +1,4 @@
-"""Render the quality report as one HTML page without scripts or other files; charts are SVG, in light and dark mode.
+"""Render the quality report as one HTML page without scripts or other files. Charts are SVG, in light and dark mode.
 
 Text from records is escaped.
 """
@@ -101,7 +101,6 @@ def _partition_table(quality: Quality) -> Iterable[str]:
 
 
 def _names(partitions: Sequence[PartitionFacts]) -> list[str]:
-    """Return names of partitions; they include the topic if there are several."""
     several = len({part.topic for part in partitions}) > 1
     return [f"{part.topic}/{part.partition}" if several else str(part.partition) for part in partitions]
 
@@ -126,7 +125,7 @@ def _producer_table(quality: Quality) -> Iterable[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Return an HTML table; cells that begin with ``!`` are marked as errors."""
+    """Return an HTML table. Cells that begin with ``!`` are marked as errors."""
     yield "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>"
     for row in rows:
         cells = (f"<td class='wrong'>{cell[1:]}</td>" if cell.startswith("!") else f"<td>{cell}</td>" for cell in row)
@@ -135,7 +134,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
 
 
 def _rate_chart(quality: Quality) -> Iterable[str]:
-    """Return a chart of records over time, with partitions stacked."""
     if not quality.rate:
         return
     yield f"<h2>Records over time <span class='soft'>(each bar {quality.interval_s:.3g} s of append time)</span></h2>"
@@ -162,7 +160,6 @@ def _size_chart(quality: Quality) -> Iterable[str]:
 
 
 def _bars(stacks: Sequence[dict[int, int]], labels: dict[int, str]) -> str:
-    """Return a chart of stacked bars with a scale at the left and labels below."""
     highest = max((sum(stack.values()) for stack in stacks), default=1) or 1
     room, step = HEIGHT - BOTTOM - 10, (WIDTH - LEFT) / max(len(stacks), SLOTS_MIN)
     parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img'>"]

@@ -53,8 +53,9 @@ Parser = Annotated[
 class Ran:
     """Result of one run.
 
-    ``left_out``: number of rows that could not be processed (late, or without a time). ``corrupt``: number of values
-    that could not be parsed. See ``BatchProgress``.
+    Attributes:
+        left_out: number of rows that could not be processed (late, or without a time).
+        corrupt: number of values that could not be parsed. See ``BatchProgress``.
     """
 
     records: int
@@ -96,7 +97,7 @@ def topic_stream(
 
 
 def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
-    """Return all records that topics contain now; ``topic`` is a value of the option ``subscribe``."""
+    """Return all records that topics contain now. ``topic`` is a value of the option ``subscribe``."""
     _activate(spark)
     reader = located(spark.read.format(SOURCE), address).option("subscribe", topic)
     return reader.option("includeHeaders", str(headers).lower()).load()
@@ -112,7 +113,7 @@ def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> Data
 
 
 def sendable(records: DataFrame) -> DataFrame:
-    """Return records with an empty list instead of null headers; the sink treats both alike.
+    """Return records with an empty list instead of null headers. The sink treats both alike.
 
     This avoids slow conversion: Spark computes the size of an Arrow batch after every row, and with null lists it
     visits all previous rows each time.
@@ -143,7 +144,7 @@ def query_id(spark: SparkSession) -> str:
 
 
 def stateful(spark: SparkSession) -> SparkSession:
-    """Return a new session with the settings for stateful queries; ``spark`` is unchanged."""
+    """Return a new session with the settings for stateful queries. ``spark`` is unchanged."""
     cloned = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in STATE_SETTINGS.items():
         cloned.conf.set(name, value)
@@ -164,7 +165,7 @@ def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -
 def run_query(
     writer: DataStreamWriter, name: str, checkpoint: str | Path, *, available_now: bool, on_progress: OnProgress | None
 ) -> Ran:
-    """Start the query and wait until it ends; raise the error with which it failed."""
+    """Start the query and wait until it ends. Raises the error with which it failed."""
     writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)

@@ -95,7 +95,7 @@ def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataF
 
 
 def _reason() -> Column:
-    """Return the headers of a record for the dead-letter topic."""
+    """Return the headers that are added to a record for the dead-letter topic."""
     columns = {"reason": CORRUPT, "topic": "_topic", "partition": "_partition", "offset": "_offset"}
     pairs = [
         f.struct(f.lit(f"dead.{name}").alias("key"), f.col(column).cast("string").cast("binary").alias("value"))

@@ -31,7 +31,7 @@ class Pipeline:
     summary: str
 
     def load(self) -> Callable[..., Any]:
-        """Return the function; raise Invalid(INVALID_REQUEST) if Spark is not installed."""
+        """Return the function. Raises Invalid(INVALID_REQUEST) if Spark is not installed."""
         module, _, name = self.place.partition(":")
         try:
             function: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -76,7 +76,7 @@ PIPELINES: Final = (
 
 
 def pipeline(name: str) -> Pipeline:
-    """Return a pipeline by name; raise Invalid(INVALID_REQUEST)."""
+    """Return a pipeline by name. Raises Invalid(INVALID_REQUEST)."""
     for known in PIPELINES:
         if known.name == name:
             return known
@@ -98,7 +98,7 @@ def settings_of(function: Callable[..., Any]) -> list[Setting]:
 
 
 def read_settings(function: Callable[..., Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Parse settings for a function; raise Invalid(INVALID_REQUEST)."""
+    """Parse settings for a function. Raises Invalid(INVALID_REQUEST)."""
     known = {setting.name: setting for setting in settings_of(function)}
     for name in given:
         if name not in known:

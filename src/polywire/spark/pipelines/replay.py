@@ -28,7 +28,7 @@ POSITION: Final = "replayed.json"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time range of a table in microseconds; ``end_us`` is exclusive."""
+    """Time range of a table in microseconds. ``end_us`` is exclusive."""
 
     start_us: int
     end_us: int
@@ -117,9 +117,9 @@ def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output
 
 
 def _position(place: Path, output: str, span: Span) -> tuple[str, int]:
-    """Return the run's name and the number of completed slices.
+    """Return the run's name and the number of slices it has written.
 
-    Raises Invalid if the checkpoint belongs to another replay.
+    Raises Invalid if the checkpoint is of another replay.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     asked = [span.start_us, span.end_us, span.slice_us]
@@ -145,7 +145,7 @@ def _remember(place: Path, name: str, done: int, span: Span) -> None:
 
 
 def _wait(clock: Clock, began: float, table_us: int, speed: float) -> None:
-    """Wait until the time for ``table_us`` of table time, at the chosen speed, has passed."""
+    """Wait until ``table_us`` of the table's time have passed at the chosen speed."""
     if speed > 0:
         left = began + table_us / SECOND_US / speed - clock.monotonic()
         if left > 0:

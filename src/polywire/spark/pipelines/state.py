@@ -1,6 +1,6 @@
 """Fold event-sourced records into the current state of each key.
 
-The events of a key are numbered 1, 2, 3 …; version n of the state is the result of its first n events. States go to a
+The events of a key are numbered from 1. Version n of the state is the result of its first n events. States go to a
 topic with the same keys as the events. The header ``state.version`` contains the version. The last record of a key is a
 snapshot, from which a job with a new checkpoint starts.
 
@@ -72,7 +72,7 @@ def state(
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
 ) -> Ran:
-    """Fold a topic's events and write the resulting states; raise the error of the query or of ``fold``."""
+    """Fold a topic's events and write the resulting states. Raises the error of the query or of ``fold``."""
     if parse is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, "state needs the setting parse, for example events:amount long")
     with suppress(Conflict):
@@ -101,7 +101,7 @@ def state(
 
 
 def merge(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with the event's fields added or replaced; this is the default fold function."""
+    """Return the state with the event's fields added or replaced. This is the default fold function."""
     return {**state, **event}
 
 
@@ -131,16 +131,16 @@ class FoldProcessor(StatefulProcessor):
         self._every = every
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state of a key; called by Spark."""
+        """Open the state of a key. Called by Spark."""
         self._kept = handle.getValueState("current", _STATE)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Load a key's earlier state; called by Spark."""
+        """Load a key's earlier state. Called by Spark."""
         if initialState.version is not None:
             self._kept.update((initialState.version, initialState.version, initialState.state))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """Apply the new events of one key, and yield states and dead-letter records; called by Spark."""
+        """Apply the new events of one key, and yield states and dead-letter records. Called by Spark."""
         before = _current(self._kept)
         current, refused = fold_events(before, rows, self._fold)
         for row, reason in refused:
@@ -153,7 +153,7 @@ class FoldProcessor(StatefulProcessor):
             self._kept.update((current.version, current.written, current.state))
 
     def close(self) -> None:
-        """Do nothing; called by Spark."""
+        """Do nothing. Called by Spark."""
 
     def _dead_letter(self, row: Row, reason: str) -> Row:
         headers = [*(row["headers"] or ()), Row(key="dead.reason", value=bytearray(reason.encode()))]
@@ -165,7 +165,7 @@ def _current(kept: Any) -> Current:
 
 
 def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Current, list[tuple[Any, str]]]:
-    """Apply events of one key; return (new state, events that could not be applied, each with the reason).
+    """Apply events of one key. Return (new state, events that could not be applied, each with the reason).
 
     Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why they could not be read, or None).
     """

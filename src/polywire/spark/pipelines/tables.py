@@ -3,7 +3,7 @@
 Spark's file sink lists valid Parquet files in ``_spark_metadata``. A killed run may leave files that are not listed, so
 read such a table with Spark or use that list.
 
-Spark writes Delta if Delta's package is on the class path; otherwise the library ``deltalake`` on the driver does.
+Spark writes Delta if Delta's package is on the class path. Otherwise the library ``deltalake`` on the driver does.
 Iceberg requires its package for Spark. A repeated micro-batch adds no rows again, in any format.
 """
 
@@ -48,7 +48,7 @@ class Table:
 
 
 def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
-    """Append a stream to a table; raise Invalid(INVALID_REQUEST) if no installed library can write its format."""
+    """Append a stream to a table. Raises Invalid(INVALID_REQUEST) if no installed library can write its format."""
     _refuse_other_types(rows, table)
     writer = rows.writeStream
     if table.format is TableFormat.PARQUET or has_package(rows.sparkSession, table.format):
@@ -115,7 +115,7 @@ def append_delta(batch: DataFrame, number: int, table: Table) -> None:
 
 
 def listed_files(path: Path) -> list[Path] | None:
-    """Return the valid files of a streaming Parquet table; None if it has no list of them."""
+    """Return the valid files of a streaming Parquet table, or None if it has no list of them."""
     log = path / "_spark_metadata"
     if not log.is_dir():
         return None

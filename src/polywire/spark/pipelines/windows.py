@@ -1,7 +1,7 @@
 """Aggregate over windows of event time.
 
 A table gets each window once, when it is closed. A topic gets every window that a micro-batch changed, keyed by window
-and group. So the last record of a key is the current value; the pipeline ``compact`` retains only the last ones.
+and group. So the last record of a key is the current value. The pipeline ``compact`` retains only the last ones.
 
 Each record is counted once, even after a crash. Records are dropped, counted and reported if they are older than the
 watermark or have no time (for instance, because they are unreadable).
