@@ -10,7 +10,7 @@ START_US: Final = 1_700_000_000_000_000  # a day in 2023; tests must not depend 
 class SimulatedClock:
     """Implements ``polywire.clock.Clock``.
 
-    Invariant: ``monotonic`` never decreases; the wall clock goes back only by ``step``.
+    Invariant: ``monotonic`` never decreases. The wall clock goes back only by ``step``.
     """
 
     __slots__ = ("_monotonic_us", "_now_us")

@@ -68,8 +68,9 @@ class FaultyStore:
         return sum(fault is not None for faults in self._faults.values() for fault in faults)
 
     def fail(self, verb: Verb, fault: Fault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of this operation; ``after``: the number of calls before it that are
-        unaffected.
+        """Inject a fault into the next call of this operation.
+
+        ``after``: the number of calls before it that are unaffected.
 
         Raises ValueError if the operation does not have this fault.
         """

@@ -1,6 +1,6 @@
 """An event loop that runs callbacks only when a test requests it.
 
-Callbacks run in the order of an asyncio loop; timers run by time and then by creation. An exception of a callback is
+Callbacks run in the order of an asyncio loop. Timers run by time and then by creation. An exception of a callback is
 raised in the test.
 """
 
@@ -30,7 +30,6 @@ class Handle:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Cancel the call."""
         self.cancelled = True
 
 
@@ -55,7 +54,7 @@ class ManualLoop:
         return handle
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call ``callback`` in the next pass; other threads may use this, too."""
+        """Call ``callback`` in the next pass. Other threads may use this, too."""
         return self.call_soon(callback, *args)
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
@@ -65,7 +64,7 @@ class ManualLoop:
         return handle
 
     def run_pass(self) -> int:
-        """Run the callbacks that are ready now and the timers that are due; return the number of calls."""
+        """Run the callbacks that are ready now and the timers that are due. Return the number of calls."""
         while self._timers and self._timers[0][0] <= self.clock.monotonic():
             self._ready.append(heapq.heappop(self._timers)[2])
         ran = 0

@@ -27,7 +27,7 @@ class MemoryBroker:
     def __init__(
         self, settings: BrokerSettings | None = None, *, loop: Loop | None = None, clock: Clock | None = None
     ) -> None:
-        """Create a broker. Loop and clock are simulated by default; an asyncio loop and a ``SystemClock`` work, too."""
+        """Create a broker. Loop and clock are simulated by default. An asyncio loop and a ``SystemClock`` work, too."""
         simulated = SimulatedClock()
         self.settings = settings or BrokerSettings()
         self.clock: Clock = clock or simulated
@@ -54,8 +54,10 @@ class MemoryBroker:
         self.loop.advance(seconds)
 
     def restart(self, *, synced_only: bool = False) -> Broker:
-        """Kill the broker and start it again from its log. synced_only: lose everything that was not synced, as in a
-        power loss.
+        """Kill the broker and start it again from its log.
+
+        Args:
+            synced_only: lose everything that was not synced, as in a power loss.
         """
         log = self.log
         self.broker = self._start(lambda replay: log.reopen(replay, synced_only=synced_only))

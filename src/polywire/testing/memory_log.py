@@ -39,8 +39,10 @@ class _Kind(Enum):
 class _Entry:
     """One addition to a write batch.
 
-    parts: pairs of incarnation and batch, whose offsets the commit assigns. staged: a token, its batch and its expiry
-    time. taken: tokens that were published or dropped.
+    Attributes:
+        parts: pairs of incarnation and batch, whose offsets the commit assigns.
+        staged: a token, its batch and its expiry time.
+        taken: tokens that were published or dropped.
     """
 
     kind: _Kind
@@ -128,7 +130,6 @@ class MemoryLog:
 
     @property
     def group_count(self) -> int:
-        """The number of groups committed so far."""
         return len(self._groups)
 
     @property
@@ -306,7 +307,6 @@ class MemoryLog:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether there are additions since the last commit."""
         return bool(self._write_batch)
 
     def hold(self) -> None:
@@ -356,7 +356,7 @@ class MemoryLog:
         self._wake()
 
     def _number(self, entry: _Entry) -> None:
-        """Assign offsets to the entry's batches, beginning at the end of each partition."""
+        """Assign offsets to an entry's batches. They begin at the end of each partition."""
         after: dict[int, tuple[int, int]] = {}
         first: dict[int, int] = {}
         numbered = []

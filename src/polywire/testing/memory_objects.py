@@ -25,7 +25,7 @@ class ObjectFault(Enum):
     """The kinds of faults.
 
     DELAY: the call first calls the function ``wait`` of the store, and then succeeds. LOST_REPLY: the call has its
-    effect, but fails. BUSY: 409, another request for the name is in progress; the call has no effect, and its response
+    effect, but fails. BUSY: 409, another request for the name is in progress. The call has no effect, and its response
     is the same as for an existing name. REFUSED: 503, no effect. LATE: the call fails, and has its effect when
     ``deliver`` is called. STALE: ``list`` omits the last object.
     """
@@ -59,14 +59,15 @@ class MemoryObjects:
         self._newest = ""
 
     def fail(self, verb: str, fault: ObjectFault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of this operation; ``after``: the number of calls before it that are
-        unaffected.
+        """Inject a fault into the next call of this operation.
+
+        ``after``: the number of calls before it that are unaffected.
         """
         self._faults[verb].extend([None] * after)
         self._faults[verb].append(fault)
 
     def deliver(self) -> None:
-        """Apply late requests, in order; their responses are lost."""
+        """Apply late requests, in order. Their responses are lost."""
         late, self._late = self._late, []
         for request in late:
             try:
@@ -157,7 +158,7 @@ class MemoryObjects:
         self._write(name, content)
 
     def _be_overtaken(self) -> None:
-        """Wait until another request has checked the condition as well, or the time is over."""
+        """Wait until another request has checked the condition, too, or the time is over."""
         try:
             self._race.wait(RACE_SECONDS)
         except BrokenBarrierError:

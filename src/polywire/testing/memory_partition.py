@@ -32,7 +32,6 @@ class Wait:
         self.wake = wake
 
     def cancel(self) -> None:
-        """Cancel the wait."""
         self._partition.wakes.pop(self, None)
 
 
@@ -81,7 +80,6 @@ class MemoryPartition:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of all readable batches."""
         return sum(header.length for header in self.headers)
 
     def add(self, batch: bytes) -> None:
@@ -109,7 +107,7 @@ class MemoryPartition:
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read:
-        """Return the batches from the one that contains ``offset`` on; ``then`` is never called."""
+        """Return the batches from the one that contains ``offset`` on. ``then`` is never called."""
         self._check_range(offset)
         chunks: list[memoryview] = []
         size = 0
@@ -148,10 +146,7 @@ class MemoryPartition:
         )
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int:
-        """Return the offset of the record that starts at this address, or of the next one after a hole there.
-
-        covering: also accept an address within a record.
-        """
+        """See ``PartitionView.offset_of_address``. The result is always returned, so ``then`` is never called."""
         if address == self.next_address:
             return self.next_offset
         index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
@@ -162,7 +157,7 @@ class MemoryPartition:
         return NO_OFFSET if record < 0 else batches.offset_of(body, record)
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int:
-        """Return the address of a record; ``next_address`` for the offset at the end."""
+        """Return the address of a record. For the offset at the end, return ``next_address``."""
         if offset == self.next_offset:
             return self.next_address
         if not self.first_offset <= offset < self.next_offset:
@@ -183,7 +178,7 @@ class MemoryPartition:
         return self.headers[index].base_offset if index < len(self.headers) else self.next_offset
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch of the record at this offset; the current epoch for ``next_offset``."""
+        """Return the epoch of the record at this offset. For ``next_offset``, return the current epoch."""
         self._check_range(offset)
         return self._current_epoch if offset == self.next_offset else self.headers[self._index(offset)].epoch
 

@@ -109,10 +109,13 @@ class BrokerProcess:
         descriptors: int | None = None,
         module: str = "polywire",
     ) -> None:
-        """Describe a broker; ``start`` starts it.
+        """Describe a broker. ``start`` starts it.
 
-        wires: protocols to serve; by default all or, if users are configured, those that have a login. descriptors:
-        limit of open files. module: the module to run with ``python -m``, with the command line of ``polywire``.
+        Args:
+            wires: protocols to serve. The default is all protocols or, if users are configured, those that have a
+                login.
+            descriptors: limit of open files.
+            module: the module to run with ``python -m``, with the command line of ``polywire``.
         """
         self.data_dir = data_dir
         self._module = module
@@ -169,7 +172,7 @@ class BrokerProcess:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the size of the broker's private memory, without mapped files (on Linux; 0 elsewhere)."""
+        """Return the size of the broker's private memory, without mapped files. It is 0 on systems other than Linux."""
         status = Path(f"/proc/{self.pid}/status")
         lines = status.read_text().splitlines() if status.exists() else []
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))

@@ -72,7 +72,7 @@ class BrokerThread:
         return address_of(self.addresses, wire)
 
     def start(self) -> Self:
-        """Start to listen; after ``kill``, on the same ports and with the same records.
+        """Start to listen. After ``kill``, listen on the same ports and with the same records.
 
         Raises Invalid(INVALID_REQUEST) if it is running.
         """
@@ -157,7 +157,7 @@ def memory_url(name: str) -> str:
 
 
 def forget_memory(name: str = "") -> None:
-    """End the broker of ``memory://name`` and drop its records; the next call for the name creates an empty broker."""
+    """End the broker of ``memory://name`` and drop its records. The next call for the name creates an empty broker."""
     with _named_lock:
         found = _named.pop(name, None)
     if found is not None:
