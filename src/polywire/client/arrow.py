@@ -81,7 +81,7 @@ _facts: Final = header_fields("length", "flags", "record_count", "base_offset", 
 class _BatchRows(NamedTuple):
     """The rows of one stored batch that are inside the requested range.
 
-    ``numbers`` is the plan entry of the rows (see ``client.gather``) for the batch in ``source``.
+    ``source`` holds the batch. ``numbers`` is the entry of these rows in the plan (see ``client.gather``).
     """
 
     source: memoryview
@@ -100,7 +100,7 @@ def chunk_to_arrow(
 ) -> list[pa.RecordBatch]:
     """Return the chunk's rows as record batches of ``schema``.
 
-    The schema's fields are the named ``columns``, in the same order; allowed names are those in ``COLUMNS``. Keys and
+    The schema's fields are the named ``columns``, in the same order. Allowed names are those in ``COLUMNS``. Keys and
     values can be binary or string. Other columns can have any type that Arrow can cast to.
 
     With ``create_times``, times are the times of origin where records have one, rounded down to milliseconds. The chunk
@@ -147,9 +147,9 @@ def _runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
 
 
 def _bodiless_runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
-    """Yield the rows of batches that were fetched without bodies, so they have no columns.
+    """Yield the rows of batches that were fetched without bodies. These batches have no columns.
 
-    Compacted batches do have bodies.
+    Compacted batches are always fetched with bodies.
     """
     at = 0
     while at + HEADER_BYTES <= len(chunk.data):
@@ -171,7 +171,10 @@ def _column(source: memoryview, places: Sequence[int], column: Column) -> memory
 
 
 def _groups(runs: Iterator[_BatchRows], rows_max: int) -> Iterator[list[_BatchRows]]:
-    """Yield the runs that form one record batch: a large run alone, cut to ``rows_max`` rows, or several small runs."""
+    """Yield lists of runs. Each list forms one record batch.
+
+    A large run is cut to ``rows_max`` rows and forms a record batch alone. Small runs are combined.
+    """
     group: list[_BatchRows] = []
     rows = size = 0
     for run in runs:
@@ -199,7 +202,7 @@ def _pieces(run: _BatchRows, rows_max: int) -> Iterator[_BatchRows]:
 
 
 class _Rows:
-    """The rows of one record batch. Arrow arrays keep the memory alive that they use."""
+    """The rows of one record batch. The memory that Arrow arrays use exists as long as they do."""
 
     __slots__ = ("_alone", "_chunk", "_create_times", "_plan", "_source", "_space", "row_count")
 
@@ -263,7 +266,7 @@ def arrow_to_batches(
 ) -> list[bytearray]:
     """Return a table's rows as stored batches that are ready to produce, in order. Each has at most about 4 MiB.
 
-    ``value``, ``key`` and ``headers`` name the columns; the table needs only the value column. Keys and values are
+    ``value``, ``key`` and ``headers`` name the columns. The table needs only the value column. Keys and values are
     binary or string. Headers are a list of (key, value) or (key, type, value).
 
     Raises Invalid(INVALID_REQUEST) if the value column is missing, and Invalid(RECORD_TOO_LARGE) for a record that does
@@ -354,7 +357,7 @@ def _put_binary(
 
 
 def _bits(column: pa.Array[Any]) -> Buffer:
-    """Return the validity bits of a column, beginning at its first row. Bits after the last row are 0."""
+    """Return the validity bits of a column, beginning at its first row. The bits after the last row are 0."""
     marks = pc.is_valid(column).buffers()[1]
     assert marks is not None, "a boolean column has its bits"
     bits = bytearray(memoryview(marks)[: (len(column) + 7) // 8])
@@ -383,9 +386,10 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
 
 
 def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[Any]:
-    """Return the kind of each header value. Without types, values are RAW, or NULL if they are null.
+    """Return the kind of each header value.
 
-    HeaderKind.NULL is 0 and RAW is 1, so a boolean converts to them.
+    Without types, a value is RAW, or NULL if it is null. HeaderKind.NULL is 0 and RAW is 1, so a boolean converts to
+    them.
     """
     there = values.is_valid().cast(pa.uint8())
     if types is None:
@@ -397,7 +401,7 @@ def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[An
 
 
 def _fixed_bytes(column: pa.Array[Any], width: int) -> bytes:
-    """Return the bytes of a newly computed column of fixed width without nulls."""
+    """Return the bytes of a fixed-width column without nulls that was computed by Arrow."""
     data = column.buffers()[1]
     assert data is not None, "a column of numbers has its bytes"
     return bytes(memoryview(data).cast("B")[width * column.offset : width * (column.offset + len(column))])

@@ -153,7 +153,6 @@ def headers_column(
 
 
 def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
-    """Return the type names of header values."""
     at = gather.PLAN_FACTS + 2 * Column.HEADER_VALUE_KINDS
     lines = range(0, len(inner), gather.PLAN_WIDTH)
     kinds = b"".join([source[inner[n + at] + inner[n + 1] : inner[n + at] + inner[n + 2]] for n in lines])
@@ -162,7 +161,7 @@ def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
 
 
 def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
-    """Return whether any row has a numeric header key, or event fields. Both need the slow conversion."""
+    """Return whether any row has a numeric header key, or event fields. Then ``_slow_headers`` is needed."""
     kinds_place = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
     for line in range(0, len(inner), gather.PLAN_WIDTH):
         start, stop, place = inner[line + 1], inner[line + 2], inner[line + kinds_place]
@@ -198,7 +197,6 @@ def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) 
 
 
 def _event_headers(event: Event | None) -> Iterator[Header]:
-    """Yield event fields as headers (concepts: records#event-fields)."""
     if event is None:
         return
     yield _event_header(b"type", event.type.encode())
@@ -213,5 +211,5 @@ def _event_header(name: bytes, value: bytes) -> Header:
 
 
 def header_key_text(header: Header) -> str:
-    """Return a header's key as text; a numeric key in decimal."""
+    """Return a header's key as text. A numeric key is returned in decimal."""
     return text_of(header.key, header.key_kind)

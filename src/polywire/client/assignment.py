@@ -25,7 +25,10 @@ LATEST: Final = "latest"
 
 
 def checked_start(start: object) -> Start:
-    """Return ``start`` if it is valid; otherwise raise Invalid(INVALID_REQUEST), which says what is expected."""
+    """Return ``start`` if it is valid.
+
+    Otherwise raise Invalid(INVALID_REQUEST), whose message says what is expected.
+    """
     if start in (EARLIEST, LATEST):
         return start
     if isinstance(start, datetime) and start.tzinfo is not None:

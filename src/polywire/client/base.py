@@ -51,7 +51,7 @@ class Ability(Enum):
 class PartitionBounds:
     """The offsets of a partition, from ``first_offset`` (inclusive) to ``next_offset`` (exclusive).
 
-    ``incarnation`` identifies the partition; a topic that is deleted and created again gets new incarnations. ``epoch``
+    ``incarnation`` identifies the partition. A topic that is deleted and created again gets new incarnations. ``epoch``
     is the number of the broker's start during which the bounds were reported. Both are 0 over protocols that do not
     report them.
     """
@@ -65,7 +65,7 @@ class PartitionBounds:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic. ``name`` is the full name; ``id`` is 16 bytes, or empty if the protocol has none."""
+    """A topic. ``name`` is the full name. ``id`` is 16 bytes, or empty if the protocol has none."""
 
     name: str
     id: bytes
@@ -78,7 +78,7 @@ class TopicInfo:
 
 
 def renamed(partitions: int, partition_count: int | None) -> int:
-    """Return the number of partitions; warn if the caller used the deprecated name ``partition_count``."""
+    """Return the number of partitions. Warn if the caller used the deprecated name ``partition_count``."""
     if partition_count is None:
         return partitions
     warnings.warn("partition_count is deprecated: use partitions", DeprecationWarning, stacklevel=3)
@@ -179,7 +179,7 @@ class RecordClient(Protocol):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on, in order; an empty list if there are none yet.
+        """Return records from an offset on, in order. Return an empty list if there are none yet.
 
         Args:
             topic: full name.
@@ -279,9 +279,9 @@ class WireClient(TopicClient, RecordClient, GroupClient, Protocol):
 
     Methods raise the exceptions of ``polywire.errors``:
 
-    * Unavailable if the connection is lost; whether the request was executed is unknown.
+    * Unavailable if the connection is lost. Whether the request was executed is unknown.
     * Denied if the user lacks the permission.
-    * Invalid(INVALID_REQUEST) if the protocol does not support the operation; nothing is sent.
+    * Invalid(INVALID_REQUEST) if the protocol does not support the operation. Nothing is sent.
 
     Example:
         client = await connect("127.0.0.1:9555")

@@ -1,7 +1,7 @@
 """A blocking client for stored batches, for Spark's Python workers and for tools.
 
 * Stored batches are received without a copy per record.
-* Reads are retried after a lost connection; writes are never retried.
+* Reads are retried after a lost connection. Writes are never retried.
 * The connections of a process are shared, and never used after a fork.
 """
 
@@ -123,7 +123,10 @@ class PublishResult:
 
 
 class _Progress:
-    """Progress of a read over a range of offsets. No record is returned twice, even if the connection is lost."""
+    """Progress of a read over a range of offsets.
+
+    It ensures that no record is returned twice, even after a lost connection.
+    """
 
     __slots__ = (
         "_asked_from",
@@ -149,7 +152,6 @@ class _Progress:
         self.complete = False
 
     def request(self, incarnation: int, epoch: int, wait_ms: int) -> messages.Fetch:
-        """Return the request for the part of the range that was not read yet."""
         self._asked_from = self.next_offset
         bytes_max = -1 if self._bytes_left is None else max(self._bytes_left, 1)
         return messages.Fetch(
@@ -165,7 +167,6 @@ class _Progress:
         )
 
     def moved(self) -> bool:
-        """Return whether anything was read since the last request."""
         return self.next_offset > self._asked_from
 
     def advance(self, data: memoryview, next_offset: int) -> StoredChunk | None:
@@ -452,7 +453,7 @@ class BulkConnection:
         return sum(a.record_count for a in _decode(head, messages.Produced).appended)
 
     def _chunks(self, at: _Progress, *, incarnation: int, epoch: int, wait_ms: int) -> Iterator[StoredChunk]:
-        """Yield the chunks of one FETCH from the current progress on."""
+        """Send one FETCH for the part that was not read yet, and yield the chunks of its response."""
         with self._lease() as wire:
             correlation = wire.send(Verb.FETCH, at.request(incarnation, epoch, wait_ms))
             while not at.complete:
@@ -472,7 +473,7 @@ class BulkConnection:
 
     @property
     def arena(self) -> Arena:
-        """The memory that chunks are allocated in; callers may allocate derived chunks in it."""
+        """The memory that chunks are allocated in. Callers may allocate derived chunks in it."""
         return self._arena
 
     @staticmethod
@@ -482,7 +483,7 @@ class BulkConnection:
         raise error
 
     def _read(self, verb: Verb, head: Head, answer: type[_H]) -> _H:
-        """Make a call that is safe to retry."""
+        """Make a call, and repeat it if the connection is lost. The call must be safe to repeat."""
         retries = self.retries()
         while True:
             try:
@@ -491,7 +492,7 @@ class BulkConnection:
                 self._retry_or_raise(retries, error)
 
     def _write(self, verb: Verb, head: Head, answer: type[_H], payload: Sequence[Buffer] = ()) -> tuple[_H, bytes]:
-        """Make a call that is not retried."""
+        """Make a call once, because it may not be safe to repeat it."""
         with self._lease() as wire:
             prefix, received = wire.receive(wire.send(verb, head, payload))
             return _decode(received, answer), bytes(wire.receive_payload(prefix))
@@ -524,7 +525,8 @@ def connect(
 ) -> BulkConnection:
     """Return the connection of this process to ``host:port``. A forked child creates its own connection.
 
-    ``host:port,host:port`` names several brokers. The first that responds is used; if its connection is lost, the next.
+    ``host:port,host:port`` names several brokers. The first that responds is used. If its connection is lost, the next
+    one is used.
 
     Args:
         address: may begin with ``polywire://``, or ``polywire+tls://`` for TLS, and with ``name:password@`` before the
@@ -559,7 +561,6 @@ def connect(
 
 
 def _listener(address: str) -> tuple[str, int, bool]:
-    """Return host, port, and whether to use TLS."""
     bare = address.removeprefix(TLS_SCHEME)
     return *split_address(bare), bare != address
 
@@ -578,7 +579,7 @@ def _detail(answer: messages.TopicDescription) -> TopicDetail:
 def _fitting(batches: Sequence[Buffer]) -> Iterator[list[Buffer]]:
     """Yield the batches in order, in groups that fit one frame.
 
-    A batch that is too large for a frame is sent alone; the broker rejects it.
+    A batch that is too large for a frame is sent alone. The broker rejects it.
     """
     group: list[Buffer] = []
     size = 0

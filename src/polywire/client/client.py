@@ -31,7 +31,7 @@ class Client:
     """
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
-        """Create a client that is not connected yet; ``open`` connects it. Arguments are the same as in ``connect``."""
+        """Create a client that is not connected yet. ``open`` connects it. Arguments are the same as in ``connect``."""
         if not isinstance(url, str):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
@@ -103,7 +103,7 @@ class Client:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record, and return its partition and offset once it is stored; see ``Producer.send_and_wait``.
+        """Send one record, and return its partition and offset once it is stored. See ``Producer.send_and_wait``.
 
         For many records, use a producer.
 
@@ -116,7 +116,7 @@ class Client:
         return await self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
 
     async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
-        """Return records of one partition from an offset on; an empty list at the end.
+        """Return records of one partition from an offset on. Return an empty list at the end of the partition.
 
         Args:
             topic: full name.

@@ -60,7 +60,6 @@ async def connect(url: str) -> WireClient:
 
 
 async def _connect(scheme: str, address: str) -> WireClient:
-    """Connect to one broker."""
     login, address = split_login(address)
     mechanism = None
     if scheme.removesuffix(SCHEME_SUFFIX) == "kafka":

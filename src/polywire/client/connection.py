@@ -1,6 +1,7 @@
-"""The base of all asynchronous connections. It handles closing. Replies arrive in the order of the calls, and each call gets its reply.
+"""The base of all asynchronous connections. It handles closing.
 
-A lost connection is never reopened. Each pending call then fails with its own copy of the error.
+Replies arrive in the order of the calls, and each call gets its reply. A lost connection is never reopened. Each
+pending call then fails with its own copy of the error.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Connection(asyncio.Protocol, ABC):
             raise Invalid(ErrorCode.INVALID_REQUEST, "the port uses TLS (add +tls to the scheme)")
 
     def _opened(self) -> asyncio.Transport:
-        """Return the transport. Raises the connection's error if it is lost."""
+        """Return the transport. If the connection is lost, raise its error."""
         if self._lost is None and self._transport is not None and self._transport.is_closing():
             self.connection_lost(None)  # asyncio calls it in a later pass, and logs a warning for each write until then
         if self._lost is not None:
@@ -102,8 +103,6 @@ class Connection(asyncio.Protocol, ABC):
 
 
 class _Call(Generic[_Reply]):
-    """A call that waits for ``count`` replies."""
-
     __slots__ = ("count", "done", "replies")
 
     def __init__(self, done: asyncio.Future[list[_Reply]], count: int) -> None:
@@ -177,7 +176,10 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         self._is_patient = True
 
     def _wait_for_first_reply(self, transport: asyncio.Transport) -> None:
-        """Fail the connection after the time limit, unless the peer is still receiving the request."""
+        """Fail the connection if no reply has arrived, unless the peer is still receiving the request.
+
+        In that case, check again after ``FIRST_REPLY_S``.
+        """
         unsent = transport.get_write_buffer_size()
         if self._first_reply is not None and not 0 < unsent < self._unsent:
             self.fail(silent(self._address))

@@ -2,7 +2,7 @@
 
 * Records of a partition arrive in order.
 * In a group, an offset is committed only after its records were returned and the next ones were requested. After a
-  crash, some records are delivered again; none is skipped.
+  crash, some records are delivered again. None is skipped.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Delivered:
 async def consume(
     client: WireClient, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
 ) -> AsyncGenerator[Delivered, None]:
-    """Yield a topic's records forever; close the iterator to stop.
+    """Yield a topic's records forever. Close the iterator to stop.
 
     Records of one partition arrive in order. With a group, the offsets of returned records are committed about once a
-    second and on closing. After a crash, some records are delivered again; none is skipped.
+    second and on closing. After a crash, some records are delivered again. None is skipped.
 
     Args:
         client: client of any protocol; without ``Ability.GROUPS``, each consumer reads all partitions.
@@ -95,9 +95,9 @@ async def consume(
 
 
 class _Consumer:
-    """The state of one ``consume`` call.
+    """The state of one ``consume`` call. ``_reached`` does not cover records that were fetched but not returned.
 
-    ``_reached`` covers returned records only, and each partition has at most one fetch.
+    Each partition has at most one fetch at a time.
     """
 
     def __init__(self, client: WireClient, topic: str, group: str | None, member: str, start: Start) -> None:
@@ -144,7 +144,6 @@ class _Consumer:
         self._reached[delivered.partition] = delivered.offset + 1
 
     async def keep_up(self) -> None:
-        """Commit offsets and send heartbeats when they are due."""
         now = time.monotonic()
         if self._group is not None and now - self._stored_at >= COMMIT_INTERVAL_S:
             await self._store()
@@ -188,7 +187,7 @@ class _Consumer:
         await self._take(membership.partitions)
 
     async def _take(self, partitions: range | tuple[int, ...]) -> None:
-        """Fetch exactly these partitions, beginning at the committed offsets."""
+        """Fetch these partitions and no others. Begin at the committed offsets."""
         reached = {}
         for partition in partitions:
             position = None

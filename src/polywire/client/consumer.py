@@ -65,7 +65,7 @@ class Consumer:
 
     The members of a group share the partitions, and start at the group's committed offsets. Without a group, the
     consumer reads all partitions and commits nothing. With ``auto_commit``, offsets are committed about once a second
-    and on closing; otherwise call ``commit``.
+    and on closing. Otherwise call ``commit``.
 
     Example:
         async with client.consumer("orders", group="billing") as consumer:
@@ -150,7 +150,6 @@ class Consumer:
         return cast("Record", await self._cursor.__anext__())
 
     async def _next_record(self) -> Record:
-        """Return the first record of the next chunk."""
         if not await self._next_chunk(None):
             raise StopAsyncIteration
         self._cursor.row = 1
@@ -197,7 +196,7 @@ class Consumer:
         return records
 
     async def batches(self, records_max: int = BATCH_RECORDS) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield batches of records forever; see ``batch``.
+        """Yield batches of records forever. See ``batch``.
 
         Example:
             async for records in consumer.batches():
@@ -307,7 +306,7 @@ class Consumer:
     # Delivery to the application
 
     async def _next_chunk(self, timeout_s: float | None) -> bool:
-        """Make the next fetched records current. Return False after the timeout, or if the consumer was closed."""
+        """Make the next fetched records current. Return False after the timeout, or once the consumer is closed."""
         self._leave_chunk()
         if self._task is None:
             await self.start()
@@ -321,7 +320,7 @@ class Consumer:
         return True
 
     async def _next_part(self) -> Part | None:
-        """Wait for a partition with fetched records. Return None if the consumer was closed."""
+        """Wait for a partition with fetched records. Return None once the consumer is closed."""
         while (part := self._assignment.next_part()) is None:
             if self._failure is not None:
                 raise self._failure
@@ -332,7 +331,7 @@ class Consumer:
         return part
 
     def _leave_chunk(self) -> None:
-        """Treat all records returned so far as finished, because the application asks for more."""
+        """Treat all records returned so far as finished, because the application has requested the next ones."""
         self._mark()
         if self._part is not None:
             self._part.done = self._part.position
@@ -342,12 +341,11 @@ class Consumer:
         self._hold(None, [])
 
     def _hold(self, part: Part | None, records: list[Record]) -> None:
-        """Set the current partition and the records to return next."""
         self._part, self._batch = part, (0, 0)
         self._cursor.records, self._cursor.row = records, 0
 
     def _mark(self) -> None:
-        """Update the current partition's offsets from the number of records returned so far."""
+        """Update the current partition's offsets. They follow from the number of records returned so far."""
         row, records = self._cursor.row, self._cursor.records
         if self._part is None or not row:
             return
@@ -370,7 +368,7 @@ class Consumer:
         return self._wire
 
     async def _run(self) -> None:
-        """Run sessions until an error occurs that a new session cannot fix."""
+        """Run one session after another. Raises the first error that a new session cannot fix."""
         try:
             while True:
                 await self._one_session(await self._link.wire())
@@ -380,7 +378,10 @@ class Consumer:
             self._in_session.set()
 
     async def _one_session(self, wire: WireClient) -> None:
-        """Run a session, and pause if it failed. Raises Unavailable if no session could start for ``reconnect_s``."""
+        """Run a session. If it failed, pause before the next one.
+
+        Raises Unavailable if no session could start for ``reconnect_s``.
+        """
         now = asyncio.get_running_loop().time()
         try:
             await self._session(wire)
@@ -417,7 +418,6 @@ class Consumer:
         raise _SessionOver
 
     async def _assign(self, wire: WireClient) -> None:
-        """Get the assigned partitions, and the offset to continue at in each."""
         if self._group is not None and not {Ability.GROUPS, Ability.POSITIONS} & wire.abilities:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol has no consumer groups url={self._link.url}")
         chosen: set[tuple[str, int]] = set()
@@ -452,7 +452,7 @@ class Consumer:
     async def _fetch(
         self, wire: WireClient, part: Part, slots: asyncio.Semaphore, *, bytes_max: int, wait_ms: int
     ) -> None:
-        """Fetch a partition forever, one chunk ahead of the application."""
+        """Fetch a partition until the session ends. At most one chunk is fetched before the application needs it."""
         waits = Ability.LONG_POLL in wire.abilities
         while True:
             await part.consumed.wait()
@@ -485,7 +485,6 @@ class Consumer:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _keep_up(self, wire: WireClient) -> None:
-        """Commit offsets and send heartbeats in the background."""
         loop = asyncio.get_running_loop()
         heartbeat_at = loop.time()
         while True:
@@ -525,7 +524,10 @@ class Consumer:
         part.stored = offset
 
     async def _commit(self, topic: str, partition: int, offset: int) -> None:
-        """Commit an offset in this session, or in a later one if this consumer still owns the partition then."""
+        """Commit an offset in this session.
+
+        If the group changes, commit it in a later session that has the partition.
+        """
         for _ in range(COMMIT_SESSIONS_MAX):
             wire = await self._session_begun()
             part = self._assignment.find(topic, partition)
@@ -568,7 +570,6 @@ async def _partition_count(wire: WireClient, topic: str) -> int:
 
 
 async def _until_one_fails(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines concurrently until one raises, and cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

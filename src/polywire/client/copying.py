@@ -365,7 +365,7 @@ class Copy:
 
 
 async def _commit(target: WireClient, group: str, topic: str, partition: int, offset: int) -> None:
-    """Commit an offset, and create the group first if the target's protocol requires it."""
+    """Commit an offset. If the group does not exist, create it first."""
     if offset == 0 and Ability.GENERATIONS not in target.abilities:
         return  # Iggy stores the last consumed offset: a group without one also begins at 0
     try:
@@ -379,7 +379,7 @@ async def _commit(target: WireClient, group: str, topic: str, partition: int, of
 
 
 async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
-    """Return whether each record is copied to the partition with the same number."""
+    """Return whether the target stores each record in the partition with the same number as in the source."""
     if Ability.CHOOSE_PARTITION not in target.abilities:
         return False
     from_count = await places_of(source, copy.source.topic).partition_count()
@@ -396,7 +396,7 @@ class _Found:
 
 
 class _Session:
-    """A copy over one pair of connections. After a lost connection, a new session continues."""
+    """A copy over one pair of connections. After a lost connection, the copy continues in a new session."""
 
     def __init__(self, copy: Copy, source: WireClient, target: WireClient) -> None:
         self._copy: Final = copy
@@ -426,7 +426,7 @@ class _Session:
             self._state.save()
 
     async def _prepare_target(self, count: int) -> None:
-        """Create the topic if it is missing, and read back what an earlier session may have written."""
+        """Create the topic if it is missing, and read the records that an earlier session may have written."""
         remarks = self._copy.outcome.remarks
         try:
             there = await self._to.partition_count()
@@ -467,7 +467,7 @@ class _Session:
         self._look_at_most = max(RECORDS_AT_ONCE, self._doubtful)
 
     def _look_no_more(self) -> None:
-        """Stop matching records. Another producer must have written the unmatched ones."""
+        """Stop looking for written records in the target. The records not found were written by another producer."""
         if self._doubtful > 0:
             self._copy.outcome.remarks[f"another producer writes to the target records={self._doubtful}"] = None
         self._doubtful = 0
@@ -475,7 +475,7 @@ class _Session:
         self._state.ends |= self._there_ends
 
     async def _stop(self, number: int) -> int:
-        """Return the offset at which to stop in a partition. It is determined once."""
+        """Return the offset at which to stop in a partition. Later calls return the same offset."""
         if number not in self._copy.stops:
             span, end = self._copy.span, await self._from.end(number)
             if span.until_time_us is not None:
@@ -527,7 +527,7 @@ class _Session:
     async def _write(self, number: int, progress: PartitionProgress, records: Sequence[Record]) -> None:
         """Write the records that the target does not have yet, in one batch.
 
-        If it is rejected, write them one at a time.
+        If the target rejects the batch, write the records one at a time.
         """
         lost: Counter[str] = Counter()
         carried = [carry(record, self._carried, lost) for record in records]
@@ -555,7 +555,7 @@ class _Session:
     async def _append(
         self, number: int, progress: PartitionProgress, records: Sequence[Record], carried: Sequence[Record]
     ) -> None:
-        """Write the records that are not in the target yet, and record the target offset of each.
+        """Write the records that are not in the target yet, and note the target offset of each.
 
         Raises the errors of ``produce``.
         """
@@ -582,7 +582,7 @@ class _Session:
                 progress.note(record.offset, offset)
 
     def _find(self, number: int, carried: Sequence[Record]) -> list[_Found | None]:
-        """Return for each record where it is in the target, or None if it is not there."""
+        """Return where each record is in the target, or None for a record that is not there."""
         found: list[_Found | None] = []
         for record in carried:
             known = self._there.get((number if self._keeps else -1, _digest(record))) if self._doubtful else None
@@ -593,9 +593,10 @@ class _Session:
 
 
 async def _partition_count(client: WireClient, end: End, role: str) -> int:
-    """Return the number of partitions.
+    """Return the number of partitions of the topic at one end.
 
-    Raises Missing(TOPIC_MISSING), whose message has the side (source or target), the topic, and existing topics.
+    Raises Missing(TOPIC_MISSING). Its message has the role of the end (source or target), the topic, and the existing
+    topics.
     """
     try:
         return await places_of(client, end.topic).partition_count()
@@ -606,7 +607,7 @@ async def _partition_count(client: WireClient, end: End, role: str) -> int:
 
 
 def _part_end(records: Sequence[Record], at: int) -> int:
-    """Return the end of the next write.
+    """Return the end of the next write, as an index.
 
     Records in the same Kafka 0.7 wrapper message have one offset and stay together.
     """

@@ -24,7 +24,7 @@ if cython.compiled:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _end_with(cursor: Cursor, record: object) -> cython.void:
-    """Raise a StopIteration with this value. The exception object is reused."""
+    """Raise a StopIteration with this value. The exception object is reused unless it is still referenced."""
     if cython.compiled:
         if Py_REFCNT(cursor._end) > 1:  # the exception of the previous record is still referenced
             cursor._end = StopIteration()

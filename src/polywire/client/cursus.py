@@ -114,7 +114,7 @@ class Groups:
 
 
 class _Connection(FramedConnection):
-    """One connection; a reply is the body of a frame."""
+    """One connection. A reply is the body of a frame."""
 
     BODY_BYTES_MAX = FRAME_BYTES_MAX
 
@@ -167,7 +167,7 @@ class CursusClient(Scope):
         return ABILITIES
 
     async def close(self) -> None:
-        """Close all connections; pending calls fail with Unavailable."""
+        """Close all connections. Pending calls fail with Unavailable."""
         self._closed = True
         for connection in (self._connection, *self._idle, *self._waiting):
             connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
@@ -203,7 +203,7 @@ class CursusClient(Scope):
         return number(fields(await self._ask(f"METADATA topic={_topic(topic)}")), "partitions")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return the first and next offset of each partition. The protocol has no incarnation or epoch; both are 0."""
+        """Return the first and next offset of each partition. The protocol has no incarnation or epoch. Both are 0."""
         reply = fields(await self._ask(f"LIST_OFFSETS topic={_topic(topic)}"))
         found = []
         for entry in filter(None, reply.get("offsets", "").split(",")):
@@ -220,7 +220,7 @@ class CursusClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return their offsets; see ``WireClient``.
+        """Append records, and return their offsets. See ``WireClient``.
 
         A missing topic is created with three partitions. Records without a key are distributed round-robin. Raises
         Invalid for null values, headers, ids and times, which the protocol does not support.
@@ -247,7 +247,7 @@ class CursusClient(Scope):
             return self._counts[topic]
 
     def _split(self, topic: str, records: Sequence[Record], partition: int | None) -> dict[int, list[int]]:
-        """Return the rows of each partition; records without a key are distributed round-robin."""
+        """Return the rows of each partition. Records without a key are distributed round-robin."""
         if partition is not None:
             return {partition: list(range(len(records)))}
         count = self._counts[topic]
@@ -282,7 +282,7 @@ class CursusClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``. A request with ``wait_ms`` uses its own connection."""
+        """Return records from an offset on. See ``WireClient``. A request with ``wait_ms`` uses its own connection."""
         if records_max < 1:
             return []
         most = min(records_max, 100_000)
@@ -307,7 +307,7 @@ class CursusClient(Scope):
                 connection.fail(Unavailable(ErrorCode.STOPPING, "a read was cancelled"))
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group; see ``WireClient``. The protocol has only the assignor ``range``; others are rejected."""
+        """Join a group. See ``WireClient``. The protocol has only the assignor ``range``. Others are rejected."""
         if assignor is not None and assignor is not Assignor.RANGE:
             raise cannot(WIRE, "choose an assignor")
         return await self._groups.join(_word(group), _topic(topic), _word(member))
@@ -320,13 +320,13 @@ class CursusClient(Scope):
         return await self._groups.heartbeat(_word(group), _topic(topic), _word(member), generation)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group; other members get its partitions."""
+        """Leave a group. Other members get its partitions."""
         await self._groups.leave(_word(group), _topic(topic), _word(member), generation)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's next offset to read; see ``WireClient``.
+        """Commit a group's next offset to read. See ``WireClient``.
 
         Without ``member``, the broker does not check the generation.
         """
@@ -351,7 +351,7 @@ def _records(reply: bytes) -> list[Record]:
 
 
 def _batches(records: Sequence[Record], rows: list[int]) -> list[list[int]]:
-    """Split rows into batches of a size that every broker accepts."""
+    """Split rows into batches. Every broker accepts batches of this size."""
     found: list[list[int]] = [[]]
     size = 0
     for row in rows:

@@ -59,7 +59,7 @@ _ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCE
 
 
 class _Connection(PipelinedConnection[Reply]):
-    """A connection of lines. A reply must have the id of the oldest pending request."""
+    """A connection on which requests and replies are lines. A reply must have the id of the oldest pending request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -135,11 +135,11 @@ class FluxClient(Scope):
         return ABILITIES
 
     async def close(self) -> None:
-        """Close the connection; pending calls fail with Unavailable."""
+        """Close the connection. Pending calls fail with Unavailable."""
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Create a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that does not fit a line."""
+        """Create a topic. See ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that does not fit a line."""
         payload = await self._connection.ask(b"ADMIN_CREATE_TOPIC|%b %d 1" % (_topic(topic), partition_count))
         understood(field, payload, b"topic")
 
@@ -184,7 +184,7 @@ class FluxClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records with pipelined requests, one per record, and return their offsets; see ``WireClient``.
+        """Append records with pipelined requests, one per record, and return their offsets. See ``WireClient``.
 
         Raises Invalid(INVALID_REQUEST) if ``partition`` is set, and for null values, white space, headers, ids or
         times: the protocol does not support these. Raises Invalid(RECORD_TOO_LARGE) for a record that does not fit a
@@ -212,7 +212,7 @@ class FluxClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on, without keys; see ``WireClient``.
+        """Return records from an offset on, without keys. See ``WireClient``.
 
         The protocol cannot wait, so ``wait_ms`` is ignored.
         """
@@ -248,7 +248,7 @@ class FluxClient(Scope):
         return understood(split_consumed, payload, offset)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group; see ``WireClient``."""
+        """Join a group. See ``WireClient``."""
         suffix = b"" if assignor is None else b" assignor=" + assignor.value.encode()
         payload = await self._connection.ask(b"JOIN|%b %b %b" % (_word(group), _topic(topic), _word(member)) + suffix)
         return _membership(payload)
@@ -262,13 +262,13 @@ class FluxClient(Scope):
         return _membership(payload)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group; other members get its partitions."""
+        """Leave a group. Other members get its partitions."""
         await self._connection.ask(b"LEAVE|" + _member(group, topic, member, generation))
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's next offset to read; see ``WireClient``.
+        """Commit a group's next offset to read. See ``WireClient``.
 
         Raises Invalid without ``member``, which the protocol requires.
         """
@@ -306,7 +306,7 @@ def _member(group: str, topic: str, member: str, generation: int) -> bytes:
 
 
 def _message(record: Record) -> bytes:
-    """Encode a record as ``key:value``. Raises Invalid for a record that does not fit a line."""
+    """Encode a record as ``key:value``. Raises Invalid for a record that cannot be sent as one line."""
     value = bare_value(WIRE, record)
     key = record.key or b""
     if b":" in key or has_white(key):

@@ -41,7 +41,6 @@ def parse_reply(line: bytes) -> Reply:
 
 
 def _error(code: bytes, message: str) -> BrokerError:
-    """Return the error for a code. Messages are only for people."""
     match code:
         case WireCode.NOT_LEADER.value:
             return NotOwner(ErrorCode.NOT_OWNER, message)
@@ -79,7 +78,7 @@ class Batch:
     """The records of a CONSUME reply that could be separated without doubt.
 
     ``values`` are the values at consecutive offsets, beginning at ``first``. ``rest`` is the text from the first
-    ambiguous record on; it is empty if there is none.
+    ambiguous record on. It is empty if there is none.
     """
 
     first: int
@@ -106,7 +105,7 @@ def read_records(text: bytes, hw: int) -> Batch:
     """Split the text of a reply into records, up to the first ambiguous boundary. Raises PeerError.
 
     Offsets are consecutive, so the boundary after record n is ``,n+1:``. If each of these texts occurs only once, the
-    split is unambiguous. A long reply may have been shortened; then its last boundary may be part of a value.
+    split is unambiguous. A long reply may have been shortened. Then its last boundary may be part of a value.
     """
     head, colon, _ = text.partition(b":")
     if not text:

@@ -49,7 +49,7 @@ def scan_polars(
 ) -> polars.LazyFrame:
     """Return a topic as a Polars ``LazyFrame``. Each query reads the topic again, but only the columns that it uses.
 
-    Arguments and errors are the same as in ``scan``; errors are raised when a query is collected. Raises
+    Arguments and errors are the same as in ``scan``. Errors are raised when a query is collected. Raises
     Invalid(INVALID_REQUEST) if polars is not installed.
 
     Example:

@@ -165,7 +165,7 @@ def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_c
 
 
 def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer) -> int:
-    """Write a validity bit for each row whose kind is not 0 into zeroed bytes, and return the number of nulls."""
+    """Write a validity bit for each row into zeroed bytes, and return the number of nulls. A row of kind 0 is null."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
@@ -260,7 +260,7 @@ def time_rows(plan: Buffer, target: Buffer) -> None:
 
 
 def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buffer) -> None:
-    """Write the time of origin of each row as i64; if a row has none, its append time.
+    """Write the time of origin of each row as i64. If a row has none, write its append time.
 
     Times are in microseconds, rounded down to milliseconds.
     """

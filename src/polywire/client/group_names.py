@@ -13,7 +13,7 @@ from polywire.errors import ErrorCode, Missing
 
 
 async def group_names(client: WireClient, topic: str | None = None) -> Sequence[str] | None:
-    """Return the groups of a topic, or of all topics; None if the protocol cannot list them."""
+    """Return the groups of a topic, or of all topics. Return None if the protocol cannot list them."""
     match client:
         case PolywireClient() | KafkaClient():
             return sorted({group.name for group in await client.groups() if topic in (None, group.topic)})

@@ -128,7 +128,7 @@ class Asking(Protocol):
 
 
 class _Connection(PipelinedConnection[tuple[int, bytes]]):
-    """A connection; a reply has a status, a length and a payload."""
+    """A connection. A reply has a status, a length and a payload."""
 
     def _end_of(self, data: bytearray, at: int) -> int:
         if len(data) - at < HEAD.size:
@@ -154,9 +154,9 @@ class IggyClient(Scope):
 
     Create one with ``open``.
 
-    The part of a topic's full name before the first dot is the stream; without a dot, the stream is ``default``. A
+    The part of a topic's full name before the first dot is the stream. Without a dot, the stream is ``default``. A
     record's key chooses the partition and is not stored. Records without a key are distributed round-robin. The group
-    named ``group-7`` has the number 7 in the protocol; other names are hashed to a number. Each member of a group uses
+    named ``group-7`` has the number 7 in the protocol. Other names are hashed to a number. Each member of a group uses
     its own connection. The protocol has no generations, so ``generation`` is 0.
     """
 
@@ -243,7 +243,7 @@ class IggyClient(Scope):
         return polled.records[0].offset if polled.records else (await self.extent(topic, partition))[1]
 
     async def extent(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the offset of the first record and the next offset; 0 and 0 if the partition is empty."""
+        """Return the offset of the first record and the next offset. Both are 0 if the partition is empty."""
         first = await self._poll(topic, partition, 3, 0, 1)
         last = await self._poll(topic, partition, 4, 0, 1)
         return first.records[0].offset if first.records else 0, last.records[0].offset + 1 if last.records else 0
@@ -253,7 +253,7 @@ class IggyClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return their offsets; see ``WireClient``.
+        """Append records, and return their offsets. See ``WireClient``.
 
         A missing topic is created with three partitions.
 
@@ -292,7 +292,6 @@ class IggyClient(Scope):
         ]
 
     def _choose_partition(self, record: Record, count: int) -> int:
-        """Return the partition for a key by the broker's default hash. Without a key, choose partitions round-robin."""
         if record.key:
             return xxh32(record.key) % count
         self._round_robin += 1
@@ -338,7 +337,7 @@ class IggyClient(Scope):
         return offsets
 
     async def _scan(self, topic: str, partition: int, first_id: bytes, start: int, end: int) -> int:
-        """Return the offset of the record with this id in ``start <= offset < end``, or -1."""
+        """Return the offset of the record with this id in the range from ``start`` to ``end`` (exclusive), or -1."""
         while start < end:
             seen = (await self._poll(topic, partition, 1, start, min(end - start, LOOK_BACK_RECORDS))).records
             for record in seen:
@@ -350,7 +349,7 @@ class IggyClient(Scope):
         return -1
 
     async def _elsewhere(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
-        """Find sent records that are not in the chosen partition, because the topic uses another hash of the key."""
+        """Find sent records in the other partitions. They are there if the topic uses another hash of the key."""
         for number in range(await self._partition_count(topic)):
             if number != chosen:
                 (offset,) = await self._find(topic, number, [(part[0].id or b"", len(part))])
@@ -367,7 +366,7 @@ class IggyClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on, without keys; see ``WireClient``.
+        """Return records from an offset on, without keys. See ``WireClient``.
 
         The protocol cannot wait, so ``wait_ms`` is ignored.
         """
@@ -378,7 +377,7 @@ class IggyClient(Scope):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group over its own connection; see ``WireClient``. A missing group or topic is created."""
+        """Join a group over its own connection. See ``WireClient``. A missing group or topic is created."""
         if assignor is Assignor.RANGE:
             raise cannot(WIRE, "choose an assignor")
         await self._partition_count(topic)
@@ -479,7 +478,10 @@ def parts_of(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _partitioning(record: Record, number: int, *, chosen: bool) -> bytes:
-    """Encode how the broker finds the partition: the number if it was chosen or there is no key, otherwise the key."""
+    """Encode how the broker finds the partition.
+
+    This is the partition's number if the caller chose it or there is no key. Otherwise it is the key.
+    """
     return (
         client_codec.to_partition(number + 1) if chosen or not record.key else _checked(client_codec.by_key, record.key)
     )

@@ -119,7 +119,8 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 class _Dialect:
     """The dialect and protocol version that all connections of a client use.
 
-    ``window`` is the range of versions (lowest, highest) that a server reported when it rejected this client's version.
+    ``window`` is the range of versions, lowest and highest, that a server supports. A server reports it when it rejects
+    a version.
     """
 
     __slots__ = ("dialect", "version", "window")
@@ -159,7 +160,7 @@ class _Connection(PipelinedConnection[Reply]):
         return reply
 
     def fail(self, error: BrokerError) -> None:
-        """Close the connection; see ``Connection``."""
+        """Close the connection. See ``Connection``."""
         super().fail(error)
         if self._beat is not None:
             self._beat.cancel()
@@ -179,7 +180,7 @@ class _Connection(PipelinedConnection[Reply]):
     async def ask(self, code: Code, body: bytes = b"", *, incarnation: int = 0) -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError.
 
-        ``incarnation`` is that of the partition the request is about; 0 if it is about none.
+        ``incarnation`` is that of the partition the request is about, or 0 if it is about none.
         """
         return await self._exchange(today_codec.operation_of(code), body, code=code, incarnation=incarnation)
 
@@ -203,7 +204,7 @@ class _Connection(PipelinedConnection[Reply]):
         return _checked(today_codec.result_of, reply)
 
     async def _live(self) -> None:
-        """Send a ping whenever the connection has been idle for ``PING_S``."""
+        """Send a ping whenever no request was sent for ``PING_S``."""
         with suppress(BrokerError):
             while True:
                 count = self._request_count
@@ -261,7 +262,7 @@ class IggyTodayClient(IggyClient):
 
     Create one with ``open``.
 
-    The part of a topic's full name before the first dot is the stream; without a dot, the stream is ``default``. A
+    The part of a topic's full name before the first dot is the stream. Without a dot, the stream is ``default``. A
     record's key chooses the partition and is not stored. Records without a key are distributed round-robin. Each member
     of a group uses its own connection.
     """
@@ -377,7 +378,7 @@ class IggyTodayClient(IggyClient):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return their offsets; see ``WireClient``.
+        """Append records, and return their offsets. See ``WireClient``.
 
         A missing topic is created with the default number of partitions.
 
@@ -412,9 +413,11 @@ class IggyTodayClient(IggyClient):
         return _checked(today_codec.read_polled, payload, self._spoken.dialect)
 
     async def _ask_partition(self, connection: Asking, code: Code, body: bytes, topic: str, partition: int) -> bytes:
-        """Send a request about a partition. Since protocol 0.12 it has the partition's incarnation, which is cached.
+        """Send a request about a partition.
 
-        If the incarnation has changed, the request is sent again once. Raises BrokerError.
+        Since protocol 0.12 the request has the partition's incarnation, which is cached.
+
+        If the incarnation has changed, the request is sent once more with the new one. Raises BrokerError.
         """
         if not self._spoken.dialect.contexts or not isinstance(connection, _Connection):
             return await connection.ask(code, body)
@@ -434,7 +437,7 @@ class IggyTodayClient(IggyClient):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group over its own connection; see ``WireClient``. A missing group or topic is created."""
+        """Join a group over its own connection. See ``WireClient``. A missing group or topic is created."""
         if assignor is Assignor.RANGE:
             raise cannot(WIRE, "choose an assignor")
         await self._partition_count(topic)

@@ -104,7 +104,7 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
 
 
 class _Connection(FramedConnection):
-    """A connection of frames; responses arrive in the order of the requests."""
+    """A connection of frames. Responses arrive in the order of the requests."""
 
     BODY_BYTES_MIN: ClassVar[int] = 4
     BODY_BYTES_MAX: ClassVar[int] = REPLY_BYTES_MAX
@@ -209,7 +209,7 @@ class KafkaClient(Scope):
         return ABILITIES
 
     async def close(self) -> None:
-        """Close all connections; pending calls fail with Unavailable."""
+        """Close all connections. Pending calls fail with Unavailable."""
         closed = Unavailable(ErrorCode.STOPPING, "client was closed")
         self._leaders.fail(closed)
         self._connection.fail(closed)
@@ -217,7 +217,7 @@ class KafkaClient(Scope):
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Create a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not support."""
+        """Create a topic. See ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not support."""
         topic_type = schema.request(Api.CREATE_TOPICS).Topics
         topics = [topic_type(name=topic, num_partitions=partition_count, replication_factor=-1)]
         answer = await self._connection.ask(Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS)
@@ -243,7 +243,7 @@ class KafkaClient(Scope):
         return answer.topics[0]
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return the first and next offset of each partition; see ``WireClient``. The incarnation is 0."""
+        """Return the first and next offset of each partition. See ``WireClient``. The incarnation is 0."""
         partitions = (await self._describe(topic)).partitions
         epochs = {partition.index: partition.leader_epoch for partition in partitions}
         first = await self._list(topic, sorted(epochs), EARLIEST)
@@ -251,7 +251,7 @@ class KafkaClient(Scope):
         return [PartitionBounds(number, 0, epochs[number], first[number], ends[number]) for number in sorted(epochs)]
 
     async def _list(self, topic: str, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
-        """Return offsets by partition. Raises BrokerError."""
+        """Return the offsets that the broker lists for this time, by partition number. Raises BrokerError."""
         topic_type = schema.request(Api.LIST_OFFSETS).Topics
         entries = [topic_type.Partitions(index=number, timestamp=time_ms) for number in partitions]
         topics = [topic_type(name=topic, partitions=entries)]
@@ -269,12 +269,12 @@ class KafkaClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return their offsets; see ``WireClient``.
+        """Append records, and return their offsets. See ``WireClient``.
 
         A missing topic is created if the broker is configured to create topics.
 
         Keys select partitions with the hash of Kafka's Java client. All records of one call that have no key go to the
-        same partition; the next call uses the next partition.
+        same partition. The next call uses the next partition.
         """
         for record in records:
             _check_record(record)
@@ -324,7 +324,7 @@ class KafkaClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``."""
+        """Return records from an offset on. See ``WireClient``."""
         topic_type = schema.request(Api.FETCH).Topics
         entries = [topic_type.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
         answer = await self._leaders.ask(
@@ -345,28 +345,28 @@ class KafkaClient(Scope):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group, or accept a new assignment; see ``WireClient``. Needs Kafka 4.0.
+        """Join a group, or accept a new assignment. See ``WireClient``. Needs Kafka 4.0.
 
         A member gets free partitions at once. It gets partitions of other members when these have released them by
-        joining again; ``heartbeat`` reports that. Raises Missing(TOPIC_MISSING).
+        joining again. ``heartbeat`` reports that. Raises Missing(TOPIC_MISSING).
         """
         return await self._groups.join(group, topic, member, assignor)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Send a heartbeat; see ``WireClient``.
+        """Send a heartbeat. See ``WireClient``.
 
         A change of the group is reported only if this member's assignment changes.
         """
         return await self._groups.heartbeat(group, topic, member, generation)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group; see ``WireClient``. The generation is not checked."""
+        """Leave a group. See ``WireClient``. The generation is not checked."""
         await self._groups.leave(group, topic, member)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's offset; see ``WireClient``.
+        """Commit a group's offset. See ``WireClient``.
 
         Without ``member``, brokers reject the commit while the group has members.
         """
@@ -381,7 +381,7 @@ class KafkaClient(Scope):
 
         ``group`` limits the result to one name.
 
-        ``MemberInfo.wire`` is the member's client id; for members of Polywire's other protocols, it is the name of the
+        ``MemberInfo.wire`` is the member's client id. For members of Polywire's other protocols, it is the name of the
         protocol. The protocol does not report a group's owner, when members were last seen, or which topics a group of
         another protocol reads.
         """
@@ -402,7 +402,6 @@ def _check_record(record: Record) -> None:
 
 
 def _batches(rows: Sequence[int], records: Sequence[Record]) -> list[list[int]]:
-    """Split rows into batches that brokers accept."""
     parts: list[list[int]] = []
     room = 0
     for row in rows:

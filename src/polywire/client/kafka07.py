@@ -72,7 +72,7 @@ ABILITIES: Final = frozenset(
 
 
 class _Connection(FramedConnection):
-    """A connection; a response is a body that begins with an error code."""
+    """A connection. A response is a body that begins with an error code."""
 
     HANGING_UP = "the broker rejected a request"
     BODY_BYTES_MIN = 2
@@ -137,7 +137,7 @@ class Kafka07Client(Scope):
         return ABILITIES
 
     async def close(self) -> None:
-        """Close the connection; pending calls fail with Unavailable."""
+        """Close the connection. Pending calls fail with Unavailable."""
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     # The protocol's own operations
@@ -158,7 +158,7 @@ class Kafka07Client(Scope):
         return understood(parse_offsets_answer, answer)
 
     async def read(self, topic: str, partition: int, address: int, *, bytes_max: int = FETCH_BYTES) -> Fetched:
-        """Return messages from an address on; no messages at the end of the partition.
+        """Return messages from an address on. Return no messages at the end of the partition.
 
         Args:
             topic: name of the topic.
@@ -249,7 +249,7 @@ class Kafka07Client(Scope):
         return found
 
     def _take(self, part: PlainSet, found: Fetched, address: int) -> None:
-        """Add the values of an uncompressed set. Positions are right only if the set is not inside a wrapper."""
+        """Add the values of an uncompressed set. The positions are right only if the set is not inside a wrapper."""
         at, left, source = part.start, part.records, memoryview(part.data)
         while left > 0:
             at, count = decoder.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
@@ -277,17 +277,17 @@ class Kafka07Client(Scope):
         raise cannot(WIRE, "list topics")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Raise Invalid(INVALID_REQUEST): the protocol reports addresses instead of offsets; use ``addresses``."""
+        """Raise Invalid(INVALID_REQUEST): the protocol reports addresses instead of offsets. Use ``addresses``."""
         raise cannot(WIRE, "report offsets of bounds")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Raise Invalid(INVALID_REQUEST): the protocol looks up addresses by time, not offsets; use ``addresses``."""
+        """Raise Invalid(INVALID_REQUEST): the protocol looks up addresses by time, not offsets. Use ``addresses``."""
         raise cannot(WIRE, "look offsets up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return their offsets; -1 for an unknown offset. See ``WireClient``.
+        """Append records, and return their offsets, or -1 for an unknown offset. See ``WireClient``.
 
         A key chooses the partition and is not sent. A missing topic is created. Raises Invalid for a level other than
         WRITTEN, and for null values, headers, ids and times, which the protocol does not support. Raises
@@ -307,7 +307,10 @@ class Kafka07Client(Scope):
         return produced
 
     async def _choose_partitions(self, topic: str, records: Sequence[Record]) -> list[int]:
-        """Return the partition of each record: by its key, or round-robin if it has none."""
+        """Return the partition of each record.
+
+        The key chooses it. Records without a key are distributed round-robin.
+        """
         count = await self.partition_count(topic)
         keys = [record.key or b"" for record in records]
         ends = list(itertools.accumulate(map(len, keys), initial=0))
@@ -321,7 +324,7 @@ class Kafka07Client(Scope):
         ]
 
     async def _produce_part(self, topic: str, partition: int, values: list[bytes]) -> int:
-        """Store values in one set, and return the offset of the first, or -1 if it is unknown."""
+        """Store values in one set. Return the offset of the first value, or -1 if it is unknown."""
         plain = encode_set(values)
         sent = plain
         if max(map(len, values)) > decoder.PAYLOAD_BYTES_MAX:
@@ -347,7 +350,7 @@ class Kafka07Client(Scope):
     async def _search(
         self, topic: str, partition: int, offset: int, address: int, stop: int, values: list[bytes]
     ) -> int:
-        """Find the offset of our values between those that other clients wrote at the same time."""
+        """Find the offset of our values among those written meanwhile. Other clients may have written, too."""
         found: list[bytes] = []
         while address < stop:
             read = await self.read(topic, partition, address)
@@ -361,7 +364,7 @@ class Kafka07Client(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on, without keys; see ``WireClient``.
+        """Return records from an offset on, without keys. See ``WireClient``.
 
         The protocol cannot wait, so ``wait_ms`` is ignored. The offset is found by counting records from the nearest
         known address. Raises Invalid(INVALID_REQUEST) if that address is too far away.
@@ -393,9 +396,9 @@ class Kafka07Client(Scope):
                 )
 
     async def _offset_of(self, topic: str, partition: int, address: int) -> int:
-        """Return the offset of the record at an address by counting, or -1 if there is too much to count.
+        """Return the offset of the record at an address, which is found by counting.
 
-        Raises Missing.
+        Returns -1 if there is too much to count. Raises Missing.
         """
         marks = self._marks.get((topic, partition), [])
         known = [mark for mark in marks if mark[1] <= address]
@@ -411,7 +414,6 @@ class Kafka07Client(Scope):
         return at if place == address else -1
 
     def _nearest(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
-        """Return the nearest known pair of offset and address, at or below an offset."""
         marks = self._marks.get((topic, partition), [])
         number = bisect_right(marks, (offset, 2**63))
         return marks[number - 1] if number else (0, 0)
@@ -457,7 +459,7 @@ def _topic(topic: str) -> bytes:
 
 
 def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
-    """Split rows so that the values of each part fit one set.
+    """Split rows into parts, so that the values of each part fit one set.
 
     A value above the protocol's size limit is compressed, and alone in its set.
     """
@@ -492,7 +494,6 @@ def _whole_end(data: Buffer) -> int:
 
 
 def _raise_code(code: int, topic: str, partition: int, address: int) -> None:
-    """Raise the error for an error code."""
     facts = f"topic={topic!r} partition={partition} address={address}"
     match code:
         case WireError.NONE:

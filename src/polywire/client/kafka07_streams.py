@@ -1,7 +1,7 @@
 """Producers that send in batches and consumers that track positions, over Kafka 0.7, asynchronous and blocking.
 
 * After ``flush``, the broker has stored all messages, in order.
-* A position is the address after the last returned message. After a crash, messages may be returned again; none is
+* A position is the address after the last returned message. After a crash, messages may be returned again. None is
   skipped.
 """
 
@@ -77,7 +77,7 @@ class Producer:
     async def send(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = ANY_PARTITION) -> None:
         """Add a message.
 
-        A key chooses the partition and is not sent; with neither key nor partition, the broker chooses one.
+        A key chooses the partition and is not sent. With neither key nor partition, the broker chooses one.
 
         Raises Invalid(RECORD_TOO_LARGE), and the errors of ``flush``.
         """
@@ -105,7 +105,7 @@ class Producer:
     async def flush(self) -> None:
         """Send all waiting messages, and wait until the broker has stored them.
 
-        Raises Unavailable if the connection was lost; the outcome is then unknown.
+        Raises Unavailable if the connection was lost. The outcome is then unknown.
         """
         async with self._lock:
             waiting, self._waiting = self._waiting, {}
@@ -254,11 +254,11 @@ class SyncProducer:
         self.close()
 
     def send(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = ANY_PARTITION) -> None:
-        """Add a message; see ``Producer.send``."""
+        """Add a message. See ``Producer.send``."""
         self._client.run(lambda _: self._producer.send(topic, value, key=key, partition=partition))
 
     def flush(self) -> None:
-        """Send all waiting messages; see ``Producer.flush``."""
+        """Send all waiting messages. See ``Producer.flush``."""
         self._client.run(lambda _: self._producer.flush())
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class SyncConsumer:
         return self._consumer.positions
 
     def commit(self) -> None:
-        """Write the positions to the file; see ``Consumer.commit``. Raises OSError."""
+        """Write the positions to the file. See ``Consumer.commit``. Raises OSError."""
         self._consumer.commit()
 
     def close(self) -> None:
@@ -317,7 +317,7 @@ def _kafka07(client: WireClient) -> Kafka07Client:
 def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
     """Split values into sets.
 
-    Even if compression does not shrink a set, its wrapper message must fit the broker's limit.
+    The wrapper message of a set must fit the broker's limit, even if compression does not make the set smaller.
     """
     part: list[bytes] = []
     size = 0
@@ -332,7 +332,7 @@ def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _stored(path: Path) -> dict[str, dict[int, int]]:
-    """Return the positions in a file, or nothing if the file does not exist."""
+    """Return the positions in a file. If the file does not exist, there are none."""
     if not path.exists():
         return {}
     content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))

@@ -52,8 +52,6 @@ class _Topic:
 
 @dataclass(slots=True)
 class _Member:
-    """A member of one group: its epoch and its topics."""
-
     group: str
     name: str
     epoch: int = JOINING
@@ -66,7 +64,7 @@ class Groups:
     __slots__ = ("_ask", "_describe", "_members")
 
     def __init__(self, ask: Ask, describe: Describe) -> None:
-        """Create the object. ``ask`` sends requests; ``describe`` returns the metadata of an existing topic."""
+        """Create the object. ``ask`` sends requests. ``describe`` returns the metadata of an existing topic."""
         self._ask: Final = ask
         self._describe: Final = describe
         self._members: Final[dict[tuple[str, str], _Member]] = {}
@@ -116,7 +114,6 @@ class Groups:
             await self._beat(member)
 
     def _forget(self, member: _Member, topic: str) -> None:
-        """Remove a topic from a member. Remove the member if it has no other topic."""
         del member.topics[topic]
         if not member.topics:
             self._members.pop((member.group, member.name), None)
@@ -129,7 +126,7 @@ class Groups:
         return member, place
 
     async def _whole_beat(self, member: _Member, assignor: Assignor | None) -> None:
-        """Send a heartbeat with all fields. The response has the complete assignment.
+        """Send a heartbeat with all fields, so that the response has the complete assignment.
 
         If the broker does not know the member, join again.
         """
@@ -205,7 +202,10 @@ class Groups:
         return sorted(found, key=lambda info: (info.topic, info.name))
 
     async def _kind_of(self, group: str) -> list[Any]:
-        """Return the entry of one group in the list of all groups. No other response has the group's type."""
+        """Return the entry of a group in the list of all groups, as a list. It is empty if there is no such group.
+
+        No other response has the group's type.
+        """
         return [entry for entry in (await self._ask(Api.LIST_GROUPS)).groups if entry.group_id == group]
 
     async def _positions(self, group: str) -> dict[str, dict[int, int]]:
@@ -218,7 +218,7 @@ class Groups:
         }
 
     async def _consumers(self, group: str) -> _Description | None:
-        """Describe a group of the newer protocol. Return None if it has been deleted."""
+        """Describe a group of the newer protocol. Return None if the group has been deleted meanwhile."""
         response = (await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])).groups[0]
         if response.error == WireError.GROUP_ID_NOT_FOUND:
             return None
@@ -234,7 +234,6 @@ class Groups:
         return _Description(response.group_epoch, response.assignor_name or None, members)
 
     async def _classic(self, group: str) -> _Description | None:
-        """Describe a group whose members assign the partitions themselves."""
         response = (await self._ask(Api.DESCRIBE_GROUPS, groups=[group])).groups[0]
         check(response)
         members = [

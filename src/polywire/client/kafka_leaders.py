@@ -36,7 +36,7 @@ class Leaders:
     def __init__(self, first: Asking, dial: Callable[[str, int], Awaitable[Asking]]) -> None:
         """Create the object.
 
-        ``first`` is the client's first connection; ``dial`` connects to another broker of the cluster.
+        ``first`` is the client's first connection. ``dial`` connects to another broker of the cluster.
         """
         self._first: Final = first
         self._dial: Final = dial
@@ -62,7 +62,6 @@ class Leaders:
         return await self._by_topic.get(topic, self._first).ask(api, **fields)
 
     async def _look(self, topic: str) -> None:
-        """Find the leader of a topic. Raises Unavailable."""
         self._by_topic.pop(topic, None)
         topics = [schema.request(Api.METADATA).Topics(name=topic)]
         answer = await self._first.ask(Api.METADATA, topics=topics, may_create=False)
@@ -79,7 +78,6 @@ class Leaders:
             return self._by_address[host, port]
 
     def _forget(self, lost: Asking) -> None:
-        """Remove a closed connection."""
         for topic in [topic for topic, connection in self._by_topic.items() if connection is lost]:
             del self._by_topic[topic]
         for address in [address for address, connection in self._by_address.items() if connection is lost]:

@@ -1,6 +1,6 @@
 """Client logins over the Kafka protocol: PLAIN and SCRAM (spec: kafka#sasl; RFC 5802, RFC 7677).
 
-SCRAM does not send the password. The broker must prove that it stores a verifier of the password; otherwise the client
+SCRAM does not send the password. The broker must prove that it stores a verifier of the password. Otherwise the client
 aborts the login. The number of iterations that a broker may ask for is limited.
 """
 
@@ -40,7 +40,6 @@ def mechanism_for(host: str, *, is_secret: bool) -> str:
 
 
 def _is_own(host: str) -> bool:
-    """Return whether the host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -166,7 +166,7 @@ class Lane:
         self._fail_all(Unavailable(ErrorCode.STOPPING, "producer was closed"))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """If the task of this lane failed, fail all batches and report the exception to asyncio."""
+        """If this lane's task failed, fail all batches and report the exception to asyncio."""
         if not task.cancelled() and task.exception() is not None:
             self._fail_all(Unavailable(ErrorCode.STOPPING, f"the producer stopped reason={task.exception()}"))
             self._loop.call_exception_handler({"message": "a producer stopped", "exception": task.exception()})
@@ -193,7 +193,6 @@ class Lane:
         return len(self._queue) > 1 or first.size >= self._batch_bytes or first.due_at <= self._loop.time()
 
     async def _send(self) -> None:
-        """Send all ready batches over one connection, in order."""
         try:
             wire = await self._link.wire()
         except BrokerError as error:
@@ -240,7 +239,7 @@ class Lane:
     async def _recover(self, error: BrokerError) -> None:
         """Queue all batches in flight again, with the same sequence numbers.
 
-        If a batch is already stored, the broker repeats its response.
+        The broker does not store a batch twice, but repeats its response.
         """
         await asyncio.wait([batch.reply for batch in self._in_flight if batch.reply is not None])
         for batch in self._in_flight:
@@ -278,7 +277,6 @@ class Lane:
         return pause_s
 
     def _begin_producer(self) -> None:
-        """Create a new producer id, whose sequence numbers begin at 0."""
         self._producer_id = secrets.token_bytes(PRODUCER_ID_BYTES)
         self._next_sequence = 0
         for batch in self._queue:
@@ -306,7 +304,7 @@ class Lane:
 
 
 def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:
-    """Return the error for a batch that is too large. It names the largest record."""
+    """Return the error for a batch that is too large. The message names the largest record."""
     sizes = [len(value or b"") + len(key or b"") for value, key in zip(batch.values, batch.keys, strict=True)]
     size = max(sizes)
     key = batch.keys[sizes.index(size)]
@@ -324,7 +322,7 @@ def _answered(batch: Batch) -> bool:
 
 
 def _refusal(batch: Batch) -> BrokerError | None:
-    """Return the broker's error for a batch, or None. Other exceptions are raised."""
+    """Return the broker's error for a batch, or None. Any other exception is raised."""
     assert batch.reply is not None, "the batch is in flight"
     error = batch.reply.exception()
     if error is not None and not isinstance(error, BrokerError):

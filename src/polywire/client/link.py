@@ -155,7 +155,6 @@ class Link:
         return result
 
     def _is_at_once(self) -> bool:
-        """Return whether the connection failed directly after it was opened."""
         return asyncio.get_running_loop().time() - self._tried_at < AT_ONCE_S
 
     async def _attempt(self, limit_s: float) -> WireClient:
@@ -186,5 +185,4 @@ class Link:
 
 
 def _longer(pause_s: float) -> float:
-    """Return the next pause."""
     return min(max(2 * pause_s, BACKOFF_MIN_S), BACKOFF_MAX_S)

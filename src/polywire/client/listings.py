@@ -116,7 +116,7 @@ async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us:
 
 
 async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int) -> int | None:
-    """Return the append time of a record, or None if retention has just removed it."""
+    """Return the append time of a record. Return None if retention has just removed the record."""
     try:
         return await client.stored_at_us(topic, partition, offset)
     except Missing as error:

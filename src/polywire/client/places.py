@@ -3,7 +3,8 @@
 A *place* is a position at which reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has
 its own requests to find places.
 
-Reading from the first place on returns every record once and in order. The offset of each record is its place.
+Reading from the first place on returns every record once and in order. The field ``offset`` of a returned record has
+the record's place.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Places(Protocol):
         """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
 
     async def first(self, partition: int) -> int:
-        """Return the place of the first record; if the partition is empty, that of the next record."""
+        """Return the place of the first record. If the partition is empty, return that of the next record."""
 
     async def end(self, partition: int) -> int:
         """Return the place after the last record."""
@@ -149,8 +150,6 @@ class _Searched:
 
 
 class _Addresses:
-    """Places that are byte addresses."""
-
     def __init__(self, client: Kafka07Client, topic: str) -> None:
         self._client: Final = client
         self._topic: Final = topic

@@ -2,7 +2,7 @@
 
 Calls can be concurrent. If the connection is lost, every pending call fails with Unavailable.
 
-Responses may arrive in any order; each is matched to its request. If a caller is cancelled, its request is cancelled at
+Responses may arrive in any order. Each is matched to its request. If a caller is cancelled, its request is cancelled at
 the broker.
 """
 
@@ -118,7 +118,7 @@ class PolywireConnection(Connection):
             raise
 
     def _cancel(self, correlation: int) -> None:
-        """Cancel a request at the broker. Its response, and the response to the cancellation, are ignored."""
+        """Cancel a request at the broker. The responses to the request and to its cancellation are ignored."""
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
         ignored.done.add_done_callback(_ignore)
@@ -170,7 +170,7 @@ class PolywireConnection(Connection):
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:
-    """Retrieve the outcome. Otherwise asyncio would report an exception that was never retrieved."""
+    """Retrieve the outcome of a future. Otherwise asyncio would report that its exception was never retrieved."""
     if not done.cancelled():
         done.exception()
 
@@ -242,7 +242,7 @@ class PolywireClient(Scope):
         return ABILITIES
 
     async def close(self) -> None:
-        """Close the connection; pending calls fail with Unavailable."""
+        """Close the connection. Pending calls fail with Unavailable."""
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     async def ping(self) -> None:
@@ -331,7 +331,7 @@ class PolywireClient(Scope):
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Return the offset of the first record appended at or after a time, or the next offset if there is none.
 
-        The time is in microseconds since 1970; see ``WireClient``. Raises Missing(TOPIC_MISSING), and
+        The time is in microseconds since 1970. See ``WireClient``. Raises Missing(TOPIC_MISSING), and
         Invalid(INVALID_REQUEST) for a partition that does not exist.
         """
         answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic], [time_us]), messages.BoundsList)
@@ -349,7 +349,7 @@ class PolywireClient(Scope):
         level: Level = Level.WRITTEN,
         create: bool = True,
     ) -> list[Produced]:
-        """Append records in order, and return their offsets; see ``WireClient``.
+        """Append records in order, and return their offsets. See ``WireClient``.
 
         Args:
             topic: full name.
@@ -394,7 +394,7 @@ class PolywireClient(Scope):
         return _places(_decode(answered, messages.Produced), b"".join(parts))
 
     async def append_batch(self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN) -> int:
-        """Append one stored batch to a partition, and return the offset of its first record; see ``produce_batch``."""
+        """Append one stored batch to a partition, and return the offset of its first record. See ``produce_batch``."""
         answered, _ = await self._connection.ask(Verb.PRODUCE, messages.Produce(topic, partition, int(level)), [batch])
         return _decode(answered, messages.Produced).appended[0].base_offset
 
@@ -428,7 +428,7 @@ class PolywireClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``WireClient``. Waits at most ``limits.wait_ms_max``.
+        """Return records from an offset on. See ``WireClient``. Waits at most ``limits.wait_ms_max``.
 
         A call reads about 4 MiB, so it may return fewer than ``records_max`` records even if there are more.
         """
@@ -492,23 +492,23 @@ class PolywireClient(Scope):
         await self._ask(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group; see ``WireClient``. Raises Denied if another user owns the group."""
+        """Join a group. See ``WireClient``. Raises Denied if another user owns the group."""
         head = messages.Join(group, topic, member, None if assignor is None else assignor.value)
         return _membership(await self._ask(Verb.JOIN, head, messages.Membership))
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Send a heartbeat, and return the assignment; see ``WireClient``."""
+        """Send a heartbeat, and return the assignment. See ``WireClient``."""
         head = messages.Member(group, topic, member, generation)
         return _membership(await self._ask(Verb.HEARTBEAT, head, messages.Membership))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group; see ``WireClient``."""
+        """Leave a group. See ``WireClient``."""
         await self._ask(Verb.LEAVE, messages.Member(group, topic, member, generation), Head)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's next offset to read; see ``WireClient``. Raises Denied if another user owns the group."""
+        """Commit a group's next offset to read. See ``WireClient``. Raises Denied if another user owns the group."""
         head = messages.Commit(topic, partition, 1, group, offset, member=member, generation=generation)
         await self._ask(Verb.COMMIT, head, Head)
 
@@ -580,7 +580,7 @@ class PolywireClient(Scope):
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> AsyncGenerator[Delivered, None]:
-        """Return an iterator over a topic's records that never ends; see ``client.consume.consume``.
+        """Return an iterator over a topic's records that never ends. See ``client.consume.consume``.
 
         Args:
             topic: full name.
@@ -591,7 +591,6 @@ class PolywireClient(Scope):
         return consume(self, topic, group=group, member=member, start=start)
 
     async def _kept(self, verb: Verb, kind: type[messages.KeptList[_E]], info: Callable[..., _I]) -> list[_I]:
-        """Return all entries of a list that the broker sends in parts."""
         found: list[_I] = []
         after, more = "", True
         while more:
@@ -614,7 +613,6 @@ def _decode(head: bytes, kind: type[_H]) -> _H:
 
 
 def _cut(records: Sequence[Record]) -> list[Sequence[Record]]:
-    """Split records into groups of about ``BATCH_BYTES``, in order."""
     groups: list[Sequence[Record]] = []
     first = size = 0
     for index, record in enumerate(records):

@@ -388,7 +388,7 @@ class Producer:
     ) -> None:
         """Add records to a batch.
 
-        When a batch is full, it is sent, and later records without a key go to the next partition.
+        Once the batch is full, it is sent, and later records without a key go to the next partition.
         """
         batch.values += values
         batch.keys += keys
@@ -406,7 +406,7 @@ class Producer:
         keys: Sequence[bytes | None],
         others: dict[int, Record],
     ) -> list[tuple[Batch, int, int]]:
-        """Add records to as many batches as needed. Return (batch, first row, count) of each."""
+        """Add records to as many batches as needed. Return (batch, first row, number of rows) for each batch."""
         parts: list[tuple[Batch, int, int]] = []
         waiting = [(0, len(values))] if values else []
         while waiting:
@@ -460,7 +460,7 @@ class Producer:
         return list(chosen.items())
 
     async def _topic(self, topic: str) -> _Topic:
-        """Return the metadata of a topic. It is fetched again every minute, because partitions can be added."""
+        """Return the metadata of a topic. It is fetched again every minute, because partitions may have been added."""
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "producer is closed")
         known = self._topics.get(topic)
@@ -505,7 +505,7 @@ def _checked(partition: object) -> int:
 
 
 def _values(given: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
-    """Return all values, and the ``Record`` objects among them by row. Raises Invalid(INVALID_REQUEST)."""
+    """Return all values, and by row the ``Record`` objects among them. Raises Invalid(INVALID_REQUEST)."""
     if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Iterable):
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"values must be a list with one for each record got={type(given).__name__}"

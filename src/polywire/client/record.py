@@ -114,7 +114,7 @@ class Record(_Fields):
 
     @property
     def text(self) -> str:
-        """The value as text; "" if there is no value. Raises UnicodeDecodeError if it is not UTF-8."""
+        """The value as text. It is "" if there is no value. Raises UnicodeDecodeError if it is not UTF-8."""
         return (self.value or b"").decode()
 
     @property
@@ -252,7 +252,7 @@ def _offsets(parts: Iterable[Any]) -> bytes:
 
 
 def _header(name: str, value: HeaderValue) -> Header:
-    """Return a header whose kind fits the type of its value.
+    """Return a header with the kind for the type of its value.
 
     Raises Invalid(INVALID_REQUEST) for an integer that is too large.
     """

@@ -100,7 +100,7 @@ class SyncClient:
             self._thread.end()
 
     def create_topic(self, topic: str, partition_count: int) -> None:
-        """Create a topic; see ``WireClient.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
+        """Create a topic. See ``WireClient.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
         self._run(self._client.create_topic(topic, partition_count))
 
     def delete_topic(self, topic: str) -> None:
@@ -116,13 +116,13 @@ class SyncClient:
         return self._run(self._client.bounds(topic))
 
     def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset appended at or after a time, or the next offset; see ``WireClient.offset_at``."""
+        """Return the first offset appended at or after a time, or the next offset. See ``WireClient.offset_at``."""
         return self._run(self._client.offset_at(topic, partition, time_us))
 
     def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records in order, and return their offsets; see ``WireClient.produce``.
+        """Append records in order, and return their offsets. See ``WireClient.produce``.
 
         Args:
             topic: full name.
@@ -139,7 +139,7 @@ class SyncClient:
     def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return up to ``records_max`` records from an offset on; see ``WireClient.fetch``.
+        """Return up to ``records_max`` records from an offset on. See ``WireClient.fetch``.
 
         Waits up to ``wait_ms`` milliseconds for the first record, if the protocol supports it. Raises
         Missing(TOPIC_MISSING, OFFSET_OUT_OF_RANGE).
@@ -147,24 +147,24 @@ class SyncClient:
         return self._run(self._client.fetch(topic, partition, offset, records_max=records_max, wait_ms=wait_ms))
 
     def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Join a group, and return the assignment; see ``WireClient.join``."""
+        """Join a group, and return the assignment. See ``WireClient.join``."""
         return self._run(self._client.join(group, topic, member, assignor=assignor))
 
     def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Send a heartbeat, which is necessary every few seconds; see ``WireClient.heartbeat``.
+        """Send a heartbeat, which is necessary every few seconds. See ``WireClient.heartbeat``.
 
         Raises Conflict(GENERATION_STALE) if the group has changed: join again.
         """
         return self._run(self._client.heartbeat(group, topic, member, generation))
 
     def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Leave a group; see ``WireClient.leave``."""
+        """Leave a group. See ``WireClient.leave``."""
         self._run(self._client.leave(group, topic, member, generation))
 
     def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Commit a group's next offset to read; see ``WireClient.commit``."""
+        """Commit a group's next offset to read. See ``WireClient.commit``."""
         self._run(self._client.commit(group, topic, partition, offset, member=member, generation=generation))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
@@ -174,7 +174,7 @@ class SyncClient:
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> Iterator[Delivered]:
-        """Return an iterator over a topic's records that never ends; close it to stop. See ``client.consume.consume``.
+        """Return an iterator over a topic's records that never ends. Close it to stop. See ``client.consume.consume``.
 
         Args:
             topic: full name.
@@ -202,7 +202,10 @@ class SyncClient:
 
 
 def connect(url: str) -> SyncClient:
-    """Return a connected blocking client for a URL; see ``client.connect.connect``. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
+    """Return a connected blocking client for a URL.
+
+    See ``client.connect.connect``. Raises Invalid, Unavailable, Denied(LOGIN_FAILED).
+    """
     return SyncClient(url)
 
 

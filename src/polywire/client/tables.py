@@ -134,7 +134,7 @@ def _time_us(bound: datetime) -> int:
 
 
 def _offset(bound: Bound, partition: PartitionRange, time_offsets: Iterator[int]) -> int:
-    """Translate ``start`` or ``end`` to an offset in a partition, limited to its retained records."""
+    """Return the offset for ``start`` or ``end`` in a partition. It is limited to the partition's retained records."""
     if isinstance(bound, datetime):
         return next(time_offsets)
     if isinstance(bound, int):

@@ -42,7 +42,7 @@ class TlsSocket:
         self._socket.setsockopt(*args)
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Limit each wait to this many seconds; None waits forever."""
+        """Limit each wait to this many seconds. None waits forever."""
         self._socket.settimeout(timeout_s)
 
     def close(self) -> None:
@@ -50,7 +50,10 @@ class TlsSocket:
         self._socket.close()
 
     def recv(self, size: int, flags: int) -> bytes:
-        """Return a placeholder if decrypted data is buffered; otherwise received bytes, which may be encrypted."""
+        """Return a placeholder if decrypted data is buffered.
+
+        Otherwise return received bytes, which may be encrypted.
+        """
         if self._socket.pending():
             return b"?"
         return socket.socket.recv(self._socket, size, flags)

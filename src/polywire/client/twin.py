@@ -79,7 +79,10 @@ class SyncProducer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> SyncReceipt[Produced]:
-        """Queue a record and return its receipt; see ``Producer.send``. Each call switches threads, so prefer ``send_many``."""
+        """Queue a record and return its receipt.
+
+        See ``Producer.send``. Each call switches threads, so prefer ``send_many``.
+        """
         work = self._producer.send(topic, value, key=key, headers=headers, partition=partition)
         return SyncReceipt(self._thread, self._thread.run(work))
 
@@ -92,7 +95,7 @@ class SyncProducer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record immediately, and wait until it is stored; see ``Producer.send_and_wait``."""
+        """Send one record immediately, and wait until it is stored. See ``Producer.send_and_wait``."""
         return self._thread.run(
             self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
         )
@@ -105,16 +108,16 @@ class SyncProducer:
         keys: Iterable[Text | None] | None = None,
         partition: int | None = None,
     ) -> SyncReceipt[list[AppendedRange]]:
-        """Queue many records and return their receipt; see ``Producer.send_many``."""
+        """Queue many records and return their receipt. See ``Producer.send_many``."""
         work = self._producer.send_many(topic, values, keys=keys, partition=partition)
         return SyncReceipt(self._thread, self._thread.run(work))
 
     def flush(self) -> None:
-        """Wait until all records are acknowledged. Raises the first error; see ``Producer.flush``."""
+        """Wait until all records are acknowledged. Raises the first error. See ``Producer.flush``."""
         self._thread.run(self._producer.flush())
 
     def close(self, *, flush: bool = True) -> None:
-        """Flush and close the connection; see ``Producer.close``."""
+        """Flush and close the connection. See ``Producer.close``."""
         if not self._thread.ended:
             self._thread.run(self._producer.close(flush=flush))
 
@@ -151,24 +154,24 @@ class SyncConsumer:
         return records[0]
 
     def start(self) -> None:
-        """Connect, join the group, and start to fetch; see ``Consumer.start``."""
+        """Connect, join the group, and start to fetch. See ``Consumer.start``."""
         self._thread.run(self._consumer.start())
 
     def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
-        """Wait until there are records, and return some of them, all from one partition; see ``Consumer.batch``."""
+        """Wait until there are records, and return some of them, all from one partition. See ``Consumer.batch``."""
         return self._thread.run(self._consumer.batch(records_max, timeout_s=timeout_s))
 
     def batches(self, records_max: int = BATCH_RECORDS) -> Iterator[Sequence[Record]]:
-        """Yield batches of records forever; see ``Consumer.batch``."""
+        """Yield batches of records forever. See ``Consumer.batch``."""
         while records := self.batch(records_max):
             yield records
 
     def commit(self, record: Record | None = None) -> None:
-        """Commit the group's offsets, and wait until they are stored; see ``Consumer.commit``."""
+        """Commit the group's offsets, and wait until they are stored. See ``Consumer.commit``."""
         self._thread.run(self._consumer.commit(record))
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Continue at another offset of an assigned partition; see ``Consumer.seek``."""
+        """Continue at another offset of an assigned partition. See ``Consumer.seek``."""
         self._thread.run(_call(lambda: self._consumer.seek(topic, partition, offset)))
 
     @property
@@ -177,7 +180,7 @@ class SyncConsumer:
         return self._thread.run(_call(lambda: self._consumer.positions))
 
     def close(self, *, commit_last: bool = True) -> None:
-        """Commit offsets, leave the group, and close the connection; see ``Consumer.close``."""
+        """Commit offsets, leave the group, and close the connection. See ``Consumer.close``."""
         if not self._thread.ended:
             self._thread.run(self._consumer.close(commit_last=commit_last))
 
@@ -216,7 +219,7 @@ class SyncClient:
         return self._thread.run(self._client.abilities())
 
     def close(self) -> None:
-        """Flush and close producers and consumers, then the connection; see ``Client.close``."""
+        """Flush and close producers and consumers, then the connection. See ``Client.close``."""
         if not self._thread.ended:
             try:
                 self._thread.run(self._client.close())
@@ -240,11 +243,11 @@ class SyncClient:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record, and return its partition and offset once it is stored; see ``Client.send``."""
+        """Send one record, and return its partition and offset once it is stored. See ``Client.send``."""
         return self._thread.run(self._client.send(topic, value, key=key, headers=headers, partition=partition))
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
-        """Return records of one partition from an offset on; see ``Client.fetch``."""
+        """Return records of one partition from an offset on. See ``Client.fetch``."""
         return self._thread.run(self._client.fetch(topic, partition, offset, records_max=records_max))
 
     def create_topic(self, topic: str, partitions: int = 3, *, partition_count: int | None = None) -> None:
@@ -270,7 +273,7 @@ class SyncClient:
         return self._thread.run(self._client.bounds(topic))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the next offset that a group reads, or None if it has committed nothing; see ``Client.position``."""
+        """Return the next offset that a group reads, or None if it has committed nothing. See ``Client.position``."""
         return self._thread.run(self._client.position(group, topic, partition))
 
 

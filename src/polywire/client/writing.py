@@ -90,7 +90,7 @@ class _Pipeline:
 
 
 class _RetryPolicy:
-    """Limits the number and duration of retries; at the limit, raises the last error."""
+    """Limits the number and duration of retries. At the limit it raises the last error."""
 
     __slots__ = ("_busy_left_s", "_connection", "_lost")
 
@@ -117,7 +117,7 @@ class _RetryPolicy:
 
 
 def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable[[], None]) -> None:
-    """Run ``step``. If the broker is not reachable or busy, run ``again`` until it succeeds.
+    """Run ``step``. If the broker is busy or not reachable, run ``again`` repeatedly until it succeeds.
 
     Raises Unavailable, Busy, and errors that a retry cannot fix.
     """
@@ -159,7 +159,7 @@ class StageWriter:
         self._doubtful: list[bytes] = []
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
-        """Add a batch; see ``Writer``. Raises Busy(STAGE_FULL), Unavailable, Missing."""
+        """Add a batch. See ``Writer``. Raises Busy(STAGE_FULL), Unavailable, Missing."""
         item = _Item(topic, partition, batch)
         self._held.append(item)
         self._size += memoryview(batch).nbytes
@@ -178,7 +178,7 @@ class StageWriter:
         return self._tokens
 
     def abandon(self) -> None:
-        """Drop everything that was staged. Raises Unavailable; the staged batches then expire by themselves."""
+        """Drop everything that was staged. Raises Unavailable. In that case the staged batches expire by themselves."""
         self._ahead.drop()
         self._abandon([*self._tokens, *self._doubtful, self._token])
 
@@ -205,7 +205,7 @@ class StageWriter:
         )
 
     def _send_again(self) -> None:
-        """Stage the same batches under a new token, because it is unknown what is stored under the current one."""
+        """Stage the same batches under a new token. It is unknown which of them are stored under the current token."""
         self._ahead.drop()
         self._doubtful.append(self._token)
         self._token = os.urandom(TOKEN_RANDOM_BYTES)
@@ -229,7 +229,7 @@ class ProduceWriter:
         self._ahead: Final = _Pipeline(connection, self._answered)
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
-        """Add a batch; see ``Writer``. Raises Unavailable, Missing."""
+        """Add a batch. See ``Writer``. Raises Unavailable, Missing."""
         item = _Item(topic, partition, batch)
         self._held.append(item)
         _retry(self._connection, lambda: self._send(item), self._send_again)
@@ -262,4 +262,4 @@ class ProduceWriter:
 
 
 def _nothing() -> None:
-    """Do nothing when a staged batch is acknowledged. Batches are published later, by token."""
+    """Do nothing for an acknowledged batch. It is published later, by its token."""
