@@ -38,8 +38,8 @@ Words = tuple[str, str]
 class AccessGuard:
     """Implements ``context.Guard`` with the broker's users.
 
-    Invariant: ``_acting`` is the principal of the last admitted request, None if no login was needed. ``_verdicts`` has
-    the results of verified credentials until their request is handled again.
+    ``_acting`` is the principal of the last admitted request, None if no login was needed. ``_verdicts`` has the
+    results of verified credentials, each until its request is handled again.
     """
 
     __slots__ = ("_access", "_acting", "_broker", "_payload", "_verdicts")
@@ -54,7 +54,6 @@ class AccessGuard:
     # Port
 
     def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
-        """Check whether a command may begin; see ``Guard``."""
         self._payload = request.message
         if ANYBODY.issuperset(actions):
             self._acting = None
@@ -73,7 +72,6 @@ class AccessGuard:
                 self._access.administers(self._acting, action, where)
 
     def prove(self, peer: Peer, request: Request, /) -> None:
-        """Authenticate the sender of a request; see ``Guard``."""
         self._acting = self._principal(peer, request)
         if self._acting is not None:
             _identify(peer, self._acting)
@@ -91,11 +89,9 @@ class AccessGuard:
             _identify(peer, self._acting)
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
-        """Return whether permissions and access list allow the acting principal to perform this action on the topic."""
         return self._access.permits(self._acting, action, topic)
 
     def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
-        """Raise Refused if the acting principal may not perform this action on the topic."""
         if not self._access.permits(self._acting, action, topic):
             self._access.refusal(self._acting, action, topic)  # called because it audits the refusal
             operation = "write" if action.listed is Listed.WRITERS else "read"
@@ -105,17 +101,18 @@ class AccessGuard:
 
     @property
     def acting(self) -> Principal | None:
-        """Principal of the last admitted request."""
         return self._acting
 
     def payload(self, request: Request, /) -> bytes | None:
-        """Return the request's message, from which credentials were removed."""
         return self._payload
 
     # Authentication
 
     def _principal(self, peer: Peer, request: Request) -> Principal | None:
-        """Return the principal for a request; raise Refused or NotYet."""
+        """Return the principal for a request.
+
+        Raises Refused if credentials are missing or wrong, and NotYet while they are verified.
+        """
         words = request.options.get("principal", ""), request.options.get("auth_token", "")
         if any(words):
             found = self.verified(peer, words)
@@ -133,11 +130,11 @@ class AccessGuard:
         return principal
 
     def _connected(self, peer: Peer) -> Principal | None:
-        """Return the principal of the connection: from AUTH, else from its TLS certificate."""
+        """The login with AUTH takes precedence over the TLS certificate."""
         return peer.output.certified if peer.principal is None else peer.principal
 
     def _trailing(self, peer: Peer, request: Request) -> Principal | None:
-        """Return the principal of credentials at the end of the message.
+        """Return the principal of credentials at the end of the message, None if there are none.
 
         Clients append credentials to the whole command, so the credentials can follow the message. Words that are not
         valid credentials belong to the message.
@@ -194,7 +191,6 @@ class AccessGuard:
     # Authorization
 
     def _topic_name(self, request: Request) -> TopicName | None:
-        """Return the topic that a request names; None for a pattern, because its topics are checked one by one."""
         name = request.options.get("topic", "")
         if not name or (request.pattern and request.name == "CONSUME"):
             return None
@@ -203,10 +199,7 @@ class AccessGuard:
         return found.name if isinstance(found, Topic) else found
 
     def _allows(self, acting: Principal, action: Action, where: TopicName | None) -> bool:
-        """Return whether an action is permitted.
-
-        If no topic is named, it is enough that the action is permitted on some topic; the topics are checked later.
-        """
+        """If no topic is named, it is enough that the action is permitted on some topic; the topics are checked later."""
         if action.resource is Resource.TOPIC and where is not None:
             return self._access.permits(acting, action, where)
         if action.resource is Resource.BROKER:
@@ -215,7 +208,6 @@ class AccessGuard:
 
 
 def _value(word: bytes, key: bytes) -> str:
-    """Return the text after the key; empty if the word does not begin with the key."""
     value = decoded(word.removeprefix(key)) if word.startswith(key) else ""
     return value if value.split() == [value] else ""
 
@@ -228,7 +220,6 @@ def _identify(peer: Peer, principal: Principal) -> None:
 
 
 def _spoken(request: Request) -> str:
-    """Return the name of the command; an envelope without a command is a PUBLISH."""
     return request.name or "PUBLISH"
 
 

@@ -30,10 +30,10 @@ _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The head of a batch, and properties that all of its messages share. The messages are in the scratch arrays.
+    """The head of a batch, and the properties that all of its messages share. The messages are in the scratch arrays.
 
-    producer, epoch: those of the first message. last_producer, last_epoch, first_sequence, last_sequence: reported in
-    the acknowledgement.
+    ``producer`` and ``epoch`` are those of the first message. ``last_producer``, ``last_epoch``, ``first_sequence`` and
+    ``last_sequence`` are reported in the acknowledgement.
     """
 
     topic: str
@@ -51,8 +51,9 @@ class Batch:
 
 
 def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
-    """Decode a batch in the first layout that fits (spec: cursus#older-batch-layouts); raise Refused
-    ``batch_decode_failed``.
+    """Decode a batch in the first layout that fits (spec: cursus#older-batch-layouts).
+
+    Raises Refused ``batch_decode_failed`` if no layout fits.
     """
     scratch.reserve(len(body))
     layouts = (decoder.POSITIONAL, decoder.MODERN, *_OLDER) if _begins_positional(body) else _LAYOUTS
@@ -68,7 +69,7 @@ def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
 
 
 def _begins_positional(body: Buffer) -> bool:
-    """Return whether the partition is a text of digits.
+    """Return whether the partition field is decimal digits, as in the positional layout.
 
     In the modern layout, these bytes would be a partition number above 65,536, which no topic has.
     """
@@ -79,7 +80,6 @@ def _begins_positional(body: Buffer) -> bool:
 
 
 def _plausible(body: Buffer, head: memoryview) -> bool:
-    """Return whether the acks and the idempotent byte have values that clients send."""
     return head[decoder.IDEMPOTENT] <= 1 and _text(body, head, decoder.ACKS_AT).lower() in LEVELS
 
 
@@ -138,7 +138,8 @@ def acknowledged(
 ) -> bytes:
     """Return the acknowledgement with all eight keys (spec: cursus#acknowledgement).
 
-    last_offset, last_sequence: of the last message that was stored, if any. error: the reason if some were not stored.
+    ``last_offset`` and ``last_sequence`` are those of the last message that was stored, if any. ``error`` is the reason
+    if some messages were not stored.
     """
     name = encoded(quote(decoded(producer)))
     if status is Status.OK:
@@ -157,10 +158,10 @@ def acknowledged(
 
 
 def opening(topic: str, partition: int, *, positional: bool) -> bytes:
-    """Return the start of a pushed batch, up to its sequences, with ``acks`` 1 and not idempotent (spec:
-    cursus#consume).
+    """Return the start of a pushed batch, up to its sequences (spec: cursus#consume).
 
-    positional: use the layout of the positional dialect, otherwise the modern layout.
+    It has ``acks`` 1 and is not idempotent. If ``positional``, it has the layout of the positional dialect, otherwise
+    the modern layout.
     """
     if positional:
         number = encoded(str(partition))
@@ -177,7 +178,10 @@ def head_bytes(begin: bytes) -> int:
 
 
 def put_head(out: bytearray, begin: bytes, *, size: int, first: int, last: int, count: int) -> None:
-    """Write the head of a pushed batch before its messages. size: bytes of the whole frame."""
+    """Write the head of a pushed batch, whose messages are already in ``out``.
+
+    ``size`` is the size of the whole frame in bytes.
+    """
     out[:PREFIX_BYTES] = (size - PREFIX_BYTES).to_bytes(4, "big")
     end = PREFIX_BYTES + len(begin)
     out[PREFIX_BYTES:end] = begin
@@ -185,5 +189,4 @@ def put_head(out: bytearray, begin: bytes, *, size: int, first: int, last: int, 
 
 
 def empty_batch(begin: bytes) -> bytes:
-    """Return the body of a batch without messages."""
     return begin + bytes(_RANGE.size)

@@ -43,9 +43,9 @@ SPANS: Final = "all topics of a transaction must belong to the same process of t
 class CarryingCursusSession(CarryingSession, CursusSession):
     """One connection.
 
-    ``_body``: the current text frame. ``_login``: the latest AUTH request. ``_staged_in``: for each transactional id,
-    the shard in which this connection has staged records or offsets. ``stream_asked``: the link of a
-    stream that was requested and has not begun yet.
+    ``_body`` is the current text frame. ``_login`` is the latest AUTH request. ``_staged_in`` has, for each
+    transactional id, the shard in which this connection has staged records or offsets. ``stream_asked`` is the link of
+    a stream that was requested and has not begun yet.
     """
 
     __slots__ = ("_body", "_links", "_login", "_staged_in", "shards", "stream_asked")
@@ -103,7 +103,6 @@ class CarryingCursusSession(CarryingSession, CursusSession):
         return None
 
     def _place_of(self, request: Request) -> int | None:
-        """Return the shard of the topic that a request names; None if it names none."""
         name = request.options.get("topic", "")
         if not name or request.name in OWN:
             return None
@@ -113,14 +112,14 @@ class CarryingCursusSession(CarryingSession, CursusSession):
     def place(self, name: str) -> int | None:
         """Return the shard of a topic.
 
-        For a topic that no shard has, return None; this shard then reports that it is missing.
+        For a topic that no shard has, return None; this process then responds that the topic is missing.
         """
         if self.broker.find_topic(name) is not None:
             return self.shards.own
         return self.shards.shard_of(name)
 
     def _check_transaction(self, request: Request, place: int | None) -> None:
-        """Raise Refused if this connection has staged something of the same transaction in another shard.
+        """Raise Refused if this connection has staged records or offsets of the same transaction in another shard.
 
         A commit in several shards would not be atomic. END_TXN checks what other connections have staged.
         """
@@ -133,18 +132,16 @@ class CarryingCursusSession(CarryingSession, CursusSession):
     # Forwarding
 
     def asking(self, body: bytes) -> LinkRequest:
-        """Return a frame in the form in which it is sent over a link."""
         return LinkRequest(body, self.spoken, "" if self._packed is None else self._packed.name)
 
     def carry(self, shard: int, body: bytes, answer: Answer, *, writes: bool) -> None:
         """Forward a frame to a shard; the response is sent in the slot of ``answer``.
 
-        writes: the frame appends records, and the client may already have sent later ones for the same topic.
+        If ``writes``, the frame appends records, and the client may already have sent later ones for the same topic.
         """
         self._links.to(shard).ask(self.asking(body), _One(self, answer, writes=writes))
 
     def ask(self, shard: int, request: LinkRequest, several: _Several) -> None:
-        """Send a shard one of several requests whose responses are combined."""
         self._links.to(shard).ask(request, several)
 
     def _linked(self, shard: int) -> CursusLink:
@@ -152,24 +149,21 @@ class CarryingCursusSession(CarryingSession, CursusSession):
 
     @property
     def login(self) -> LinkRequest | None:
-        """The request with which the client has logged in; None without a login."""
         return None if self.principal is None else self._login
 
     @property
     def context(self) -> Context:
-        """The state of this connection on which its commands depend."""
         host, port = self.address
         return Context(host, port, self.output.peer, self.group, self.features)
 
     def answers_came(self) -> None:
-        """Send responses of a shard. Stop reading from the shards while the client does not read."""
+        """Send the responses that arrived from shards. Stop reading from the shards while the client does not read."""
         self.answered()
         super().answers_came()
 
     # End of the connection
 
     def close(self) -> None:
-        """Close the links, because the connection is closed."""
         super().close()
         self._links.close()
         if self.stream_asked is not None:
@@ -178,7 +172,10 @@ class CarryingCursusSession(CarryingSession, CursusSession):
 
 
 def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
-    """Store a batch, or forward it to the shard that owns its topic. Raises NotYet."""
+    """Store a batch, or forward it to the shard that owns its topic.
+
+    Raises NotYet if the batch must wait and be handled again.
+    """
     assert isinstance(session, CarryingCursusSession), "only these sessions forward requests"
     try:
         session.state.guard.admit_batch(session)
@@ -203,16 +200,15 @@ class _One:
         self._writes: Final = writes
 
     def answered(self, flags: int, frames: bytes) -> None:
-        """See ``Asked``."""
         self._answer.parts = [frames]
         if flags & UNUSED:
             self._session.close_unused()
 
     def lost(self) -> None:
-        """Handle the end of the link.
+        """If the lost request was a write, close the connection.
 
-        For a write, the connection is closed: producers then send unanswered batches again, in order. After an error
-        response, they would continue with the next batch.
+        A producer then sends its unanswered batches again, in order. After an error response, it would continue with
+        the next batch.
         """
         if self._writes:
             self._session.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
@@ -221,12 +217,14 @@ class _One:
 
 
 def lost() -> Refused:
-    """Return the error for a response that will not arrive."""
     return Refused("request_cancelled", f"reason={quote(LOST)}", legacy=LOST)
 
 
 class _Several:
-    """Requests to several shards, one after the other. The client gets one response. Implements ``Asked``."""
+    """Requests to several shards, sent one after the other.
+
+    The client gets one combined response. Implements ``Asked``.
+    """
 
     __slots__ = ("_answer", "_gathered", "_session")
 
@@ -236,7 +234,6 @@ class _Several:
         self._gathered: Final = gathered
 
     def ask_next(self) -> None:
-        """Send the next request, or respond if there is none left."""
         question = self._gathered.next_question()
         if question is not None:
             request = LinkRequest(question.text, self._answer.dialect, epoch_min=question.epoch_min)
@@ -249,20 +246,18 @@ class _Several:
             self._answer.ok(whole)
 
     def answered(self, flags: int, frames: bytes) -> None:
-        """See ``Asked``."""
         self._gathered.answered(frames[PREFIX_BYTES:])
         self.ask_next()
 
     def lost(self) -> None:
-        """See ``Asked``."""
         self._answer.refuse(lost())
 
 
 class _StreamLink(CursusLink):
     """A stream that arrives over its own link. Implements ``Pushing``.
 
-    ``_left``: number of bytes of the current frame that have not arrived. ``_held``: bytes of the next frame's length
-    that have arrived.
+    ``_left`` is the number of bytes of the current frame that have not arrived. ``_held`` has the bytes of the next
+    frame's length field that have arrived.
     """
 
     def __init__(self, session: CarryingCursusSession, shard: int, answer: Answer, request: LinkRequest) -> None:
@@ -275,7 +270,6 @@ class _StreamLink(CursusLink):
         self.ask(request, self)
 
     def answered(self, flags: int, frames: bytes) -> None:
-        """See ``Asked``."""
         self._session.stream_asked = None
         if flags & STREAM:
             self._is_pushing = True
@@ -286,7 +280,6 @@ class _StreamLink(CursusLink):
             self.close()
 
     def received(self, data: bytes) -> None:
-        """See ``LinkPeer``."""
         if not self._is_pushing:
             super().received(data)
             data = bytes(self._received)
@@ -296,7 +289,7 @@ class _StreamLink(CursusLink):
         self._pass_on(data)
 
     def _pass_on(self, data: bytes) -> None:
-        """Write frames, complete or not, up to the end of the stream."""
+        """Write frames to the client until the stream ends. The last frame may be incomplete."""
         data, at = self._held + data, 0
         self._held = b""
         while at < len(data):
@@ -319,7 +312,7 @@ class _StreamLink(CursusLink):
             self.pause()
 
     def lost(self) -> None:
-        """End the stream as if this broker had exited; see ``LinkPeer`` and ``Asked``."""
+        """End the stream in the same way as if this process had exited."""
         if self._is_pushing:
             self._session.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
         else:
@@ -327,9 +320,7 @@ class _StreamLink(CursusLink):
             self._slot.refuse(lost())
 
     def drained(self) -> None:
-        """Continue after the client has read."""
         self.resume()
 
     def drop(self) -> None:
-        """Close the link, because the connection is closed."""
         self.close()

@@ -44,15 +44,15 @@ _GZIP: Final = 31  # zlib's code for the gzip format
 
 
 class TooLarge(PeerError):
-    """The decompressed frame exceeds the limit."""
+    """The frame has too many bytes after decompression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """A compression algorithm.
 
-    magic: first bytes of a compressed frame. If empty, compressed frames cannot be detected; the listener must be
-    configured for this algorithm.
+    ``magic`` is the first bytes of every compressed frame. If it is empty, compressed frames cannot be detected, so the
+    listener must be configured for this algorithm.
     """
 
     name: str
@@ -68,8 +68,9 @@ _openings: set[bytes] = set()  # the first bytes of all magics
 def register(algorithm: Algorithm) -> None:
     """Add or replace an algorithm.
 
-    Its magic must not begin a batch, command or envelope (spec: cursus#compression). It needs at least two bytes; the
-    first two must be above 00 F9, and be neither letters, blanks nor BA 7C. Raises Invalid(INVALID_REQUEST).
+    Its magic must not begin a batch, command or envelope (spec: cursus#compression). It needs at least two bytes. The
+    first two must be above 00 F9, and must not be letters, blanks or BA 7C. Raises Invalid(INVALID_REQUEST) for any
+    other magic.
     """
     magic = algorithm.magic
     opening = magic[:2]
@@ -86,7 +87,6 @@ def register(algorithm: Algorithm) -> None:
 
 
 def algorithm(name: str) -> Algorithm:
-    """Return the algorithm with this name; raise Invalid(INVALID_REQUEST)."""
     found = _algorithms.get(name)
     if found is None:
         known = ",".join(sorted(_algorithms))
@@ -95,7 +95,7 @@ def algorithm(name: str) -> Algorithm:
 
 
 def begins_compressed(prefix: bytes) -> bool | None:
-    """Return whether a frame begins with a magic; None if more bytes are needed."""
+    """Return whether a frame begins with the magic of an algorithm; None if more bytes are needed."""
     magics = [known.magic for known in _algorithms.values() if known.magic]
     if any(prefix.startswith(magic) for magic in magics):
         return True
@@ -103,7 +103,6 @@ def begins_compressed(prefix: bytes) -> bool | None:
 
 
 def sniffed(body: memoryview) -> Algorithm | None:
-    """Return the algorithm whose magic begins the frame, None for an uncompressed frame."""
     head = bytes(body[:MAGIC_BYTES_MAX])
     if head[:1] not in _openings:
         return None
@@ -111,7 +110,10 @@ def sniffed(body: memoryview) -> Algorithm | None:
 
 
 def _expand_lz4(body: memoryview, limit: int) -> memoryview:
-    """Decompress a frame that does not declare its size. A small buffer is tried first, because it costs least."""
+    """Decompress a frame that does not declare its size.
+
+    A small buffer is tried first, because a small allocation is cheaper.
+    """
     size = max(LZ4_ROOM_BYTES, LZ4_GROWTH * len(body))
     if size >= MAPPED_BYTES_MIN:
         size = limit  # memory that is never written costs nothing

@@ -38,19 +38,15 @@ REPEATS_S_MAX: Final = 86_400.0  # longest time for which payloads are remembere
 
 
 class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol):
-    """The operations of the broker that this protocol uses."""
-
     @property
-    def groups(self) -> Coordinator:
-        """Groups and their members."""
+    def groups(self) -> Coordinator: ...
 
     @property
     def events(self) -> Events:
         """Event sourcing: versions and snapshots of aggregates."""
 
     @property
-    def transactions(self) -> Transactions:
-        """Transactions, by transactional id."""
+    def transactions(self) -> Transactions: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +107,16 @@ class Peer(Protocol):
         """The connection's output, which has the client's address and certificate."""
 
     @property
-    def peer_address(self) -> str:
-        """Address of the client that sent its requests."""
+    def peer_address(self) -> str: ...
 
     @property
-    def principal(self) -> Principal | None:
-        """The principal from AUTH, if any."""
+    def principal(self) -> Principal | None: ...
 
     @property
-    def closed(self) -> bool:
-        """Whether the connection is closed."""
+    def closed(self) -> bool: ...
 
     def identify(self, principal: Principal | None, /) -> None:
-        """Set the principal. Raises Busy."""
+        """Set the principal. Raises Busy if there are too many connections."""
 
     def wake(self) -> None:
         """Handle the waiting request again."""
@@ -133,27 +126,29 @@ class Guard(Protocol):
     """Authorization of requests (spec: cursus#credentials)."""
 
     def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
-        """Check whether a command with these actions may begin.
+        """Check whether a command that needs permission for ``actions`` may begin.
 
         Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
-        Raises NotYet if the check takes time; the guard then calls ``peer.wake()`` later, after which ``admit`` must be
-        called again with the same request.
+        Raises NotYet if the check takes time. The guard then calls ``peer.wake()`` later, and the session calls
+        ``admit`` again with the same request.
         """
 
     def prove(self, peer: Peer, request: Request, /) -> None:
         """Authenticate the sender of a request that another process will authorize and execute. Raises as ``admit``."""
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Check whether the connection may write batches. Raises Refused or NotYet."""
+        """Raise Refused if the connection may not write batches. May raise NotYet, as ``admit``."""
 
-    def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
-        """Return whether the connection may perform this action on the topic."""
+    def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool: ...
 
     def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
         """Raise Refused ``NOT_AUTHORIZED_FOR_TOPIC`` if the connection may not perform this action on the topic."""
 
     def verified(self, peer: Peer, words: tuple[str, str], /) -> Principal | None:
-        """Return the principal with this name and token, None if they are wrong. Raises Refused or NotYet."""
+        """Return the principal with this name and token, None if they are wrong.
+
+        Raises NotYet while they are verified, and Refused if too many logins wait.
+        """
 
     @property
     def acting(self) -> Principal | None:
@@ -178,19 +173,19 @@ class Places(Protocol):
 
 
 class Replaceable(Protocol):
-    """A stream that a newer stream may replace (spec: cursus#stream)."""
+    """A stream that ends when the same group opens a newer one (spec: cursus#stream)."""
 
-    def replace(self) -> None:
-        """Notify the client and end the stream."""
+    def replace(self) -> None: ...
 
 
 class GenerationsUsed:
-    """The last generation that each member of a group has used, to detect a fenced member that rejoins (spec:
-    cursus#joining-again).
+    """The last generation that each member of a group has used.
 
-    If an entry is dropped, at worst a member joins twice, and the old membership expires. Invariant: it has at most as
-    many groups as ``keep`` allows, and of each group only members that existed at the last ``keep`` or were added
-    since.
+    With it, a fenced member that rejoins is detected (spec: cursus#joining-again). If an entry is dropped, at worst a
+    member joins twice, and the old membership expires.
+
+    After ``keep``, there are at most as many groups as it allows. Each group has only members that existed at the last
+    ``keep`` or were added since.
     """
 
     __slots__ = ("_groups",)
@@ -199,11 +194,9 @@ class GenerationsUsed:
         self._groups: dict[GroupKey, dict[str, int]] = {}
 
     def mark(self, group: GroupKey, member: str, generation: int) -> None:
-        """Record that a member has used a generation."""
         self._groups.setdefault(group, {})[member] = generation
 
     def has(self, group: GroupKey, member: str, generation: int) -> bool:
-        """Return whether a member has used this generation."""
         return self._groups.get(group, {}).get(member) == generation
 
     def keep(self, group: GroupKey, members: Collection[str], groups_max: int) -> None:

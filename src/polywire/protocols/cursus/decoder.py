@@ -164,7 +164,10 @@ def _i64(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 def _scan_head(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, layout: cython.int, head: cython.p_uchar
 ) -> cython.Py_ssize_t:
-    """Decode everything before the messages; return their position, or a fault."""
+    """Decode everything before the messages.
+
+    Returns the position of the first message, or -1 minus the index in ``FIELDS`` of a truncated field.
+    """
     at: cython.Py_ssize_t = 4
     width: cython.Py_ssize_t
     i: cython.Py_ssize_t
@@ -229,7 +232,10 @@ def _scan_message(
     details: cython.p_uchar,
     row: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Decode one message; return the position after it, or a fault."""
+    """Decode one message.
+
+    Returns the position after it, or -1 minus the index in ``FIELDS`` of a truncated field.
+    """
     length: cython.longlong
     span: cython.Py_ssize_t = 32 * row
     detail: cython.Py_ssize_t = 80 * row
@@ -278,7 +284,7 @@ def _scan_event(
     details: cython.p_uchar,
     detail: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Decode the event fields of a message; return the position after them, or a fault."""
+    """Decode the event fields of a message; return as ``_scan_message``."""
     length: cython.longlong
     if size - at < 2 or size - at - 2 < _u16(p, at):
         return -13
@@ -306,7 +312,7 @@ def _scan_event(
 @cython.nogil
 @cython.exceptval(check=False)
 def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
-    """Return the traits in which a message differs from the message before it."""
+    """Return the properties, such as MIXED and GAPS, in which a message differs from the message before it."""
     one: cython.Py_ssize_t = 80 * row
     before: cython.Py_ssize_t = one - 80
     found: cython.longlong = 0
@@ -337,10 +343,10 @@ def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.
 def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Lendable) -> int:
     """Decode a whole batch in one of the layouts.
 
-    head: space for HEAD_WORDS words. spans, details: space for len(body) // MESSAGE_BYTES_MIN messages, at most
-    RECORDS_MAX. Returns 0 if the batch fills the body, 1 if more bytes follow. For a truncated field, returns -1 minus
-    its index in ``FIELDS``, and writes the message's index to FAULT_MESSAGE (-1: the head). Raises ValueError if there
-    is too little space.
+    ``head`` has space for HEAD_WORDS words. ``spans`` and ``details`` have space for len(body) // MESSAGE_BYTES_MIN
+    messages, at most RECORDS_MAX. Returns 0 if the batch fills the body, 1 if more bytes follow. For a truncated field,
+    returns -1 minus its index in ``FIELDS``, and writes the message's index to FAULT_MESSAGE (-1: the head). Raises
+    ValueError if there is too little space.
     """
     source: Lent = lend(body)
     numbers: Lent = lend_writable(head)
@@ -417,7 +423,7 @@ def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: i
 @cython.nogil
 @cython.exceptval(check=False)
 def _weight(spans: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
-    """Return the size of a message without its producer."""
+    """Return the size in bytes of a stored message, without its producer."""
     return (
         48
         + load_i64(spans, 32 * row + 8)
@@ -434,9 +440,10 @@ def _check_rows(details: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t
 
 
 def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> None:
-    """Copy one word of each message from ``start`` to ``stop``: as i64, or as u32 if ``out`` has half the size.
+    """Copy one word of each message from ``start`` to ``stop``.
 
-    Raises ValueError if ``out`` is too small.
+    The words are u32 if ``out`` has half the size of i64 words, otherwise i64. Raises ValueError if ``out`` is too
+    small.
     """
     source: Lent = lend(details)
     target: Lent = lend_writable(out)
@@ -457,7 +464,7 @@ def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> 
 def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> tuple[bytearray, bytearray]:
     """Return one text of each message from ``start`` to ``stop``: the offsets (i32), and all bytes.
 
-    word: TYPE_AT or METADATA_AT. Raises ValueError for rows or positions out of range.
+    ``word`` is TYPE_AT or METADATA_AT. Raises ValueError for rows or positions out of range.
     """
     source: Lent = lend(body)
     more: Lent = lend(details)
@@ -492,7 +499,10 @@ def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> 
 
 
 def is_text(offsets: Buffer, joined: bytearray) -> bool:
-    """Return whether each text is UTF-8, which is so if all bytes together are and no text begins within a character."""
+    """Return whether each text is valid UTF-8.
+
+    This is so if all bytes together are valid, and no text begins within a character.
+    """
     ends: Lent = lend(offsets)
     lent: Lent = lend(joined)
     row: cython.Py_ssize_t
@@ -509,7 +519,10 @@ def is_text(offsets: Buffer, joined: bytearray) -> bool:
 
 
 def mark(details: Lendable, start: int, stop: int, flags: Buffer, bit: int) -> None:
-    """Set ``bit`` in the flags (one u8 per message) of messages with event fields; raise ValueError for the wrong size."""
+    """Set ``bit`` in the flags (one u8 per message) of messages with event fields.
+
+    Raises ValueError if the flags have the wrong size.
+    """
     source: Lent = lend(details)
     target: Lent = lend_writable(flags)
     first: cython.Py_ssize_t = start

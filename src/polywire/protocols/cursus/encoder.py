@@ -125,8 +125,9 @@ def _length(p: cython.p_const_uchar, offsets: cython.longlong, row: cython.Py_ss
 def _fits(
     p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int, row: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether a text lies within the bytes of its column. Stored batches are checked again here, when they are
-    read.
+    """Return whether a text lies within the bytes of its column.
+
+    Stored batches are checked here when they are read, so that damage cannot cause reads out of bounds.
     """
     offsets: cython.longlong = places[2 * column]
     return offsets < 0 or (
@@ -141,7 +142,6 @@ def _fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _short(length: cython.longlong) -> cython.longlong:
-    """Return the length of a text, or 0 if it is too long for the protocol."""
     return length if length <= _KEY_MAX else 0
 
 
@@ -206,7 +206,7 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write records from row ``state[5]`` on. Return DONE, FULL, -1 for invalid data, or the bytes that the next needs."""
+    """Write rows from ``state[5]`` on; return DONE, FULL, -1 for invalid data, or the bytes that the next row needs."""
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
@@ -261,9 +261,9 @@ def _put_rows(
 def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
     """Write the records of a chunk of stored batches to ``out`` as messages of the modern layout.
 
-    state: PUT_WORDS words, as named above. POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and the two limits are
-    updated. Returns DONE, FULL, COMPRESSED, or the bytes that the next record needs. Raises ValueError for invalid
-    batches.
+    ``state`` has PUT_WORDS words, as named above. POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and the two limits are
+    updated. Returns DONE, FULL, COMPRESSED, or the number of bytes that the next record needs. Raises ValueError for
+    invalid batches.
     """
     return _put_chunk(chunk, state, out, alone=False)
 
@@ -277,7 +277,6 @@ def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
 
 
 def _put_chunk(chunk: Buffer, state: Lendable, out: Buffer, *, alone: bool) -> int:
-    """Implement ``put``, or ``put_values`` if ``alone``."""
     source: Lent = lend(chunk)
     numbers: Lent = lend_writable(state)
     target: Lent = lend_writable(out)
@@ -321,7 +320,10 @@ def _put_value_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write the values of one batch from row ``state[5]`` on; return as ``_put_rows``."""
+    """Write the values of one batch from row ``state[5]`` on.
+
+    Returns DONE, FULL, -1 for invalid data, or the number of bytes that the next value needs.
+    """
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)

@@ -88,7 +88,6 @@ def refused(error: BrokerError) -> Refused:
 
 
 def class_of(code: str) -> str:
-    """Return the class of an error code (spec: cursus#error-classes)."""
     known = _CLASS_OF.get(code)
     if known is not None:
         return known
@@ -99,7 +98,10 @@ def class_of(code: str) -> str:
 
 
 def encode_error(error: Refused, dialect: Dialect, *, structured: bool) -> bytes:
-    """Return the body of an error reply. structured: the client has negotiated ``structured_errors_v1``."""
+    """Return the body of an error reply.
+
+    If ``structured``, the client has negotiated ``structured_errors_v1``.
+    """
     if dialect is Dialect.LEGACY and error.legacy is not None:
         return encoded(f"ERROR: {error.legacy}")
     if structured and not error.classed:

@@ -41,7 +41,7 @@ _SCHEMA_MAX: Final = 2**32 - 1
 
 
 def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
-    """Return the topic of a stream, which must be event-sourced; raise Refused."""
+    """Return the topic of a stream. Raises Refused if it does not exist or is not event-sourced."""
     name = request.need("topic")
     topic = session.state.broker.find_topic(name)
     if topic is None:
@@ -57,7 +57,7 @@ def _partition_of(session: CursusSession, topic: Topic, key: bytes) -> Partition
 
 
 def _number(request: Request, key: str, *, low: int, high: int = 2**63 - 1, usual: str = "") -> int:
-    """Return a number of the request; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
+    """Return a number of the request. Raises Refused ``missing_<key>`` or ``invalid_<key>``."""
     text = request.options.get(key) or usual or request.need(key)
     value = integer(text)
     if value is None or not low <= value <= high:
@@ -82,7 +82,10 @@ def _text(request: Request, key: str) -> bytes:
 
 
 def append(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle APPEND_STREAM: append one event, if its version is the aggregate's version plus one."""
+    """Handle APPEND_STREAM: append one event.
+
+    The version of the event must be the aggregate's version plus one.
+    """
     for name in ("topic", "key", "version"):
         request.need(name)
     value = _message(request)
@@ -134,14 +137,13 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def version_of(session: CursusSession, request: Request, /) -> Reply:
-    """Handle STREAM_VERSION; the version of a key without events is 0."""
+    """Return the version of a key. It is 0 for a key without events."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     return encoded(f"OK version={session.state.broker.events.version(_partition_of(session, topic, key), key)}")
 
 
 def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
-    """Handle READ_SNAPSHOT."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     found = session.state.broker.events.snapshot(_partition_of(session, topic, key), key)
@@ -248,14 +250,13 @@ class StreamRead:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """Continue, in a slice, after the log has fetched bytes; many reads may have waited for the same bytes."""
+        """Continue in a time slice, because many reads may have waited for the same bytes."""
         if isinstance(read, BrokerError):
             self._fail(read.message)
         else:
             self._session.broker.sliced.put(partial(self._take_fetched, read))
 
     def _take_fetched(self, read: Read, end: float) -> bool:
-        """Process the fetched bytes and continue."""
         if self._session.closed:
             read.pin.release()
             self._drop()
@@ -264,7 +265,6 @@ class StreamRead:
         return False
 
     def _take(self, read: Read) -> bool:
-        """Process every event of the stream in the bytes that were read; return False after an error."""
         reply_batch, offsets = self._reply_batch, self._offsets
         assert reply_batch is not None, "a batch is being filled"
         try:

@@ -71,14 +71,12 @@ class CursusFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin a frame of at most 64 MiB with a batch, a known command, or an envelope with
-        one.
+        """Return whether the bytes begin a frame with a batch, a known command, or an envelope with a known command.
 
-        Returns None if they are too few to decide.
+        The frame may have at most 64 MiB. Returns None if more bytes are needed to decide.
         """
         if len(prefix) < 4:
             return None if prefix[:1] in (b"", b"\0", b"\1", b"\2", b"\3", b"\4") else False
@@ -103,7 +101,6 @@ class CursusFactory:
         return _names_command(body[2 + topic_size :], whole=whole)
 
     def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
-        """Return a session for a new connection."""
         return CursusSession(self.state, COMMANDS, produce.take_batch, output, resume)
 
 
@@ -113,7 +110,6 @@ class CarryingCursusFactory(CarryingFactory[CursusFactory]):
     __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingCursusSession:
-        """Return a session for a new connection."""
         return CarryingCursusSession(self._shards, self._inside.state, COMMANDS, output, resume)
 
 
@@ -125,12 +121,10 @@ class CursusLinkFactory(LinkFactory[CursusFactory]):
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        """Return a session for a connection from another process."""
         return LinkedSession(self._key, self._inside.state, COMMANDS, produce.take_batch, output, resume)
 
 
 def _names_command(text: bytes, *, whole: bool) -> bool | None:
-    """Return whether the text begins with a known command; None if more bytes are needed."""
     text = text.lstrip(_BLANKS).upper()
     for end, byte in enumerate(text):
         if byte in _BLANKS:

@@ -47,12 +47,10 @@ class ReadCursor:
 
     @property
     def is_done(self) -> bool:
-        """Whether no record at or after the offset can be read now."""
         return self.offset >= self.partition.log.readable_offset
 
 
 def consume(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle CONSUME in all dialects."""
     if request.dialect is Dialect.LEGACY:
         return consume_values(session, request)
     options = request.options
@@ -82,7 +80,10 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _cursor(session: CursusSession, request: Request, topic: Topic, number: int, offset: int | None) -> ReadCursor:
-    """Return the partition of a request and the offset at which reading begins; raise Refused."""
+    """Return the partition of a request and the offset at which reading begins.
+
+    Raises Refused if the partition does not exist, or the offset is before the first retained record.
+    """
     partition = readable_partition(topic, number)
     cursor = ReadCursor(partition, start_offset(session, request, partition, offset))
     if cursor.offset < partition.log.first_offset:
@@ -101,7 +102,7 @@ def _matching(
 ) -> Iterator[ReadCursor | Refused | None]:
     """Yield, in slices, the partition of every topic that matches a pattern. A refusal ends the iteration.
 
-    acting: principal of the request; other requests may have been admitted by the time this runs.
+    ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
     """
     access = session.broker.access
     found = 0
@@ -125,7 +126,7 @@ def _matching(
 class ConsumeReply:
     """A CONSUME in progress. It is answered once: with records, an error, or an empty batch after the waiting time.
 
-    wait_ms: longest wait for records. A request that may wait does not delay later batches.
+    ``wait_ms`` is the longest wait for records. A request that may wait does not delay later batches.
     """
 
     __slots__ = (
@@ -156,7 +157,6 @@ class ConsumeReply:
         self._timer: Handle | None = None
 
     def choose(self, cursors: Iterator[ReadCursor | Refused | None]) -> None:
-        """Find the partitions to read, in slices."""
         choosing: Slices[ReadCursor | Refused] = Slices(self._session.broker, cursors, self._chosen)
         self._answer.cancel = choosing.cancel
 
@@ -171,7 +171,6 @@ class ConsumeReply:
             self.begin([item for item in found if isinstance(item, ReadCursor)])
 
     def begin(self, cursors: Sequence[ReadCursor]) -> None:
-        """Read available records, or wait."""
         self._cursors = cursors
         self._answer.cancel = self._stop
         if self._wait_ms and all(cursor.is_done for cursor in cursors):
@@ -197,7 +196,6 @@ class ConsumeReply:
         self._read()
 
     def _stop(self) -> None:
-        """Stop waiting for records."""
         for wait in self._waits:
             wait.cancel()
         self._waits = []
@@ -206,7 +204,6 @@ class ConsumeReply:
             self._timer = None
 
     def _read(self) -> None:
-        """Fill a batch with records from each cursor in turn."""
         if self._session.closed:
             return
         request = self._request
@@ -217,7 +214,7 @@ class ConsumeReply:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Continue to read, in slices if that takes long."""
+        """Continue to read; the rest is read in later time slices if it takes long."""
         if self._take_cursors(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_cursors)
 
@@ -251,7 +248,6 @@ class ConsumeReply:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """Continue after the log has fetched bytes."""
         if isinstance(read, BrokerError):
             self._fail(read)
             return

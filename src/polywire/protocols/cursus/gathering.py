@@ -30,7 +30,7 @@ GATHERED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request to one shard. epoch_min: see ``CursusSession.epoch_min``."""
+    """A request to one shard. For ``epoch_min`` see ``CursusSession.epoch_min``."""
 
     shard: int
     text: bytes
@@ -38,9 +38,10 @@ class Question:
 
 
 class Gathered(ABC):
-    """The combined response of several shards, which are asked one at a time, in the order of ``_questions``.
+    """The combined response of several shards.
 
-    is_blocking: whether later requests of the client wait.
+    Requests are sent to one shard at a time, in the order of ``_questions``. ``is_blocking`` is whether later requests
+    of the client wait.
     """
 
     def __init__(self, questions: Sequence[Question]) -> None:
@@ -50,12 +51,11 @@ class Gathered(ABC):
         self.is_blocking = True
 
     def next_question(self) -> Question | None:
-        """Return the next request, None if all responses are known."""
         self._asked = self._questions.pop() if self._questions else None
         return self._asked
 
     def answered(self, body: bytes) -> None:
-        """Process the response to the latest request. After an error, no other shard is asked."""
+        """Process the response to the latest request. After an error, no request is sent to the remaining shards."""
         assert self._asked is not None, "a shard was asked"
         if body.startswith(ERROR):
             self._failure = body
@@ -64,16 +64,13 @@ class Gathered(ABC):
             self._take(self._asked, body)
 
     def whole(self) -> bytes | Refused:
-        """Return the combined response."""
         return self._made() if self._failure is None else self._failure
 
     @abstractmethod
-    def _take(self, asked: Question, body: bytes) -> None:
-        """Process a response that is not an error."""
+    def _take(self, asked: Question, body: bytes) -> None: ...
 
     @abstractmethod
-    def _made(self) -> bytes | Refused:
-        """Return the combined response, if no shard returned an error."""
+    def _made(self) -> bytes | Refused: ...
 
 
 class _Names(Gathered):
@@ -105,7 +102,7 @@ class _Names(Gathered):
 class _Status(Gathered):
     """GROUP_STATUS: return the status from a shard that has the group.
 
-    If several have it, groups with members come first, then the topic whose name sorts first.
+    If several shards have the group, a status with members is preferred, then the topic whose name sorts first.
     """
 
     def __init__(self, questions: Sequence[Question]) -> None:
@@ -160,7 +157,7 @@ class _Epochs(Gathered):
 class _Everyone(Gathered):
     """Commands that every shard executes.
 
-    Return the response of the shard in which most is staged; the others are equal.
+    The response with the most staged records and offsets is returned. The other responses are dropped.
     """
 
     def __init__(self, questions: Sequence[Question]) -> None:
@@ -175,9 +172,10 @@ class _Everyone(Gathered):
 
 
 class _End(Gathered):
-    """END_TXN: the shard in which something is staged is asked first, and its response is returned.
+    """END_TXN of a transaction in one shard.
 
-    If several shards have staged something, a commit is refused.
+    The shard in which something is staged gets the request first, and its response is returned. If several shards have
+    staged something, a commit is refused.
     """
 
     def __init__(self, everyone: Sequence[Question], status: bytes, *, commits: bool) -> None:
@@ -218,12 +216,12 @@ class _End(Gathered):
 class _Pattern(Gathered):
     """CONSUME with a pattern: return the records of the only shard with matching topics.
 
-    All shards are asked without waiting. If only one has matching topics, it is asked again with the client's waiting
-    time.
+    Every shard first gets the request without a waiting time. If only one shard has matching topics, it then gets the
+    request with the client's waiting time.
     """
 
     def __init__(self, count: int, text: bytes, waiting: bytes | None) -> None:
-        """text: the request without a waiting time. waiting: the client's request, if it may wait."""
+        """``text`` is the request without a waiting time. ``waiting`` is the client's request, if it may wait."""
         super().__init__([Question(shard, text) for shard in range(count)])
         self._waiting = waiting
         self._has: dict[int, bytes] = {}
@@ -253,14 +251,14 @@ class _Pattern(Gathered):
 
 
 def transaction_of(request: Request) -> str:
-    """Return the transactional id that a request names; empty if it names none."""
     return next((request.options[key] for key in TRANSACTION_KEYS if request.options.get(key)), "")
 
 
 def gathering(count: int, request: Request, text: bytes) -> Gathered | None:
-    """Return the combined response of all shards to a request.
+    """Return the object that combines the responses of all shards to a request.
 
-    None if one shard can execute the request, or if every shard would refuse it. text: the request as it was received.
+    Returns None if one shard can execute the request, or if every shard would refuse it. ``text`` is the request as it
+    was received.
     """
     everyone = [Question(shard, text) for shard in range(count)]
     name = transaction_of(request)
@@ -288,16 +286,13 @@ def gathering(count: int, request: Request, text: bytes) -> Gathered | None:
 
 
 def _status(request: Request, name: str) -> bytes:
-    """Return the TXN_STATUS request with the credentials of the END_TXN."""
     words = [f"{key}={request.options[key]}" for key in ("principal", "auth_token") if key in request.options]
     return encoded(" ".join((f"TXN_STATUS transactional_id={name}", *words)))
 
 
 def _word(body: bytes, key: str) -> str:
-    """Return the value after ``<key>=`` in a response."""
     return next((word.partition("=")[2] for word in decoded(body).split() if word.startswith(f"{key}=")), "")
 
 
 def _held(body: bytes) -> int:
-    """Return how many records and offsets are staged, according to a response."""
     return int(_word(body, "messages") or 0) + int(_word(body, "offsets") or 0)

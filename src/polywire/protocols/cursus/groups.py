@@ -43,7 +43,7 @@ NEVER: Final = "0001-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Group, topic, member and generation of a request; the generation is None if absent."""
+    """Group, topic, member and generation of a request. The generation is None if the request has none."""
 
     session: CursusSession
     topic: str
@@ -53,11 +53,9 @@ class GroupRequest:
 
     @property
     def key(self) -> GroupKey:
-        """The topic and name that identify the group in all protocols."""
         return self.topic, self.group
 
     def view(self) -> GroupView | None:
-        """The current state of the group."""
         return self.session.state.broker.groups.view(self.group, self.topic)
 
     def refused(self, error: BrokerError, partition: int | None = None) -> Refused:
@@ -90,13 +88,13 @@ class GroupRequest:
         return f" {REJOIN}" if rejoins else ""
 
     def not_owner(self, partition: int | None) -> Refused:
-        """Return the error for a partition of another member."""
         facts = f"member={self.member} group={self.group} generation={self.generation}"
         return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
-        """Return the error for a fenced member, with the hint that clients of every dialect look for (spec:
-        cursus#fencing).
+        """Return the error for a fenced member.
+
+        It contains the word by which clients of every dialect detect that they are fenced (spec: cursus#fencing).
         """
         facts = f"current={current} requested={self.generation} group={self.group} member={self.member}"
         return Refused("GEN_MISMATCH", f"{facts} {REJOIN}")
@@ -106,7 +104,7 @@ class GroupRequest:
 
 
 def number(request: Request, key: str) -> int:
-    """Return a required number that must not be negative; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
+    """Return a required number of at least 0. Raises Refused ``missing_<key>`` or ``invalid_<key>``."""
     value = integer(request.need(key))
     if value is None or value < 0:
         raise Refused(f"invalid_{key}", f"command={request.name}" if key == "generation" else "")
@@ -126,9 +124,9 @@ def _may_see(session: CursusSession, topic: str) -> bool:
 
 
 def check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
-    """Raise Refused if the group reads another topic, except for the default group of clients.
+    """Raise Refused if the group reads another topic, because in the modern dialect a group has only one topic.
 
-    In the modern dialect a group has only one topic.
+    The group that clients use by default is exempt.
     """
     if request.dialect is not Dialect.MODERN:
         return
@@ -147,7 +145,9 @@ def member_request(session: CursusSession, request: Request, *, generation: bool
 
 
 def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
-    """Return the member's id. In the positional dialect, a request may also have the name with which it joined (spec:
+    """Return the member's id.
+
+    In the positional dialect, a request may instead contain the name with which the member joined (spec:
     cursus#answers-by-dialect).
     """
     view = session.state.broker.groups.view(group, topic)
@@ -232,7 +232,7 @@ def _returning(asked: GroupRequest) -> str | None:
 
 
 def _new_id(asked: GroupRequest) -> str:
-    """Return the id for a new member: an unused one, or the id that the member has in the group's first topic."""
+    """Return an unused id for a new member, or the id that the member has in the group's first topic."""
     view, groups = asked.view(), asked.session.state.broker.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
     bound = groups.topic_of(WIRE, asked.group)
@@ -249,7 +249,7 @@ def _new_id(asked: GroupRequest) -> str:
 
 
 def _resume(asked: GroupRequest, request: Request) -> Reply:
-    """Let the member continue if its assignment has not changed."""
+    """Let a member continue if its assignment has not changed. Raises Refused otherwise."""
     view = asked.view()
     if view is None or all(member.id != asked.member for member in view.members):
         raise Refused("member_not_found", f"member={asked.member} group={asked.group}")
@@ -257,7 +257,10 @@ def _resume(asked: GroupRequest, request: Request) -> Reply:
 
 
 def _heard(asked: GroupRequest) -> bytes:
-    """Record a heartbeat and return the member's partitions; raise Refused."""
+    """Record a heartbeat and return the response with the member's partitions.
+
+    Raises Refused if the member is unknown or fenced.
+    """
     assert asked.generation is not None, "a heartbeat has a generation"
     groups = asked.session.state.broker.groups
     try:
@@ -276,20 +279,19 @@ def _spelled_membership(member: str, membership: Membership) -> bytes:
 
 
 def sync(session: CursusSession, request: Request, /) -> Reply:
-    """Handle SYNC_GROUP: return the assignment."""
     return _heard(member_request(session, request))
 
 
 def heartbeat(session: CursusSession, request: Request, /) -> Reply:
-    """Handle HEARTBEAT."""
     asked = member_request(session, request)
     _heard(asked)
     return encoded(f"OK member={asked.member} generation={asked.generation}")
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LEAVE_GROUP. The generation is compared only if the client sends one; most do not (spec:
-    cursus#group-answers).
+    """Handle LEAVE_GROUP.
+
+    The generation is compared only if the client sends one; most do not (spec: cursus#group-answers).
     """
     asked = member_request(session, request, generation=False)
     answer = session.later(request.dialect, blocking=True)
@@ -313,7 +315,6 @@ def leave(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def register(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle REGISTER_GROUP: bind the group to this topic."""
     topic, group = request.need("topic"), request.need("group")
     if session.state.broker.find_topic(topic) is None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
@@ -365,7 +366,7 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
-    """Handle FIND_COORDINATOR: the coordinator is always this broker."""
+    """The coordinator is always this broker."""
     if request.options.get("group"):
         kind = "group"
     elif any(request.options.get(key) for key in TRANSACTION_KEYS):
@@ -377,7 +378,7 @@ def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LIST_GROUPS: list the names of groups of all protocols whose topics the client may read."""
+    """List the names of groups of all protocols whose topics the client may read."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
     session.later(request.dialect, blocking=True).make(_list(session.broker, session.state.guard.acting))
@@ -387,7 +388,7 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
 def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
     """Yield the names in slices.
 
-    acting: principal of the request; other requests may have been admitted by the time this runs.
+    ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
     """
     bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
     found: set[str] = set()
@@ -400,7 +401,6 @@ def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
 
 
 def status(session: CursusSession, request: Request, /) -> Reply:
-    """Handle GROUP_STATUS."""
     name = request.need("group")
     groups = session.state.broker.groups
     topic = groups.topic_of(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)

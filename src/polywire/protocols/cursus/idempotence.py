@@ -25,13 +25,14 @@ def stored_id(producer: bytes) -> bytes:
 
 
 class Rejected(Exception):
-    """A sequence that must not be stored; the text is sent in the acknowledgement."""
+    """A sequence that must not be stored. The acknowledgement contains its text."""
 
 
 def already_stored(known: tuple[int, int] | None, *, producer: str, epoch: int, first: int, last: int) -> int:
-    """Return how many of the messages ``first`` to ``last`` are stored already.
+    """Return how many of the messages ``first`` to ``last`` are already stored.
 
-    known: the producer's latest epoch and sequence in this partition, None for a new producer. Raises Rejected.
+    ``known`` is the producer's latest epoch and sequence in this partition, None for a new producer. Raises Rejected if
+    the messages must not be stored.
     """
     if known is None:
         if first != 1:

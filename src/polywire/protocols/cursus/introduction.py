@@ -46,7 +46,6 @@ _LEGACY_HELP: Final = """Available commands:
 
 
 def show_help(session: CursusSession, request: Request, /) -> Reply:
-    """Handle HELP."""
     if request.dialect is Dialect.LEGACY:
         return encoded(_LEGACY_HELP)
     _stand_alone(request)
@@ -54,7 +53,6 @@ def show_help(session: CursusSession, request: Request, /) -> Reply:
 
 
 def protocol_info(session: CursusSession, request: Request, /) -> Reply:
-    """Handle PROTOCOL_INFO."""
     _stand_alone(request)
     version = f"min_version={VERSION} max_version={VERSION} default_version={VERSION}"
     return encoded(f"OK protocol=cursus {version} features={','.join(FEATURES)} error_classes={_ERROR_CLASSES}")
@@ -66,7 +64,10 @@ def _stand_alone(request: Request) -> None:
 
 
 def negotiate(session: CursusSession, request: Request, /) -> Reply:
-    """Handle NEGOTIATE: replace the features of this connection. Its errors always contain the error class."""
+    """Handle NEGOTIATE: replace the features of this connection.
+
+    Errors always contain the error class, even if ``structured_errors_v1`` was not negotiated.
+    """
     given = request.options.get("version", "")
     if not given:
         raise _negotiation("missing_protocol_version", "command=NEGOTIATE")
@@ -111,7 +112,6 @@ def leave(session: CursusSession, request: Request, /) -> Reply:
 
 
 def set_group(session: CursusSession, request: Request, /) -> Reply:
-    """Handle SETGROUP: set the connection's default group."""
     group = request.options.get("group", "")
     if not group:
         raise Refused("missing_group", "command=SETGROUP", legacy="missing group name")
@@ -120,12 +120,12 @@ def set_group(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """Handle LIST_CLUSTER: refuse it, because the broker is not distributed."""
+    """Refuse LIST_CLUSTER, because the broker is not distributed."""
     raise Refused("distribution_not_enabled")
 
 
 def no_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """Handle CLUSTER_STATUS and ELECT_LEADER: refuse them, because there is no cluster."""
+    """Refuse CLUSTER_STATUS and ELECT_LEADER, because there is no cluster."""
     raise Refused("distribution_required", f"command={request.name}")
 
 

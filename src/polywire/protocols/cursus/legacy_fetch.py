@@ -31,7 +31,11 @@ BYTE_POSITIONS_MAX: Final = 1_024  # partitions for which the end of the last re
 
 
 def consume_values(session: CursusSession, request: Request) -> Reply | None:
-    """Handle CONSUME with an answer of several frames. The connection is closed unless another request follows soon."""
+    """Handle CONSUME with a response of several frames.
+
+    The client learns that the response is complete when the connection closes, so the connection is closed unless
+    another request follows soon.
+    """
     if len(request.words) != 3:
         raise Refused(
             "invalid_consume_syntax",
@@ -48,10 +52,8 @@ def consume_values(session: CursusSession, request: Request) -> Reply | None:
 class ValueRead:
     """A CONSUME in progress, which is answered once.
 
-    Invariant: until reading begins, ``_offset`` is a record at or before the requested byte offset. Then it is the next
-    record to read.
-
-    start: the requested byte offset; 0 is the first retained record.
+    Until reading begins, ``_offset`` is a record at or before the requested byte offset. Then it is the next record to
+    read. ``start`` is the requested byte offset; 0 is the first retained record.
     """
 
     __slots__ = ("_answer", "_lookups", "_offset", "_partition", "_reply_batch", "_session", "_start")
@@ -66,7 +68,6 @@ class ValueRead:
         self._answer = session.later(Dialect.LEGACY, blocking=True)
 
     def begin(self) -> None:
-        """Find the record at the byte offset, then read."""
         log = self._partition.log
         if self._start >= log.next_address - HEAD_BYTES * log.next_offset:
             self._offset = log.next_offset
@@ -96,14 +97,13 @@ class ValueRead:
         self._refuse()
 
     def _found(self, found: int | BrokerError) -> None:
-        """Continue after the log has found the record at an address."""
         if isinstance(found, BrokerError):
             self._fail(found)
         elif self._is_nearer(found):
             self._look_up()
 
     def _is_nearer(self, found: int) -> bool:
-        """Continue from the record found; return False if the search is over."""
+        """Move closer to the requested record; return False if the search is over."""
         if found > self._offset:
             self._offset = found
             return True
@@ -120,7 +120,6 @@ class ValueRead:
         return False
 
     def _reached(self, address: int | BrokerError) -> None:
-        """Begin to read if the record's address is that of the requested byte offset."""
         if isinstance(address, BrokerError):
             self._fail(address)
         elif address == self._start + HEAD_BYTES * self._offset:
@@ -130,7 +129,6 @@ class ValueRead:
             self._look_up()
 
     def _read(self) -> None:
-        """Read values until the answer is full."""
         if self._session.closed:
             return
         self._reply_batch = ReplyBatch(self._session.state.reply_buffers, None, 0)
@@ -153,7 +151,6 @@ class ValueRead:
         self._finish()
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """Continue after the log has fetched bytes."""
         if isinstance(read, BrokerError):
             self._fail(read)
             return
@@ -168,7 +165,7 @@ class ValueRead:
             self._finish()
 
     def _take(self, read: Read, end: int) -> bool:
-        """Add values from the bytes that were read; return False if the answer is full."""
+        """Add values from the bytes that were read. Return False if the response is full."""
         reply_batch = self._reply_batch
         assert reply_batch is not None, "an answer is being filled"
         try:
@@ -179,7 +176,10 @@ class ValueRead:
         return wanted
 
     def _finish(self) -> None:
-        """Answer. The client learns that no more values follow when the connection closes or the next answer begins."""
+        """Respond.
+
+        The client learns that no more values follow when the connection closes or the next response begins.
+        """
         reply_batch, self._reply_batch = self._reply_batch, None
         assert reply_batch is not None, "an answer is filled once"
         parts, released = reply_batch.finish()
@@ -193,7 +193,7 @@ class ValueRead:
             released()
 
     def _remember(self) -> None:
-        """Remember where this read ended, because the next one usually begins there."""
+        """Store where this read ended, because the next one usually begins there."""
         try:
             address = self._partition.log.address_of_offset(self._offset, self._remembered)
         except BrokerError:
@@ -214,7 +214,7 @@ class ValueRead:
         self._answer.refuse(failed("no message begins there", legacy="invalid offset: no message begins there"))
 
     def _fail(self, error: BrokerError) -> None:
-        """Answer with the values that were read before the log failed."""
+        """If the log fails after some values were read, respond with these values."""
         if self._reply_batch is not None and self._reply_batch.written:
             self._finish()
             return
@@ -225,7 +225,6 @@ class ValueRead:
 
 
 def _bodies(frames: Buffer) -> list[bytes]:
-    """Return the bodies of frames that follow each other."""
     view, at, found = memoryview(frames), 0, []
     while at < len(view):
         end = at + PREFIX_BYTES + int.from_bytes(view[at : at + PREFIX_BYTES], "big")

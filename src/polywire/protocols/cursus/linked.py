@@ -35,7 +35,7 @@ from polywire.types import Buffer
 
 
 class LinkedAnswer(Answer):
-    """A response with its size and flags before it."""
+    """A response that is sent with its size and flags before it."""
 
     __slots__ = ("flags",)
 
@@ -46,12 +46,11 @@ class LinkedAnswer(Answer):
         self.flags = 0
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Set the response."""
         super().fill([answer_head(sum(map(len, parts)), self.flags), *parts], released)
 
 
 class LinkedSession(carrying.LinkedSession, CursusSession):
-    """One link. ``_packing``: the compression of the client's current frame."""
+    """One link. ``_packing`` is the compression of the client's current frame."""
 
     byte_order: ClassVar[Literal["big", "little"]] = "big"
     answer_type: ClassVar[type[Answer]] = LinkedAnswer
@@ -104,24 +103,21 @@ class LinkedSession(carrying.LinkedSession, CursusSession):
         return super()._begin_long(body, None)  # the sending process has decompressed the frame
 
     def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
-        """Begin the request in a long frame."""
+        """``_packing`` replaces ``packed``, because frames arrive over a link already decompressed."""
         return super().take_long(body, self._packing)
 
     # Methods for commands
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port at which the client of the link reaches this broker."""
         return self._context.host, self._context.port
 
     @property
     def peer_address(self) -> str:
-        """Address of the client of the link."""
         return self._context.peer
 
     @property
     def epoch_min(self) -> int:
-        """Smallest value for a new epoch of a transactional id."""
         return self._epoch_min
 
     def close_unused(self) -> None:
@@ -136,10 +132,9 @@ class LinkedSession(carrying.LinkedSession, CursusSession):
         super().push(pushing)
 
     def pull(self) -> None:
-        """End the stream and the link."""
         self._pushing = None
         self.output.write(STREAM_END)
         self.end()
 
     def _look_idle(self) -> None:
-        """Do nothing, because the sending process closes the link."""
+        """The sending process closes the link."""

@@ -21,15 +21,14 @@ STEP_S: Final = 0.002  # seconds of work on one frame before other connections a
 
 
 class NotYet(Exception):
-    """The request cannot begin now. The session handles it again later, when it need not wait any more."""
+    """The request cannot begin now. The session handles it again as soon as it can begin."""
 
 
 class Stored(Protocol):
-    """A batch that is being stored."""
-
     def store(self, end: float | None = None) -> float | None:
-        """Continue until ``end``, or until all is stored. Return None once all is stored, otherwise the seconds until
-        the next attempt.
+        """Continue until ``end``, or until all is stored.
+
+        Returns None once all is stored, otherwise the seconds until the next attempt.
         """
 
     def store_at_once(self) -> bool:
@@ -40,28 +39,28 @@ class Host(Protocol):
     """The session of a long frame."""
 
     @property
-    def state(self) -> CursusState:
-        """State shared with other sessions of its listener."""
+    def state(self) -> CursusState: ...
 
     @property
     def output(self) -> Output:
         """The output of the connection, which pins the received bytes."""
 
     def take_long(self, body: memoryview, packed: Algorithm | None, /) -> Stored | None:
-        """Begin the request in the frame; the caller must store the returned batch, if any. Raises NotYet."""
+        """Begin the request in the frame. The caller must store the returned batch, if any.
 
-    def carried(self) -> None:
-        """Continue after the frame was handled."""
+        Raises NotYet if the request must wait and be handled again.
+        """
 
-    def failed(self, error: PeerError, /) -> None:
-        """Handle an invalid frame."""
+    def carried(self) -> None: ...
+
+    def failed(self, error: PeerError, /) -> None: ...
 
 
 class LongFrame:
-    """A long frame of one session. The session handles no other request until it is done.
+    """A long frame of one session, which handles no other request until the frame is done.
 
-    Invariant: the received bytes are pinned until ``_over``. Unless the frame waits for its session, ``_work`` is its
-    entry in the off-loop queue.
+    The received bytes are pinned until ``_over``. Unless the frame waits for its session, ``_work`` is its entry in the
+    off-loop queue.
     """
 
     __slots__ = ("_body", "_over", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
@@ -77,7 +76,6 @@ class LongFrame:
         self.begin()
 
     def begin(self) -> None:
-        """Queue the frame, for the first time or again."""
         if self._work is not None:
             return
         limit = self._session.state.settings.frame_bytes_max
@@ -113,7 +111,6 @@ class LongFrame:
             loop.call_soon(self._step)
 
     def _park(self) -> None:
-        """Leave the queue and wait, until the session calls ``begin`` again."""
         assert self._work is not None, "only a queued frame is processed"
         self._body = memoryview(b"")
         self._unpin = self._session.output.pin()

@@ -45,7 +45,6 @@ _RESERVED: Final = (
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -103,9 +102,9 @@ KNOWN_KEYS: Final = words(
 
 
 class Refused(Exception):
-    """A request that is answered with an error: code, facts (``k=v``), and the sentence of the legacy dialect.
+    """A request that is answered with an error: a code, facts (``k=v``), and the text for the legacy dialect.
 
-    classed: ``facts`` already contain the error class.
+    If ``classed``, ``facts`` already contain the error class.
     """
 
     def __init__(self, code: str, facts: str = "", *, legacy: str | None = None, classed: bool = False) -> None:
@@ -143,21 +142,24 @@ class Request:
     pattern: bool = False
 
     def need(self, key: str) -> str:
-        """Return a required argument that must not be empty; raise Refused ``missing_<key> command=<name>``."""
+        """Return a required argument.
+
+        Raises Refused ``missing_<key> command=<name>`` if it is absent or empty.
+        """
         value = self.options.get(key, "")
         if not value:
             raise Refused(f"missing_{snake(key)}", f"command={self.name}")
         return value
 
     def is_set(self, key: str) -> bool:
-        """Return whether an argument is the word ``true``, in any case."""
         return self.options.get(key, "").lower() == "true"
 
 
 @dataclass(frozen=True, slots=True)
 class BarePublish:
-    """An envelope with a topic whose payload is not a command. The legacy dialect publishes the payload unless it is
-    empty (spec: cursus#envelope).
+    """An envelope with a topic whose payload is not a command.
+
+    The legacy dialect publishes the payload unless it is empty (spec: cursus#envelope).
     """
 
     topic: str
@@ -167,10 +169,10 @@ class BarePublish:
 def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None) -> Request | BarePublish:
     """Parse a body that is not a batch.
 
-    spoken: dialect of the connection's latest unambiguous request, used for ambiguous requests; None before the first.
-    forced: the listener's only dialect. Raises Refused ``decode_failed`` or ``malformed_input``, after which the
-    connection stays open. Of a body longer than ``TEXT_FRAME_BYTES_MAX``, the caller needs to pass only one byte more
-    than that, because the request is refused.
+    ``spoken`` is the dialect of the connection's latest unambiguous request, None before the first; it applies to
+    ambiguous requests. ``forced`` is the only dialect of the listener, if it has one. Raises Refused ``decode_failed``
+    or ``malformed_input``, after which the connection stays open. A body longer than ``TEXT_FRAME_BYTES_MAX`` is
+    refused, so the caller need not pass more than one byte beyond that size.
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
@@ -195,14 +197,12 @@ def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None
 
 
 def _command(body: bytes) -> str | None:
-    """Return the known command at the start of a text, in upper case."""
     word = decoded(body[:128]).lstrip(_PADDING).translate(_TO_BLANK).partition(" ")[0]
     name = word.upper() if word.isascii() else ""
     return name if name in KNOWN_NAMES else None
 
 
 def no_command(text: bytes) -> str:
-    """Return the legacy dialect's error text for an unknown command."""
     word = decoded(text.lstrip(PADDING)[:64]).split(maxsplit=1)
     return f"unknown command: {word[0]}" if word else "empty command"
 
@@ -237,8 +237,8 @@ def _too_long(name: str) -> Refused:
 def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | None) -> tuple[Dialect, bool]:
     """Return the dialect of a request, and whether its form is unambiguous (spec: cursus#recognising-the-dialect).
 
-    Requests of both positional dialects are answered as in the older one, except for an ambiguous CONSUME and a
-    SUBSCRIBE with a group.
+    Requests of both positional dialects are answered as in the older one. An ambiguous CONSUME and a SUBSCRIBE with a
+    group are the exceptions.
     """
     words = arguments.split()
     key, equals, _ = words[0].partition("=") if words else ("", "", "")
@@ -268,9 +268,10 @@ def _modern(name: str, text: str, arguments: str, message: bytes, telling: bool)
 
 
 def _read_options(options: dict[str, str]) -> bool:
-    """Decode the topic, except for a pattern; return whether it may be a pattern. Raises Refused.
+    """Decode the topic, unless it is a pattern; return whether it may be a pattern.
 
-    Names must be valid text, because other protocols must encode them. Keys may have any bytes.
+    Names must be valid text, because other protocols must encode them; Refused is raised otherwise. Keys may have any
+    bytes.
     """
     for key, value in options.items():
         if key != "key" and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
@@ -307,12 +308,11 @@ def _topic_and_message(after: bytes) -> tuple[bytes, bytes | None]:
 
 
 def frame(body: bytes) -> bytes:
-    """Return a body with its length."""
+    """Return a body with its length before it."""
     return _LENGTH.pack(len(body)) + body
 
 
 def enveloped(topic: str, payload: bytes) -> bytes:
-    """Return the body of an envelope."""
     name = encoded(topic)
     return _TOPIC_LENGTH.pack(len(name)) + name + payload
 
@@ -328,7 +328,6 @@ def encoded(text: str) -> bytes:
 
 
 def quote(text: str) -> str:
-    """Quote a text, with backslash escapes."""
     return _quoted(text)
 
 
@@ -338,7 +337,6 @@ def bracketed(items: Iterable[object]) -> str:
 
 
 def truth(value: bool) -> str:
-    """Format a truth value."""
     return "true" if value else "false"
 
 
@@ -360,7 +358,7 @@ def topic_word(name: str) -> str:
 
 
 def topic_name(word: str) -> str:
-    """Decode a word from ``topic_word`` to a topic's name; raise Refused."""
+    """Decode a word from ``topic_word`` to a topic's name. Raises Refused for an invalid escape."""
     try:
         return names.unescape(word)
     except Invalid:

@@ -37,7 +37,6 @@ def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle BATCH_COMMIT: commit several offsets, all or none."""
     asked = member_request(session, request)
     pairs = read_pairs(request, asked.group, asked.topic)
     return _commit(request, asked, pairs, _batch_regression, encoded(f"OK batched={len(pairs)}"))
@@ -46,7 +45,7 @@ def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
 def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
     """Parse a list such as ``P0:1,P1:2`` among the arguments; the letter is optional (spec: cursus#group-answers).
 
-    Raises Refused.
+    Raises Refused for a malformed list.
     """
     words = [word for word in request.words if "=" not in word]
     if request.dialect is not Dialect.MODERN:
@@ -88,7 +87,7 @@ def _batch_regression(asked: GroupRequest, partition: int, current: int, got: in
 
 
 def check_offsets(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
-    """Check whether the member may commit these offsets; this counts as a heartbeat. Raises Refused."""
+    """Raise Refused if the member may not commit these offsets. The check counts as a heartbeat."""
     assert asked.generation is not None, "a fenced commit has a generation"
     groups, by = asked.session.state.broker.groups, asked.session.caller
     who = asked.group, asked.topic, asked.member, asked.generation
@@ -134,8 +133,9 @@ def _store(asked: GroupRequest, pairs: Pairs, answer: Answer) -> None:
 
 
 def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle COMMIT of the positional dialect, which needs no membership; offsets must not decrease (spec:
-    cursus#group-answers).
+    """Handle COMMIT of the positional dialect, which needs no membership.
+
+    Offsets must not decrease (spec: cursus#group-answers).
     """
     topic, group = request.need("topic"), request.need("group")
     pairs = {number(request, "partition"): number(request, "offset")}
@@ -150,7 +150,6 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
 
 
 def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
-    """Raise Refused if a partition of an unfenced commit does not exist."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}")
@@ -160,7 +159,7 @@ def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
 
 
 def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
-    """Handle FETCH_OFFSET; the offset of a group that has not committed any is 0."""
+    """Return the committed offset. It is 0 if the group has not committed any."""
     topic = request.need("topic")
     partition = number(request, "partition")
     group = request.need("group")

@@ -35,8 +35,9 @@ _AUTH_POLICIES: Final = frozenset({"open", "deny_write", "deny_read", "acl"})
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A topic's policy. ``retention_hours`` and ``retention_bytes``: 0 is the broker's default, UNLIMITED retains
-    records forever.
+    """A topic's policy.
+
+    In ``retention_hours`` and ``retention_bytes``, 0 is the broker's default and UNLIMITED retains records forever.
     """
 
     cleanup_policy: str = "delete"
@@ -48,7 +49,6 @@ class Policy:
     retention_bytes: int = 0
 
     def encoded(self) -> str:
-        """Format the policy for replies to CREATE and METADATA."""
         return (
             f"cleanup_policy={self.cleanup_policy} partitioner={self.partitioner} auth_policy={self.auth_policy}"
             f" read_acl={self.read_acl} write_acl={self.write_acl}"
@@ -56,7 +56,7 @@ class Policy:
         )
 
     def described(self) -> dict[str, object]:
-        """Format the policy for DESCRIBE: always the first three fields, and others if they were set."""
+        """Format the policy for DESCRIBE: always the first three fields, and the other fields if they were set."""
         shown: dict[str, object] = {
             "cleanup_policy": self.cleanup_policy,
             "partitioner": self.partitioner,
@@ -80,7 +80,7 @@ class _Kept(msgspec.Struct, omit_defaults=True):
 
 
 def read_policy(request: Request) -> Policy:
-    """Parse the policy of a CREATE; raise Refused."""
+    """Parse the policy of a CREATE. Raises Refused for an invalid value."""
     options = request.options
     cleanup = _choice(options, "cleanup_policy", "delete", _CLEANUPS)
     if cleanup != "delete" and request.is_set("event_sourcing"):
@@ -138,7 +138,6 @@ def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
 
 
 def policy_of(topic: Topic) -> Policy:
-    """Return the policy of a topic, whichever protocol created the topic."""
     settings = topic.settings
     stored = settings.wire_options.get(WIRE)
     kept = msgspec.json.decode(stored, type=_Kept) if stored else _Kept()
@@ -158,7 +157,6 @@ def policy_of(topic: Topic) -> Policy:
 
 
 def is_governed(topic: Topic) -> bool:
-    """Return whether a Cursus client has ever set the topic's policy."""
     return WIRE in topic.settings.wire_options
 
 

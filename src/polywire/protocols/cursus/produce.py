@@ -42,9 +42,9 @@ PIECES_MAX: Final = 256  # stored batches that one request may need: one per pro
 
 @dataclass(frozen=True, slots=True)
 class ProducerSpan:
-    """Consecutive messages of one producer.
+    """Consecutive messages of one producer, whose id is ``producer``.
 
-    producer: its id. checked: whether its sequences are checked and remembered.
+    If ``checked``, their sequences are checked and remembered.
     """
 
     start: int
@@ -57,12 +57,11 @@ class ProducerSpan:
 
     @property
     def stored_as(self) -> bytes:
-        """The producer's id in the log."""
         return stored_id(self.producer)
 
 
 def writable_topic(session: CursusSession, name: str) -> Topic:
-    """Return the topic of a write. If it is missing, wait a while, because it may be about to be created.
+    """Return the topic of a write. If it does not exist, wait a while, because it may be about to be created.
 
     Raises Refused, or NotYet if the request must be handled again (spec: cursus#publish).
     """
@@ -83,7 +82,6 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
 
 
 def find_partition(topic: Topic, number: int) -> Partition:
-    """Return the partition with this number; raise Refused ``partition_not_found``."""
     if not 0 <= number < len(topic.partitions):
         raise Refused("partition_not_found", f"partition={number}")
     return topic.partitions[number]
@@ -93,7 +91,10 @@ def find_partition(topic: Topic, number: int) -> Partition:
 
 
 def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
-    """Return a batch to be stored. If the batch is invalid, answer it in its slot and return None. Raises NotYet."""
+    """Return a batch to be stored. If the batch is invalid, respond with the error and return None.
+
+    Raises NotYet if the batch must wait and be handled again.
+    """
     try:
         session.state.guard.admit_batch(session)
         batch = read_batch(body, scratch)
@@ -125,7 +126,7 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
 def _runs(
     body: memoryview, scratch: ScratchArrays, batch: Batch, *, idempotent: bool, piece_bytes_max: int
 ) -> list[ProducerSpan]:
-    """Split a received batch into batches to store, nearly always a single one; raise Refused."""
+    """Split a received batch into batches to store, nearly always a single one. Raises Refused for an invalid batch."""
     details = scratch.details
     if (
         not batch.traits & decoder.MIXED
@@ -176,9 +177,9 @@ def _run(
 class BatchAppend:
     """A batch that is being stored, and its acknowledgement.
 
-    Invariant: it is answered once, when all runs that were passed on have completed. The first error is reported. All
-    messages before ``_refused_at``, the first that was not stored, are stored. ``_stored_to``: sequence of the message
-    before it.
+    It is acknowledged once, when all runs that were passed to the broker have completed. The first error is reported.
+    ``_refused_at`` is the first message that was not stored; all messages before it are stored. ``_stored_to`` is the
+    sequence of the message before it.
     """
 
     __slots__ = (
@@ -227,8 +228,8 @@ class BatchAppend:
     def store(self, end: float | None = None) -> float | None:
         """Pass runs to the broker in order, until ``end`` if given.
 
-        Returns None when all were passed on, otherwise the seconds until the next attempt. Nothing after a refused run
-        is stored. If ``end`` is given, a run is retried while the broker is busy.
+        Returns None when all were passed to the broker, otherwise the seconds until the next attempt. Nothing after a
+        refused run is stored. If ``end`` is given, a run is retried while the broker is busy.
         """
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:
@@ -256,7 +257,10 @@ class BatchAppend:
         return None
 
     def store_at_once(self) -> bool:
-        """Pass everything to the broker now; return False, without effect, if the log accepts nothing now."""
+        """Pass everything to the broker now.
+
+        Returns False, without effect, if the log accepts nothing now.
+        """
         if self.store(inf) is None:
             return True
         if self._waiting == 1 and self._last_offset < 0:
@@ -272,7 +276,6 @@ class BatchAppend:
         return error.code is ErrorCode.BUSY and now < self._busy_until
 
     def _sequence_before(self, run: ProducerSpan) -> int:
-        """Return the sequence of the message before a run, 0 for the first run."""
         at = decoder.DETAIL_WORDS * (run.start - 1) + decoder.SEQUENCE
         return self._scratch.details[at] & ((1 << 64) - 1) if run.start else 0
 
@@ -313,9 +316,9 @@ class BatchAppend:
         self._finish()
 
     def _repeated(self, run: ProducerSpan, before: int, result: int | BrokerError) -> None:
-        """Report success for a run that was stored before, with the original offset if it is known.
+        """Report success for a run that was stored before (spec: cursus#idempotent-producers).
 
-        (spec: cursus#idempotent-producers)
+        The original offset is reported if it is known.
         """
         if isinstance(result, BrokerError):
             self._failed(run, before, append_failure(result))
@@ -365,7 +368,7 @@ def _columns(
     """Return the columns of a run, except keys and values.
 
     Sequences are stored if they have gaps. They are also stored for a producer that is not checked, to retain its
-    epoch: a batch with an epoch and consecutive sequences would be checked for duplicates (decision 0101,
+    epoch. Without them, a batch with an epoch and consecutive sequences would be checked for duplicates (decision 0101,
     ``broker.producers``).
     """
     columns: dict[int, Lendable] = {}
@@ -382,8 +385,9 @@ def _columns(
 
 
 def _event_columns(body: memoryview, details: memoryview, start: int, stop: int) -> dict[int, Lendable]:
-    """Return the columns of event fields, none if no message has any. Raises Rejected for an event type that is not
-    UTF-8.
+    """Return the columns of event fields; there are none if no message has any.
+
+    Raises Rejected for an event type that is not UTF-8.
     """
     count = stop - start
     flags = bytearray(count)
@@ -411,8 +415,9 @@ def _event_columns(body: memoryview, details: memoryview, start: int, stop: int)
 
 
 def append_failure(error: BrokerError) -> str:
-    """Return the error text for a failed append. It contains the words by which clients detect that the producer must
-    end.
+    """Return the error text for a failed append.
+
+    It contains the words by which clients detect that the producer must end.
     """
     if error.code is ErrorCode.PRODUCER_FENCED:
         return f"stale_producer_epoch {error.message}"

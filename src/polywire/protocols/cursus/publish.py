@@ -48,7 +48,6 @@ SENT: Final = "\U0001f4e4"
 
 
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle PUBLISH of one record, in the modern and the positional dialects."""
     if request.dialect is not Dialect.MODERN:
         return _publish_legacy(session, request)
     name = request.need("topic")
@@ -78,7 +77,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Partition:
-    """Return the partition that the topic's partitioner chooses (spec: cursus#partitioning)."""
+    """Choose by key or in turn, according to the topic's partitioner (spec: cursus#partitioning)."""
     if key and policy_of(topic).partitioner == "hash_key":
         return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
     number = session.state.round_robin.get(topic.id, 0)
@@ -95,7 +94,10 @@ def _truth(request: Request) -> bool:
 
 
 def _number(request: Request, key: str, function: str, *, low: int, high: int, usual: int = 0) -> int:
-    """Return a number, or raise the error text of the original broker's parser."""
+    """Return a number of the request.
+
+    Raises Refused with the error text of the original broker's parser.
+    """
     given = request.options.get(key)
     if given is None:
         return usual
@@ -109,8 +111,6 @@ def _number(request: Request, key: str, function: str, *, low: int, high: int, u
 
 
 class PublishAppend:
-    """One record that is being stored, and its answer."""
-
     __slots__ = ("_acks", "_answer", "_partition", "_run", "_session")
 
     def __init__(
@@ -190,10 +190,10 @@ def append(
     level: Level,
     done: Completion[int],
 ) -> None:
-    """Pass a record to the broker. While the log is full, the request is handled again, for as long as a batch would
-    wait.
+    """Pass a record to the broker.
 
-    Raises NotYet, and the broker's errors.
+    While the log is full, NotYet is raised and the request is handled again, for as long as a batch would wait. Raises
+    the broker's errors, too.
     """
     broker = session.state.broker
     try:
@@ -249,7 +249,10 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
-    """Publish one record without a key. If repeated payloads are dropped, they get the original's answer."""
+    """Publish one record without a key.
+
+    If repeated payloads are dropped, a repeated one gets the response of the original.
+    """
     topic = writable_topic(session, name)
     broker, repeats = session.state.broker, session.state.repeats
     answer = session.later(Dialect.LEGACY)

@@ -24,7 +24,6 @@ def failed(reason: str, *, legacy: str | None = None) -> Refused:
 
 
 def readable_topic(session: CursusSession, name: str) -> Topic:
-    """Return a topic that exists and that the client may read; raise Refused."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise failed(f"topic '{topic_word(name)}' does not exist")
@@ -33,7 +32,7 @@ def readable_topic(session: CursusSession, name: str) -> Topic:
 
 
 def partition_number(text: str) -> int:
-    """Parse a partition number; raise Refused."""
+    """Parse a partition number. Raises Refused if it is not one."""
     number = integer(text)
     if number is None:
         reason = f"strconv.Atoi: parsing {quote(text)}: invalid syntax"
@@ -42,7 +41,7 @@ def partition_number(text: str) -> int:
 
 
 def readable_partition(topic: Topic, number: int) -> Partition:
-    """Return the partition with this number; raise Refused."""
+    """Return the partition with this number. Raises Refused if it does not exist."""
     count = len(topic.partitions)
     if not 0 <= number < count:
         name = topic.name.full
@@ -54,7 +53,7 @@ def readable_partition(topic: Topic, number: int) -> Partition:
 
 
 def given_offset(request: Request) -> int | None:
-    """Return the offset in the request, None if it has none; raise Refused."""
+    """Return the offset in the request, None if it has none. Raises Refused for an invalid offset."""
     text = request.options.get("offset")
     if text is None:
         return None
@@ -90,7 +89,7 @@ def check_isolation(request: Request) -> None:
 
 
 def batch_size(request: Request) -> int:
-    """Return the largest number of records for one batch; raise Refused."""
+    """Return the largest number of records for one batch. Raises Refused for an invalid number."""
     text = request.options.get("batch")
     if text is None:
         return RECORDS_MAX
@@ -101,5 +100,4 @@ def batch_size(request: Request) -> int:
 
 
 def out_of_range(partition: Partition, requested: int) -> str:
-    """Format the partition's bounds and the requested offset, for errors and control frames."""
     return f"requested={requested} earliest={partition.log.first_offset} latest={partition.log.readable_offset}"

@@ -21,7 +21,10 @@ _DIGEST_BYTES: Final = 16
 
 
 class Repeats:
-    """Digests of the payloads of the last ``lasting_s`` seconds. ``_until`` has them in the order of their expiry."""
+    """Digests of the payloads of the last ``lasting_s`` seconds.
+
+    ``_until`` has them in the order in which they expire.
+    """
 
     __slots__ = ("_lasting_s", "_monotonic", "_until")
 
@@ -34,18 +37,15 @@ class Repeats:
         return len(self._until)
 
     def digest(self, topic_id: bytes, payload: Buffer) -> bytes:
-        """Return the digest of a topic's payload."""
         return blake2b(payload, digest_size=_DIGEST_BYTES, key=topic_id).digest()
 
     def has(self, digest: bytes) -> bool:
-        """Return whether the payload with this digest was published recently."""
         now = self._monotonic()
         for old in [old for old, until in islice(self._until.items(), ENDED_MAX) if until <= now]:
             del self._until[old]
         return self._until.get(digest, now) > now
 
     def add(self, digest: bytes) -> None:
-        """Add a digest for which ``has`` returned False."""
         self._until.pop(digest, None)  # so that the new entry is at the end
         if len(self._until) >= REPEATS_MAX:
             del self._until[next(iter(self._until))]

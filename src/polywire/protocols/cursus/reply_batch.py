@@ -31,9 +31,9 @@ Parts = tuple[list[Buffer], Callable[[], None] | None]
 
 
 class ReplyBatch:
-    """Records that are being encoded; ``_buffer`` is filled up to AT in the state.
+    """Records that are being encoded. ``_buffer`` is filled up to AT in the state.
 
-    begin: the beginning of the batch; None puts every value into its own frame.
+    ``begin`` is the beginning of the batch. If it is None, every value is put into its own frame.
     """
 
     __slots__ = ("_begin", "_buffer", "_put", "_reply_buffers", "_state")
@@ -54,16 +54,17 @@ class ReplyBatch:
 
     @property
     def written(self) -> int:
-        """Number of records written so far."""
         return self._state[encoder.WRITTEN]
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last record written."""
         return self._state[encoder.NEXT]
 
     def take(self, read: Read, start: int, end: int) -> bool:
-        """Add records with ``start <= offset < end``; return False if no more fit. Raises Invalid for a damaged batch."""
+        """Add records with ``start <= offset < end``. Return False if no more fit.
+
+        Raises Invalid for a damaged batch.
+        """
         state = self._state
         state[encoder.START], state[encoder.STOP] = start, end
         for chunk in read.chunks:
@@ -94,7 +95,6 @@ class ReplyBatch:
         self._buffer = grown
 
     def finish(self) -> Parts:
-        """Return the bytes to send; empty if there are no records."""
         state, reply_buffers = self._state, self._reply_buffers
         size = state[encoder.AT]
         if not self.written:
@@ -116,10 +116,8 @@ class ReplyBatch:
         return [memoryview(self._buffer)[:size]], partial(reply_buffers.give, self._buffer)
 
     def answer(self, answer: Answer) -> None:
-        """Answer with the batch, which may be empty."""
         parts, released = self.finish()
         answer.fill(parts or [frame(empty_batch(self._begin or b""))], released)
 
     def drop(self) -> None:
-        """Return the buffer without sending the batch."""
         self._reply_buffers.give(self._buffer)

@@ -25,31 +25,31 @@ PACKED_HERE_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """The operations of a session that an answer uses."""
+    """The operations of a session that a reply slot uses."""
 
     @property
     def broker(self) -> CursusBroker:
-        """The broker; its event loop and clock are used for long answers."""
+        """The broker. Its event loop and clock are used for long responses."""
 
     @property
     def off_loop(self) -> OffLoopQueue:
-        """The queue in which long answers are compressed."""
+        """The queue in which long responses are compressed."""
 
     @property
     def structured(self) -> bool: ...
 
     @property
-    def closed(self) -> bool:
-        """Whether the connection is closed."""
+    def closed(self) -> bool: ...
 
     def answered(self) -> None:
-        """Send the answers that are ready, after one became ready."""
+        """Send the responses that are ready, after one became ready."""
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """One answer at its position in the order of answers. ``parts`` are whole frames; ``done`` sends ``body``.
+    """One response at its position in the order of responses.
 
-    packing: compression of its bodies, each of which is compressed separately.
+    ``parts`` are whole frames. ``done`` sends ``body``. ``packing`` is the compression of the bodies, each of which is
+    compressed separately.
     """
 
     __slots__ = ("_work", "body", "dialect", "packing")
@@ -68,7 +68,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, *bodies: bytes) -> None:
-        """Answer with a frame for each body; there is usually one."""
+        """Respond with a frame for each body; there is usually one."""
         packing = self.packing
         if packing is None or self.session.closed:
             self.fill([frame(body) for body in bodies])
@@ -79,7 +79,6 @@ class Answer(ReplySlot[ReplyOwner]):
             self.cancel = self._work.cancel
 
     def _ready(self, frames: Any) -> None:
-        """Fill the slot after the bodies were compressed."""
         assert self._work is not None, "compressed answers have frames"
         self._work.leave()
         if isinstance(frames, PeerError):
@@ -89,7 +88,6 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(frames)
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Answer with one frame; the iterator yields its body in pieces."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: list[bytes] | BrokerError) -> None:
@@ -99,15 +97,13 @@ class Answer(ReplySlot[ReplyOwner]):
             self.ok(b"".join(parts))
 
     def refuse(self, error: Refused) -> None:
-        """Answer with an error in the request's dialect."""
         self.ok(encode_error(error, self.dialect, structured=self.session.structured))
 
     def fail(self, error: BrokerError) -> None:
-        """Answer with an error of the broker."""
         self.refuse(refused(error))
 
     def done(self, result: int | BrokerError) -> None:
-        """Answer with ``body``, or with the error; passed as a callback to the broker."""
+        """Respond with ``body``, or with the error; passed as a callback to the broker."""
         if isinstance(result, BrokerError):
             self.fail(result)
         else:
@@ -119,4 +115,4 @@ def _packed(packing: Algorithm, bodies: Sequence[bytes]) -> list[bytes]:
 
 
 def _nothing() -> None:
-    """Do nothing, because no received bytes are in use."""
+    pass

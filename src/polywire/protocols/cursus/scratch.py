@@ -11,7 +11,7 @@ _MESSAGES_MIN: Final = 1024
 
 
 class ScratchArrays:
-    """Reusable arrays. Invariant: ``spans`` and ``details`` have space for the same number of messages."""
+    """Reusable arrays. ``spans`` and ``details`` have space for the same number of messages."""
 
     __slots__ = ("_capacity", "details", "head", "spans")
 
@@ -21,7 +21,6 @@ class ScratchArrays:
         self.reserve(_MESSAGES_MIN * decoder.MESSAGE_BYTES_MIN)
 
     def reserve(self, size: int) -> None:
-        """Make space for the messages of a batch of ``size`` bytes."""
         wanted = min(size // decoder.MESSAGE_BYTES_MIN + 1, decoder.RECORDS_MAX)
         if wanted > self._capacity:
             self._capacity = min(max(wanted, 2 * self._capacity), decoder.RECORDS_MAX)

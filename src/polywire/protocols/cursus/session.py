@@ -50,7 +50,7 @@ Reply = bytes | Sequence[bytes]
 class Handler(Protocol):
     """Function that executes one request. It returns the bodies of the reply, or None if it called ``session.later``.
 
-    Raises Refused, BrokerError.
+    Raises Refused or BrokerError, whose text is sent to the client.
     """
 
     def __call__(self, session: CursusSession, request: Request, /) -> Reply | None: ...
@@ -60,26 +60,24 @@ class Handler(Protocol):
 class Command(commands.Command[str, Handler]):
     """A command of the protocol. The client needs permission for all of its actions (spec: cursus#credentials).
 
-    alone: the command must not have arguments.
+    If ``alone``, the command must not have arguments.
     """
 
     alone: bool = field(default=False, kw_only=True)
 
 
 class Pushing(Protocol):
-    """An object, such as a stream, that has taken over a connection to push records."""
+    """A stream that has taken over a connection to push records."""
 
-    def drained(self) -> None:
-        """Continue after the client has read."""
+    def drained(self) -> None: ...
 
-    def drop(self) -> None:
-        """End, because the connection is closed."""
+    def drop(self) -> None: ...
 
 
 class TakeBatch(Protocol):
-    """Function that handles a batch frame. It returns the batch to store, which is answered once it is stored.
+    """Function that handles a batch frame. It returns the batch to store, which is acknowledged once it is stored.
 
-    Raises NotYet.
+    Raises NotYet if the batch must wait and be handled again.
     """
 
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None: ...
@@ -168,7 +166,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._body_bytes_max() + PREFIX_BYTES
 
     def _body_bytes_max(self) -> int:
-        """Longest body, which is small before authentication."""
+        """Unauthenticated clients may send only short frames."""
         frame_bytes_max = self.state.settings.frame_bytes_max
         return min(frame_bytes_max, LOGIN_FRAME_BYTES_MAX) if self._is_unauthenticated() else frame_bytes_max
 
@@ -176,7 +174,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._acting is None and self.output.certified is None and not self.broker.access.is_open
 
     def identify(self, principal: Principal | None) -> None:
-        """Set the principal: from AUTH, or from credentials in the latest request. Raises Busy."""
+        """Set the principal: from AUTH, or from credentials in the latest request.
+
+        Raises Busy if there are too many connections.
+        """
         if principal is not self._acting:
             self.output.identified(principal)
             self._acting = principal
@@ -191,7 +192,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         )
 
     def receive(self, data: memoryview) -> int:
-        """Handle complete frames; return the number of bytes consumed."""
         self._heard_at = self.state.broker.clock.monotonic()
         taken = super().receive(data) if self._pushing is None else 0
         return taken if self._pushing is None else len(data)  # bytes after a STREAM are ignored (spec: cursus#stream)
@@ -207,20 +207,18 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return PREFIX_BYTES + size
 
     def drained(self) -> None:
-        """Continue after the client has read."""
         if self._pushing is not None:
             self._pushing.drained()
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
-        """Process the end of the client's data: drop an incomplete frame, and still answer complete ones."""
+        """Drop an incomplete frame, but still answer complete ones."""
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
         super().finish(data)
 
     def close(self) -> None:
-        """Process the end of the connection."""
         self._enter(CLOSED)
         self._slot = None
         self._timer.cancel()
@@ -251,7 +249,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._take_plain(body, data[at + PREFIX_BYTES : end], packed)
 
     def _take_plain(self, body: memoryview, received: memoryview, packed: Algorithm | None) -> bool:
-        """Execute a frame; return False if it must wait and be handled again. received: the frame as it arrived."""
+        """Execute a frame; return False if it must wait and be handled again.
+
+        ``received`` is the frame as it arrived.
+        """
         self._packed = packed
         try:
             if self._is_batch(body):
@@ -277,14 +278,16 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             return None
 
     def _begin_long(self, body: memoryview, packed: Algorithm | None) -> bool:
-        """Begin a long frame; return False if it must wait for earlier answers and be handled again."""
         if not self._settled():
             return False
         self._long = LongFrame(self, body, packed)
         return True
 
     def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
-        """Begin the request in a long frame; the caller must store the returned batch, if any. Raises NotYet."""
+        """Begin the request in a long frame. The caller must store the returned batch, if any.
+
+        Raises NotYet if the request must wait and be handled again.
+        """
         self._packed = packed
         if self._is_batch(body):
             return self._take_batch(self, body, self.state.large_scratch)
@@ -292,13 +295,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return None
 
     def carried(self) -> None:
-        """Continue after the long frame was handled."""
         self._long = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._go_on()
 
     def failed(self, error: PeerError) -> None:
-        """Close the connection, because the long frame is invalid."""
         self._long = None
         self._stop_taking()
         self.output.fail(error)
@@ -325,15 +326,13 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._pushing is None
 
     def _is_batch(self, body: memoryview) -> bool:
-        """Return whether the body begins with the magic of a batch and a topic follows (spec: cursus#bodies)."""
         return len(body) >= 6 and body[0] == 0xBA and body[1] == 0x7C and 0 < (body[2] << 8 | body[3]) <= len(body) - 4
 
     def _bare(self, bare: BarePublish) -> Request:
-        """Convert an envelope without a command to the PUBLISH that it stands for."""
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, telling=True)
 
     def _handle(self, command: Command, request: Request) -> None:
-        """Execute one command and answer it. Raises NotYet."""
+        """Execute one command and respond to it. Raises NotYet if it must wait and be handled again."""
         self._slot = None
         refusal: Refused | None = None
         try:
@@ -353,19 +352,18 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         del refusal  # breaks the reference cycle between the exception's traceback and this frame
 
     def _begin(self, command: Command, request: Request) -> Reply | None:
-        """Authorize one command and begin it. Raises Refused, BrokerError, NotYet."""
+        """Authorize one command and begin it. Raises Refused, BrokerError or NotYet."""
         self.state.guard.admit(self, request, command.actions)
         return command.handler(self, request)
 
     def _slot_for(self, request: Request) -> Answer:
-        """Return the slot that a failed command had taken, or a new one."""
+        """If a failed command had taken a slot, the error is sent in this slot."""
         return self._slot or self.later(request.dialect)
 
     # Methods for commands
 
     @property
     def off_loop(self) -> OffLoopQueue:
-        """Queue for long work."""
         return self.state.off_loop
 
     @property
@@ -380,12 +378,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def peer_address(self) -> str:
-        """Address of the client, for quotas."""
         return self.output.peer
 
     @property
     def leader(self) -> str:
-        """Address of the leader, for acknowledgements and METADATA."""
         if not self._leader:
             self._leader = spell_address(*self.address)
         return self._leader
@@ -397,22 +393,20 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def structured(self) -> bool:
-        """Whether errors contain their class."""
         return "structured_errors_v1" in self.features
 
     @property
     def caller(self) -> Caller:
-        """The caller of the current request, as owner of state; valid while the request is executed."""
         acting = self.state.guard.acting
         if self._caller is None or self._caller.principal != acting:
             self._caller = caller_of(acting, self.peer_address)
         return self._caller
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
-        """Return a reply slot for an answer that is sent later.
+        """Return a reply slot for a response that is sent later.
 
-        blocking: later requests wait for this answer. If the command raises an error afterwards, the error is sent in
-        this slot. Only in the legacy dialect are answers compressed, with the algorithm of the request.
+        If ``blocking``, later requests wait for this response. If the command raises an error afterwards, the error is
+        sent in this slot. Only in the legacy dialect are responses compressed, with the algorithm of the request.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
         answer = self.answer_type(self, dialect, packing, blocking=blocking)
@@ -422,22 +416,21 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return answer
 
     def withdraw(self, answer: Answer) -> None:
-        """Remove the last slot, because its request will be handled again."""
         withdrawn = self._answers.pop()
         assert withdrawn is answer, "only the last slot can be withdrawn"
         self._slot = None
 
     def wake(self) -> None:
-        """Handle the waiting request again, because it no longer needs to wait."""
+        """Handle the waiting request again."""
         self._reasons &= ~Wait.ASLEEP
         if self._long is not None:
             self._long.begin()
         self._go_on()
 
     def wait_for_topic(self, name: str) -> None:
-        """Wait for a topic, which may be about to be created; the request is handled again (spec: cursus#publish).
+        """Wait for a topic, which may be about to be created (spec: cursus#publish).
 
-        Raises NotYet until the waiting time has passed.
+        Raises NotYet until the topic exists or the waiting time is over; the request is then handled again.
         """
         now = self.state.broker.clock.monotonic()
         waited, until = self._topic_wait
@@ -451,7 +444,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         raise NotYet
 
     def end(self) -> None:
-        """Accept no more requests; close the connection after all outstanding answers."""
+        """Accept no more requests. Close the connection after all outstanding responses."""
         self._stop_taking()
         self._end_when_done()
 
@@ -479,13 +472,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._go_on()
 
     def owes(self) -> bool:
-        """Whether a request is unanswered."""
         return self._long is not None or super().owes()
 
     # Idle connections
 
     def _look_idle(self) -> None:
-        """Close a connection that was idle for too long (spec: cursus#connections)."""
         limit = self.state.settings.idle_timeout_s
         now = self.state.broker.clock.monotonic()
         idle = self._pushing is None and self._long is None and not self._answers
@@ -496,7 +487,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._timer = self.state.broker.loop.call_later(left, self._look_idle)
 
     def _look_unused(self, since: float) -> None:
-        """Close the connection unless it was used since its stream ended."""
         if self._heard_at == since and self._pushing is None:
             self.output.close()
             return

@@ -36,8 +36,6 @@ REQUEST_HEAD_BYTES_MAX: Final = _REQUEST.size + 255
 
 
 class Kind(IntEnum):
-    """Kinds of request frames."""
-
     COMMAND = 0
     """A client's frame, to be executed and answered."""
     CONTEXT = 1
@@ -48,8 +46,8 @@ class Kind(IntEnum):
 class LinkRequest:
     """A client's frame that is forwarded.
 
-    dialect: dialect of the client's latest unambiguous request. packing: name of the frame's compression, empty for
-    none. epoch_min: see ``CursusSession.epoch_min``.
+    ``dialect`` is the dialect of the client's latest unambiguous request. ``packing`` is the name of the frame's
+    compression, empty for none. For ``epoch_min`` see ``CursusSession.epoch_min``.
     """
 
     body: bytes
@@ -59,7 +57,6 @@ class LinkRequest:
     kind: Kind = Kind.COMMAND
 
     def encode(self) -> bytes:
-        """Encode the request."""
         name = self.packing.encode()
         size = _REQUEST.size - PREFIX_BYTES + len(name) + len(self.body)
         head = _REQUEST.pack(size, self.kind, DIALECTS.index(self.dialect), self.epoch_min, len(name))
@@ -67,7 +64,7 @@ class LinkRequest:
 
 
 class RequestHead(NamedTuple):
-    """The head of a request that was received over a link. begin: position of its body."""
+    """The head of a request that was received over a link. ``begin`` is the position of its body."""
 
     kind: Kind
     dialect: Dialect | None
@@ -93,8 +90,8 @@ def answer_head(size: int, flags: int) -> bytes:
 class Context(NamedTuple):
     """The state of a client's connection on which its commands depend.
 
-    host, port: the address that clients are sent to. peer: the client's own address. group: set by SETGROUP. features:
-    enabled by NEGOTIATE.
+    ``host`` and ``port`` are the address that the client has used, which responses contain. ``peer`` is the client's
+    own address. ``group`` is set by SETGROUP, ``features`` by NEGOTIATE.
     """
 
     host: str
@@ -104,29 +101,28 @@ class Context(NamedTuple):
     features: frozenset[str]
 
     def encode(self) -> bytes:
-        """Encode the context as JSON."""
         return json.dumps([self.host, self.port, self.peer, self.group, sorted(self.features)]).encode()
 
 
 def decode_context(body: memoryview) -> Context:
-    """Decode a context."""
     host, port, peer, group, features = json.loads(bytes(body))
     return Context(host, port, peer, group, frozenset(features))
 
 
 class Asked(Protocol):
-    """A caller that waits for a response over a link."""
+    """A request over a link that waits for its response."""
 
     def answered(self, flags: int, frames: bytes) -> None:
-        """Handle the response. The session is notified later, after all received responses were passed on."""
+        """Handle the response.
+
+        The link notifies its session only after it has passed on all received responses.
+        """
 
     def lost(self) -> None:
         """Handle the loss of the link: no response will arrive."""
 
 
 class AnswersOwner(LinksOwner, Protocol):
-    """The operations of a session that a link calls."""
-
     @property
     def context(self) -> Context: ...
 
@@ -137,17 +133,17 @@ class Nobody:
     """Ignores the response to a request. Implements ``Asked``."""
 
     def answered(self, flags: int, frames: bytes) -> None:
-        """See ``Asked``."""
+        pass
 
     def lost(self) -> None:
-        """See ``Asked``."""
+        pass
 
 
 class CursusLink(AnsweredLink[Asked]):
-    """A link to one shard. ``_told``: the context that was sent last."""
+    """A link to one shard. ``_told`` is the context that was sent last."""
 
     def __init__(self, shards: Shards, shard: int, owner: AnswersOwner, login: LinkRequest | None) -> None:
-        """login: the request with which the client has logged in."""
+        """``login`` is the request with which the client has logged in."""
         super().__init__(shards, shard, owner)
         self._answers: Final = owner
         self._told: Context | None = None
@@ -156,7 +152,6 @@ class CursusLink(AnsweredLink[Asked]):
             self.ask(login, Nobody())
 
     def ask(self, request: LinkRequest, asked: Asked) -> None:
-        """Send a request to the shard."""
         context = self._answers.context
         if context != self._told:
             self._told = context

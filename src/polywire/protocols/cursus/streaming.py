@@ -37,12 +37,12 @@ FRAMES_PER_PASS: Final = 2  # frames pushed before other connections are served
 class Stream:
     """A connection that receives batches of one partition.
 
-    In the positional dialect, a stream has only batches and errors: there are no keepalive frames (TCP keepalive
-    detects dead clients), and the stream ends with an error. A new stream for a group replaces the group's old stream
-    of the same partition.
+    In the positional dialect, a stream has only batches and errors. It has no keepalive frames, because TCP keepalive
+    detects dead clients, and it ends with an error. A new stream for a group replaces the group's old stream of the
+    same partition.
 
-    Invariant: at most one read or wait is in flight. After ``drop`` nothing is sent. While a stream runs it is counted
-    and, if it is for a group, registered under its key.
+    At most one read or wait is in flight. After ``drop`` nothing is sent. While a stream runs it is counted and, if it
+    is for a group, registered under its key.
     """
 
     __slots__ = (
@@ -78,7 +78,6 @@ class Stream:
         self._reader = session.state.guard.acting
 
     def begin(self) -> None:
-        """Take over the connection."""
         state = self._session.state
         if self._key is not None:
             earlier = state.streams.get(self._key)
@@ -100,7 +99,6 @@ class Stream:
             output.write(KEEPALIVE)
 
     def drained(self) -> None:
-        """Continue after the client has read."""
         self._schedule()
 
     def drop(self) -> None:
@@ -119,7 +117,6 @@ class Stream:
             del state.streams[self._key]
 
     def replace(self) -> None:
-        """End, because another connection now reads this partition for this group."""
         self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
 
     def _schedule(self) -> None:
@@ -146,7 +143,10 @@ class Stream:
         self._schedule()
 
     def _step(self) -> bool:
-        """Push one frame; return False if there is nothing to push now. Raises BrokerError."""
+        """Push one frame; return False if there is nothing to push now.
+
+        Raises BrokerError if the records cannot be read.
+        """
         broker = self._session.state.broker
         topic = broker.find_topic(self._topic)
         if topic is not None and not broker.access.permits(self._reader, Action.FETCH, topic):
@@ -172,7 +172,6 @@ class Stream:
         return True
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """Continue after the log has fetched bytes."""
         self._waits_for = None
         if isinstance(read, BrokerError):
             self._failed(read)
@@ -212,10 +211,10 @@ class Stream:
             self._leave("error", refused(error))
 
     def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
-        """End the stream and report why; the client may open another one (spec: cursus#stream).
+        """End the stream and report why. The client may open another one (spec: cursus#stream).
 
-        reason, facts: for the control frame, which also contains the offset at which to continue. error: for the
-        positional dialect.
+        ``reason`` and ``facts`` are for the control frame, which also contains the offset at which to continue.
+        ``error`` is for the positional dialect.
         """
         self.drop()
         if self._dialect is Dialect.POSITIONAL:
@@ -227,7 +226,7 @@ class Stream:
 
 
 def _nothing() -> None:
-    """Do nothing, because a read cannot be cancelled; its result is dropped."""
+    pass
 
 
 def stream(session: CursusSession, request: Request, /) -> Reply | None:

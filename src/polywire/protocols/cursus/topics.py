@@ -42,7 +42,7 @@ REMOVED: Final = "\U0001f5d1\ufe0f"
 
 
 def find_topic(session: CursusSession, name: str) -> Topic:
-    """Return the topic with this name; raise Refused ``topic_not_found``."""
+    """Return the topic with this name. Raises Refused ``topic_not_found``."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}", legacy=f"topic '{topic_word(name)}' not found")
@@ -50,7 +50,6 @@ def find_topic(session: CursusSession, name: str) -> Topic:
 
 
 def create(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle CREATE: create a topic, or change an existing one."""
     name = _name(request, "CREATE topic=<name> [partitions=<N>]")
     # only names of new topics are checked: topics of other protocols may have other names, and can still grow
     if session.state.broker.find_topic(name) is None:
@@ -141,7 +140,6 @@ def _name(request: Request, expected: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    """Raise Refused for an invalid topic name."""
     fault = topic_fault(name)
     if fault is not None:
         raise Refused("invalid_topic_name", f"topic={quote(name)} reason={quote(fault)}", legacy=fault)
@@ -160,7 +158,6 @@ def _positive(request: Request, key: str, usual: int) -> int:
 
 
 def delete(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle DELETE: delete a topic with its data."""
     name = _name(request, "DELETE topic=<name>")
     if session.state.broker.find_topic(name) is None:
         _check_name(name)
@@ -180,7 +177,9 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LIST. With a topic, reply with the same line as METADATA, which Java's producer expects (spec:
+    """Handle LIST.
+
+    If the request names a topic, the reply is the same line as for METADATA, which Java's producer expects (spec:
     cursus#list).
     """
     name = request.options.get("topic")
@@ -197,7 +196,7 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
 def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
     """Yield the names in slices.
 
-    acting: principal of the request; other requests may have been admitted by the time this runs.
+    ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
     """
     names: list[str] = []
     for topic in broker.topics():
@@ -211,7 +210,6 @@ def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> It
 
 
 def describe(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle DESCRIBE: reply with indented JSON."""
     topic = find_topic(session, _name(request, "DESCRIBE topic=<name>"))
     session.later(request.dialect, blocking=True).make(_description(topic))
     return None
@@ -247,7 +245,6 @@ def metadata(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_offsets(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LIST_OFFSETS, for one partition or all of a topic."""
     topic = find_topic(session, request.need("topic"))
     chosen = topic.partitions
     given = request.options.get("partition")

@@ -34,7 +34,6 @@ _LIST_FAULTS: Final = frozenset(
 
 
 def producer_of(transactional_id: str) -> str:
-    """Return the producer id of a transactional id."""
     return f"txn-{sha256(encoded(transactional_id)).digest()[:8].hex()}"
 
 
@@ -47,7 +46,7 @@ def _name(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TransactionRequest:
-    """A request that changes a transaction: transactional id, producer id and epoch."""
+    """A request that changes a transaction, with its transactional id, producer id and epoch."""
 
     session: CursusSession
     request: Request
@@ -56,7 +55,6 @@ class TransactionRequest:
 
     @classmethod
     def read(cls, session: CursusSession, request: Request) -> TransactionRequest:
-        """Parse the arguments that all commands except INIT_PRODUCER_ID and TXN_STATUS share; raise Refused."""
         name = _name(request)
         request.need("producerId")
         epoch = integer(request.need("epoch"))
@@ -65,10 +63,10 @@ class TransactionRequest:
         return cls(session, request, name, epoch)
 
     def transaction(self, failure: str) -> Transaction:
-        """Return the transaction, whose producer and epoch must be current.
+        """Return the transaction. The producer and the epoch of the request must be current.
 
-        Raises Refused ``transaction_not_found``, or ``failure`` for a fenced producer, with the word by which clients
-        detect it.
+        Raises Refused ``transaction_not_found``. For a fenced producer, raises Refused ``failure`` with the word by
+        which clients detect fencing.
         """
         found = _find(self.session, self.name)
         producer = self.request.options["producerId"]
@@ -84,7 +82,7 @@ class TransactionRequest:
         return found
 
     def opened(self, failure: str) -> Transaction:
-        """Return the transaction, which must be open."""
+        """Return the transaction. Raises Refused ``failure`` if it is not open."""
         found = self.transaction(failure)
         if not found.is_open:
             raise Refused(failure, f"reason={quote(f'transaction {self.name} is {found.state.value}')}")
@@ -99,7 +97,10 @@ def _find(session: CursusSession, name: str) -> Transaction:
 
 
 def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle INIT_PRODUCER_ID: begin an epoch, which fences earlier holders and aborts their open transactions."""
+    """Handle INIT_PRODUCER_ID: begin an epoch.
+
+    It fences producers with earlier epochs and aborts their open transactions.
+    """
     name = _name(request)
     answer = session.later(request.dialect, blocking=True)
     try:
@@ -113,7 +114,10 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def begin(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle BEGIN_TXN. It may follow an earlier transaction of the epoch, and be repeated until anything is staged."""
+    """Handle BEGIN_TXN.
+
+    It may follow an earlier transaction of the epoch, and may be repeated until something is staged.
+    """
     asked = TransactionRequest.read(session, request)
     transaction = asked.transaction("transaction_begin_failed")
     if transaction.is_open and (transaction.messages or transaction.positions):
@@ -130,7 +134,7 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle TXN_PUBLISH: stage a record. A sequence that its partition already has is a repeat."""
+    """Handle TXN_PUBLISH: stage a record. If its partition already has the sequence, the record is a repeat."""
     name = _name(request)
     request.need("topic")
     asked = TransactionRequest.read(session, request)
@@ -170,7 +174,7 @@ def _writable(session: CursusSession, name: str) -> Topic:
 
 
 def _partition(session: CursusSession, request: Request, topic: Topic, key: bytes, sequence: int) -> Partition:
-    """Return the partition: the one that is named, or else chosen by key or sequence.
+    """Return the partition that is named, or else one that is chosen by key or sequence.
 
     Sequences select the partitions in turn, so a repeat gets the same partition as the original.
     """
@@ -186,7 +190,10 @@ def _partition(session: CursusSession, request: Request, topic: Topic, key: byte
 
 
 def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle SEND_OFFSETS_TO_TXN for a group's member, whose generation is checked now and again at the commit."""
+    """Handle SEND_OFFSETS_TO_TXN for a member of a group.
+
+    The member's generation is checked now and again at the commit.
+    """
     asked = TransactionRequest.read(session, request)
     within = _group_request(session, request)
     pairs = _pairs(request, within)
@@ -252,7 +259,7 @@ def _failed_offsets(reason: str) -> Refused:
 
 
 def end(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle END_TXN: commit or abort. A repeated request gets the same answer."""
+    """Handle END_TXN: commit or abort. A repeated request gets the same response."""
     asked = TransactionRequest.read(session, request)
     result = request.options.get("result", "commit").lower()
     if result not in ("commit", "abort"):
@@ -313,7 +320,6 @@ def _commit(asked: TransactionRequest, transaction: Transaction) -> Reply | None
 
 
 def _check_rights(asked: TransactionRequest, transaction: Transaction) -> None:
-    """Check that the staged operations are still permitted; raise Refused."""
     state = asked.session.state
     for topic in state.broker.transactions.topics(transaction):
         state.guard.admit_topic(asked.session, topic, Action.PRODUCE)
@@ -322,7 +328,6 @@ def _check_rights(asked: TransactionRequest, transaction: Transaction) -> None:
 
 
 def _check_member(asked: TransactionRequest, transaction: Transaction) -> None:
-    """Check that the member still owns the partitions of the staged offsets; raise Refused."""
     for scope, held in transaction.positions.items():
         _check(GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation), held.offsets)
 
@@ -332,7 +337,6 @@ def _failed_commit(error: BrokerError) -> Refused:
 
 
 def status(session: CursusSession, request: Request, /) -> Reply:
-    """Handle TXN_STATUS."""
     name = _name(request)
     found = _find(session, name)
     state = TransactionState.ABORTED if found.state is TransactionState.EMPTY else found.phase
