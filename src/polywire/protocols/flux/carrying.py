@@ -50,9 +50,9 @@ _TOPICS_AT: Final = 7 * decoder.RUN_RECORDS_MAX
 class CarryingFluxSession:
     """Implements ``Session`` in front of a session of this shard.
 
-    ``_order``: the runs of lines whose responses are outstanding, in order. ``_settles``: the next line waits until all
-    earlier ones are answered, because it may depend on them. ``_rest``: unread bytes of a client that will send no
-    more.
+    ``_order`` has the runs of lines whose responses are outstanding, in order. If ``_settles``, the next line waits
+    until all earlier ones are answered, because it may depend on them. ``_rest`` has the unread bytes of a client that
+    will send no more.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class CarryingFluxSession:
         resume: Callable[[], None],
         inner: Callable[[Output, Callable[[], None]], FluxSession],
     ) -> None:
-        """inner: opens a session of this shard."""
+        """``inner`` opens a session of this shard."""
         self._shards: Final = shards
         self._commands: Final = commands
         self._output: Final = output
@@ -101,20 +101,16 @@ class CarryingFluxSession:
 
     @property
     def spoken_dialect(self) -> str:
-        """Empty: FLUX has no dialects."""
         return ""
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest line in bytes."""
         return self._inner.frame_bytes_max
 
     def wanted(self) -> int:
-        """Return 0, because the length of a line is unknown until it is complete."""
         return 0
 
     def owes(self) -> bool:
-        """Return whether a request is unanswered."""
         return bool(self._order)
 
     def paused(self) -> bool:
@@ -132,7 +128,7 @@ class CarryingFluxSession:
         )
 
     def receive(self, data: memoryview) -> int:
-        """Forward every complete line; return the number of bytes consumed. Raises PeerError."""
+        """Forward every complete line; return the number of bytes consumed. Raises PeerError for a malformed line."""
         self._receiving = True
         try:
             at = 0
@@ -147,7 +143,10 @@ class CarryingFluxSession:
             self._pump()
 
     def _take(self, data: memoryview, start: int) -> int:
-        """Forward a run of lines, or one line; return the number of bytes consumed. Raises PeerError."""
+        """Forward a run of lines, or one line; return the number of bytes consumed.
+
+        Raises PeerError for a malformed line.
+        """
         work, line_max = self._inner.scratch.work, self._inner.frame_bytes_max
         reason, after, end, count, topics = decoder.scan(data, start, len(data), work, line_max)
         if count:
@@ -179,7 +178,10 @@ class CarryingFluxSession:
         return len(line) if shard is None else self._hand(shard, line, 1)
 
     def _shard_of(self, request: Request, line: bytes) -> int | None:
-        """Return the shard that handles a line; None if the response is already queued. Raises Refused."""
+        """Return the shard that handles a line; None if the response is already queued.
+
+        Raises Refused if the line is invalid.
+        """
         command = self._commands.get(request.command)
         if command is None:
             return self._shards.own
@@ -206,7 +208,7 @@ class CarryingFluxSession:
     def _place(self, name: str, begins: Callable[[str], int] | None) -> int:
         """Return the shard of a topic.
 
-        begins: returns the shard for a topic that the line creates; None if the line does not create topics.
+        ``begins`` returns the shard for a topic that the line creates. It is None if the line does not create topics.
         """
         if self._inner.broker.find_topic(name) is not None:
             return self._shards.own
@@ -217,7 +219,7 @@ class CarryingFluxSession:
         return self._shards.own if shard is None else shard
 
     def _hand(self, shard: int, lines: memoryview, count: int) -> int:
-        """Send lines to a shard; return the number of bytes consumed. Raises PeerError."""
+        """Send lines to a shard; return the number of bytes consumed. Raises PeerError for a malformed line."""
         if shard != self._shards.own:
             link = self._links.to(shard)
             link.write(bytes(lines))
@@ -239,23 +241,21 @@ class CarryingFluxSession:
             self._pump()
 
     def came(self) -> None:
-        """Continue after a shard has sent responses."""
         self._pump()
 
     def relieved(self) -> None:
-        """Continue after a shard has read what it was sent."""
         self._go_on()
 
     def link_lost(self, shard: int) -> None:
-        """Close the connection if a response of this shard is outstanding, because the outcome of its requests is
-        unknown.
+        """Close the connection if a response of this shard is outstanding.
+
+        The outcome of the requests is unknown.
         """
         link = self._links.forget(shard)
         if link is not None and not self._is_closed and any(part.rests_on(link) for part in self._order):
             self._output.fail(PeerError("the process that owns a topic has exited", fatal=True))
 
     def _pump(self) -> None:
-        """Write the responses that are next in order, and continue with lines that had to wait."""
         if self._is_closed:
             return
         written: list[bytes] = []
@@ -269,14 +269,12 @@ class CarryingFluxSession:
         self._go_on()
 
     def _regulate(self) -> None:
-        """Read from the shards only while the client reads."""
         is_full = self._output.backlog > self._output.backlog_max
         for link in self._links:
             link.regulate(is_full=is_full)
         self._own.regulate()
 
     def _go_on(self) -> None:
-        """Continue with lines that had to wait, if they no longer must; never from inside ``receive``."""
         if self._receiving or self._is_closed or self._waits():
             return
         if self._rest:
@@ -290,12 +288,11 @@ class CarryingFluxSession:
     # The peer's side
 
     def drained(self) -> None:
-        """Continue after the client has read."""
         self._inner.drained()
         self._pump()
 
     def finish(self, data: memoryview) -> None:
-        """Process the end of the client's data; bytes without a line ending are its last request (spec: flux#framing)."""
+        """Bytes without a line ending are the client's last request (spec: flux#framing)."""
         rest = bytes(data)
         self._is_finished = True
         self._rest = rest if rest.endswith(b"\n") or not rest else rest + b"\n"
@@ -310,7 +307,6 @@ class CarryingFluxSession:
         self._rest = rest[taken:] if self._waits() else b""
 
     def close(self) -> None:
-        """Process the end of the connection."""
         self._is_closed = True
         self._inner.close()
         self._order.clear()

@@ -20,11 +20,8 @@ WIRE: Final = "flux"
 
 
 class FluxBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol):
-    """The operations of the broker that this protocol uses."""
-
     @property
-    def groups(self) -> Coordinator:
-        """Groups and their members."""
+    def groups(self) -> Coordinator: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,6 @@ def _wide_white(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(c=cython.uchar)
 def _topic_byte(c: int) -> bool:
-    """Return whether a FLUX topic may contain this byte (spec: flux#names)."""
     return 0x61 <= c <= 0x7A or 0x41 <= c <= 0x5A or 0x30 <= c <= 0x39 or c == 0x2E or c == 0x5F or c == 0x2D
 
 
@@ -209,8 +208,9 @@ def after_character(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_line(data: Buffer, i: int, stop: int) -> int:
-    """Return the position after the line ending, before which only an ack mode of 0 or 1 is allowed; -1 for anything
-    else.
+    """Return the position after the line ending. Before it, only an ack mode of 0 or 1 is allowed.
+
+    Returns -1 for anything else.
     """
     if data[i] == 0x20:
         if stop - i < 8 or data[i + 1] != 0x61 or data[i + 2] != 0x63 or data[i + 3] != 0x6B or data[i + 4] != 0x73:
@@ -239,7 +239,7 @@ def _after_line(data: Buffer, i: int, stop: int) -> int:
     topics=cython.Py_ssize_t,
 )
 def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) -> int:
-    """Return the number of a topic within the run, added if it is new; -1 if there is no space."""
+    """Return the number of a topic within the run. A new topic is added. Returns -1 if there is no space."""
     t = cython.declare(cython.Py_ssize_t, topics - 1)
     k = cython.declare(cython.Py_ssize_t)
     other = cython.declare(cython.Py_ssize_t)
@@ -321,7 +321,6 @@ def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topic
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _line_end(data: Buffer, i: int, stop: int) -> int:
-    """Return the position of the first LF from ``i`` on, or ``stop``."""
     while i < stop and data[i] != 0x0A:
         i += 1
     return i
@@ -394,7 +393,6 @@ def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
 @cython.returns(bytes)
 @cython.locals(data="const unsigned char[::1]", at=cython.Py_ssize_t, size=cython.Py_ssize_t)
 def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
-    """Copy bytes whose range was checked."""
     if cython.compiled:
         return cython.cast(cython.p_char, cython.address(data[0]))[at : at + size]
     return bytes(data[at : at + size])
@@ -412,9 +410,10 @@ def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
     size=cython.Py_ssize_t,
 )
 def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
-    """Copy the correlation ids of a run, each with an LF, to ``out``; return the bytes written, -1 if they do not fit.
+    """Copy the correlation ids of a run, each with an LF, to ``out``.
 
-    Replies are written after the commit, when the receive buffer may have other content.
+    Returns the bytes written, -1 if they do not fit. The ids are copied because replies are written after the commit,
+    when the receive buffer may have other content.
     """
     if not 0 <= count <= 2048 or len(work) < 6 * 2048:
         raise ValueError(f"number of records is outside the buffers count={count}")
@@ -445,8 +444,9 @@ def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
     j=cython.Py_ssize_t,
 )
 def select(work: Numbers, count: int, topic: int, spans: Numbers, records: Numbers) -> int:
-    """Copy the spans of one topic's records, and the numbers of these records within the run; return how many there
-    are.
+    """Copy the spans of one topic's records, and the numbers of these records within the run.
+
+    Returns how many records there are.
     """
     if not 0 <= count <= 2048 or len(work) < 7 * 2048 or len(spans) < 4 * count or len(records) < count:
         raise ValueError(f"number of records is outside the buffers count={count}")
@@ -487,10 +487,13 @@ def divide(
 ) -> int:
     """Group the records of a topic by partition, in the order of their first appearance; return the number of groups.
 
-    partitions: partition of each record. records: the records' numbers within the run (None: all records of the run).
-    base: number of the first group. slots: one zero per partition of the topic; all are zero again afterwards. groups:
-    receives the group of each record of the run. rows: receives the indexes of the records, group after group. bounds:
-    receives, for each group, its end in ``rows`` and its partition.
+    * ``partitions``: the partition of each record.
+    * ``records``: the records' numbers within the run (None: all records of the run).
+    * ``base``: number of the first group.
+    * ``slots``: one zero per partition of the topic; all are zero again afterwards.
+    * ``groups``: receives the group of each record of the run.
+    * ``rows``: receives the indexes of the records, group after group.
+    * ``bounds``: receives, for each group, its end in ``rows`` and its partition.
     """
     if count > len(partitions) or count > len(rows) or 2 * count > len(bounds) or count > len(groups):
         raise ValueError(f"records do not fit into the buffers count={count}")

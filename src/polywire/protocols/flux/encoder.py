@@ -96,7 +96,6 @@ def _put_number(out: bytearray, at: int, value: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, text="const unsigned char[::1]")
 def _put_text(out: bytearray, at: int, text: Buffer) -> int:
-    """Write a constant; return the position after it."""
     k = cython.declare(cython.Py_ssize_t)
     n = cython.declare(cython.Py_ssize_t, len(text))
     for k in range(n):
@@ -122,9 +121,9 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
 def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) -> int:
     """Write the replies of a run to ``out``; return the bytes written.
 
-    ids: from ``pack_ids``. groups: the group of each record. numbers: for each group, its partition, the offset of its
-    next record, and the lowest high watermark (hw) to report. Each reply increments the offset. It reports the record's
-    own offset as the hw, or the lowest hw if that is higher.
+    ``ids`` are from ``pack_ids``. ``groups`` has the group of each record. ``numbers`` has, for each group, its
+    partition, the offset of its next record, and the lowest high watermark (hw) to report. Each reply increments the
+    offset. It reports the record's own offset as the hw, or the lowest hw if that is higher.
     """
     if len(out) < len(ids) + len(groups) * 96:
         raise ValueError(f"replies do not fit bytes={len(out)} records={len(groups)}")
@@ -188,8 +187,9 @@ def _clean(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _one_word(data: Buffer, i: int, stop: int) -> bool:
-    """Return whether a value has no ASCII white space, so that it can have come in a line. The stored flag alone does
-    not prove that.
+    """Return whether a value has no ASCII white space, so that a line can have contained it.
+
+    The stored flag alone does not prove that.
     """
     while i < stop:
         if data[i] == 0x20 or 0x09 <= data[i] <= 0x0D:
@@ -227,7 +227,6 @@ def _put_offset(out: bytearray, at: int, offset: int) -> int:
     at=cython.Py_ssize_t,
 )
 def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
-    """Write a value unchanged; return the position after it."""
     while i < stop:
         out[at] = data[i]
         at += 1
@@ -349,12 +348,18 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
 def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
     """Write ``offset:value`` of the records in a chunk of stored batches to ``out``, joined by commas.
 
-    The words of ``state``: START and END (requested offsets, END is exclusive), CAP (bytes at which to stop, but at
-    least one record is written), POSITION and ROW (where to continue), AT (bytes written so far), ESCAPED (values
-    escaped so far). All but END and CAP are updated. START becomes the offset after the written records, and END when
-    no more are requested. Returns DONE at the end of the chunk; STOPPED if no more records are requested or fit;
-    COMPRESSED if the batch at POSITION must be decompressed first; otherwise the free bytes that the next record needs
-    in ``out``. Raises ValueError for invalid batches.
+    The words of ``state`` are:
+
+    * START and END: requested offsets; END is exclusive.
+    * CAP: bytes at which to stop, but at least one record is written.
+    * POSITION and ROW: where to continue.
+    * AT: bytes written so far.
+    * ESCAPED: values escaped so far.
+
+    All but END and CAP are updated. START becomes the offset after the written records, and END when no more are
+    requested. Returns DONE at the end of the chunk, and STOPPED if no more records are requested or fit. Returns
+    COMPRESSED if the batch at POSITION must be decompressed first. Otherwise returns the free bytes that the next
+    record needs in ``out``. Raises ValueError for invalid batches.
     """
     lent = lend(data)
     if len(state) < STATE_WORDS or state[_POSITION] < 0 or state[_ROW] < 0 or state[_AT] < 0:
@@ -391,7 +396,7 @@ def put_chunks(
     """Write records ``start <= offset < end`` as ``offset:value``.
 
     Returns the buffer, the number of bytes written, and the number of escaped values. The buffer is a new one if
-    ``out`` was too small. Raises Corrupt.
+    ``out`` was too small. Raises Corrupt for a damaged batch.
     """
     state = new_state(start, end, limit)
     out, _ = put_more(chunks, state, out)
@@ -401,7 +406,7 @@ def put_chunks(
 def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
     """Append records as ``offset:value``; return the buffer, and whether no more records are requested.
 
-    The buffer is a new one if ``out`` was too small. Raises Corrupt.
+    The buffer is a new one if ``out`` was too small. Raises Corrupt for a damaged batch.
     """
     for chunk in chunks:
         state[POSITION] = state[ROW] = 0
@@ -412,7 +417,7 @@ def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) ->
 
 
 def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:
-    """Write one chunk; enlarge ``out`` and decompress batches as needed."""
+    """Write one chunk. Enlarge ``out`` and decompress batches as needed."""
     while (code := put_chunk(chunk, state, out)) not in (DONE, STOPPED):
         if code == COMPRESSED:
             position = state[POSITION]

@@ -71,10 +71,9 @@ def refused(error: BrokerError) -> Refused:
 
 
 def not_leader() -> Refused:
-    """Return the error of a broker that is not the partition's leader."""
     return Refused(_LEADER, b"partition leader unavailable on this broker")
 
 
 def replication_timeout() -> Refused:
-    """Return the error for a record that was not replicated for ``acks=all`` in time. The record stays stored."""
+    """Return the error for a record that was not replicated in time for ``acks=all``. The record stays stored."""
     return Refused(WireCode.REPLICATION_TIMEOUT, b"acks=all timeout")

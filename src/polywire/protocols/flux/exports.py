@@ -52,24 +52,21 @@ class Worker(Protocol):
     def run(self, job: Job, on_completed: Completion[Any]) -> None:
         """Run ``job`` in the thread, then call ``on_completed`` on the loop with its result or error."""
 
-    def stop(self) -> None:
-        """Finish the submitted jobs."""
+    def stop(self) -> None: ...
 
 
 class Phase(Enum):
-    """The phase of an export: idle, encoding changes, or writing files."""
-
     RESTING = "resting"
     ENCODING = "encoding"
     WRITING = "writing"
 
 
 class Exports:
-    """Maintains the two files. ``_pieces``: encoded content by file and group.
+    """Maintains the two files. ``_pieces`` has the encoded content by file and group.
 
-    Invariant: ``_size`` is the size of all pieces, at most ``bytes_max``. The pieces of groups in ``_names``, and of
-    groups that changed since the last check, are out of date. With ``_rebuilds`` there are no pieces, and all groups
-    must be encoded.
+    ``_size`` is the size of all pieces, at most ``bytes_max``. The pieces of groups in ``_names``, and of groups that
+    changed since the last check, are out of date. If ``_rebuilds``, there are no pieces, and all groups must be
+    encoded.
     """
 
     def __init__(self, broker: FluxBroker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:
@@ -94,7 +91,6 @@ class Exports:
         self._check()
 
     def stop(self) -> None:
-        """Write pending changes and stop."""
         if self._timer is not None:
             self._timer.cancel()
         self._worker.stop()
@@ -105,7 +101,6 @@ class Exports:
             self._job()()
 
     def _check(self) -> None:
-        """Collect changes and start to write them, unless a write is in progress or delayed."""
         self._timer = self._broker.loop.call_later(INTERVAL_S, self._check)
         self._take()
         if self._phase is not Phase.RESTING or self._broker.clock.monotonic() < self._paused_until:
@@ -116,7 +111,6 @@ class Exports:
             self._broker.sliced.put(self._step)
 
     def _take(self) -> None:
-        """Collect the changed groups."""
         touched = self._broker.groups.take_touched()
         if not self._rebuilds:
             self._names |= touched
@@ -137,7 +131,6 @@ class Exports:
         self._rebuilds = True
 
     def _step(self, end: float) -> bool:
-        """Do a slice of work; return whether more is left."""
         if self._phase is not Phase.ENCODING or self._encode(until=end):
             return self._phase is Phase.ENCODING
         self._phase = Phase.WRITING
@@ -145,7 +138,6 @@ class Exports:
         return False
 
     def _encode(self, *, until: float) -> bool:
-        """Encode changed groups until this time; return whether more are left."""
         now = self._broker.clock.monotonic
         while self._names:
             self._encode_group(self._names.pop())
@@ -164,7 +156,6 @@ class Exports:
         self._keep(OFFSETS, name, b"" if topic is None or not offsets else offsets_json(topic, offsets))
 
     def _keep(self, file: str, name: str, piece: bytes) -> None:
-        """Set the content of a file for a group; empty content removes the group from the file."""
         pieces = self._pieces[file]
         was = pieces.get(name, b"")
         if piece == was:
@@ -181,13 +172,12 @@ class Exports:
         return len(name.encode()) + len(piece) if piece else 0
 
     def _give_up(self) -> None:
-        """Remove the files: the size limit is exceeded, and partial files would mislead. Try again later."""
+        """Remove the files, because the size limit is exceeded and partial files would mislead. Try again later."""
         log.warning("too many groups to export, removed the export files", files=FILES, limit=self._bytes_max)
         self._let_go()
         self._paused_until = self._broker.clock.monotonic() + AGAIN_S
 
     def _job(self) -> Job:
-        """Return a job that writes the present pieces to the files."""
         wanted = {file: dict(self._pieces[file]) for file in self._changed}
         self._changed = set()
         return partial(_write, self._store, wanted)
@@ -214,7 +204,6 @@ def remove(store: Store) -> None:
 
 
 def _write(store: Store, wanted: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Replace files; remove those without content."""
     for file, pieces in wanted.items():
         if pieces:
             store.put(file, _object(pieces))
@@ -223,7 +212,6 @@ def _write(store: Store, wanted: Mapping[str, Mapping[str, bytes]]) -> None:
 
 
 def group_json(view: GroupView, *, now_us: int) -> bytes:
-    """Return a group's entry in ``groups.json``."""
     ids = [member.id for member in view.members]
     shares = {member.id: list(member.partitions) or None for member in view.members}
     fields = {
@@ -241,7 +229,6 @@ def group_json(view: GroupView, *, now_us: int) -> bytes:
 
 
 def offsets_json(topic: str, offsets: Mapping[int, int]) -> bytes:
-    """Return a group's entry in ``offsets.json``."""
     return _encoded({topic: dict(sorted((str(number), offset) for number, offset in offsets.items()))})
 
 

@@ -66,7 +66,6 @@ class FluxFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
@@ -86,14 +85,13 @@ class FluxFactory:
         return following.isprintable() or following in WHITE if following else undecided
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
-        """Return a session for a new connection."""
         return FluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
 
 
 class FluxLinkFactory(FluxFactory):
     """Opens sessions for connections from other processes of this broker.
 
-    inside: the factory for clients, with which they share all state.
+    ``inside`` is the factory for clients. The sessions share all state with the sessions of that factory.
     """
 
     __slots__ = ()
@@ -105,7 +103,6 @@ class FluxLinkFactory(FluxFactory):
         self.commands = inside.commands
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
-        """Return a session for a connection from another process."""
         return LinkedFluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
 
 
@@ -115,5 +112,4 @@ class CarryingFluxFactory(CarryingFactory[FluxFactory]):
     __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingFluxSession:
-        """Return a session for a new connection."""
         return CarryingFluxSession(self._shards, self._inside.commands, output, resume, self._inside.open)

@@ -49,8 +49,9 @@ def consume(session: FluxSession, request: Request, /) -> bytes | None:
 
 
 def _bytes_max(request: Request) -> int:
-    """Return the value of the extension ``max=…``. Raises Refused for any other additional argument (spec:
-    flux#consume).
+    """Return the value of the extension ``max=…`` (spec: flux#consume).
+
+    Raises Refused for any other additional argument.
     """
     name, _, value = request.args[3].partition(b"=")
     if name != b"max":
@@ -85,14 +86,14 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
 class Reply:
     """A reply with records, written in pieces (decision 0119).
 
-    bytes_max: the reply ends after this many bytes of records, but has at least one record; it is written at once.
-    If None, pieces are written as the client reads them. hw: the high watermark that is reported after the records. If
-    the records end earlier, the offset of the last record is reported instead. With None, no hw is
-    reported.
+    If ``bytes_max`` is set, the reply is written at once. It ends after this many bytes of records, but has at least
+    one record. If ``bytes_max`` is None, pieces are written as the client reads them. ``hw`` is the high watermark that
+    is reported after the records. If the records end earlier, the offset of the last record is reported instead. If
+    ``hw`` is None, none is reported.
 
-    Invariant: data of a read is not used after its pin was released. ``_next`` is the offset after the records that are
-    in ``_buffer`` or were written. ``_begun``: records were written. ``_clogged``: the client must read before more is
-    written.
+    Data of a read is not used after its pin was released. ``_next`` is the offset after the records that are in
+    ``_buffer`` or were written. If ``_begun``, records were written. If ``_clogged``, the client must read before more
+    is written.
     """
 
     __slots__ = (
@@ -136,7 +137,10 @@ class Reply:
         self._answer = Answer(session, request.id, blocking=True)
 
     def begin(self, start: int) -> bytes | None:
-        """Return the payload if there is nothing to read. Otherwise answer now, or when the log has fetched the bytes."""
+        """Return the payload if there is nothing to read.
+
+        Otherwise return None. The response is sent now, or when the log has fetched the bytes.
+        """
         if start >= self._end:
             return self._head + self._tail()
         self._next = start
@@ -148,7 +152,6 @@ class Reply:
         return None
 
     def drained(self) -> None:
-        """Continue after the client has read."""
         if self._clogged:
             self._clogged = False
             self._session.broker.sliced.put(self._read_on)
@@ -181,7 +184,6 @@ class Reply:
         return False
 
     def _fetched(self, read: Read | BrokerError) -> None:
-        """Continue after the log has fetched bytes."""
         if self._session.closed:
             if not isinstance(read, BrokerError):
                 read.pin.release()
@@ -200,8 +202,9 @@ class Reply:
             self._finish()
 
     def _take(self, read: Read) -> bool:
-        """Encode the records of a read, and write the buffer when it is full; return whether to read more. Raises
-        BrokerError.
+        """Encode the records of a read, and write the buffer when it is full. Return whether to read more.
+
+        Raises BrokerError for damaged batches.
         """
         state, before = self._state, self._next
         if self._buffer is None:
@@ -224,7 +227,6 @@ class Reply:
         return True
 
     def _write_piece(self) -> None:
-        """Write the buffer and continue with another one."""
         parts, buffer = self._parts(), self._buffer
         assert buffer is not None
         self._buffer = None
@@ -234,7 +236,6 @@ class Reply:
         self._session.output.write_many(parts, partial(self._session.state.reply_buffers.give, buffer))
 
     def _parts(self) -> Parts:
-        """Return the text that must precede the buffer, and the buffer."""
         size = self._state[encoder.AT]
         before = b"" if self._begun and not size else b"," if self._begun else self._opening()
         return [before, memoryview(self._buffer or b"")[:size]]
@@ -246,7 +247,7 @@ class Reply:
         return b"" if self._hw is None else b" hw=%d" % self._hw
 
     def _stop(self, error: BrokerError) -> None:
-        """Answer with the records so far, because the next ones cannot be read. Later reads get the error."""
+        """Respond with the records so far, because the next ones cannot be read. Later reads get the error."""
         if not self._begun and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()
@@ -271,7 +272,7 @@ class Reply:
         self._answer.fill([whole])
 
     def _drop(self) -> None:
-        """Drop what is left of the reply; a read in flight is released when it completes."""
+        """Drop the rest of the reply. A read in flight is released when it completes."""
         buffer, self._buffer = self._buffer, None
         self._session.drain = None
         if buffer is not None:

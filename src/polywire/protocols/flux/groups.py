@@ -37,7 +37,6 @@ def _placed(generation: int, partitions: tuple[int, ...]) -> bytes:
 
 
 def join(session: FluxSession, request: Request, /) -> None:
-    """Handle JOIN."""
     usage(request, "<group> <topic> <consumer_id> [assignor=round_robin|range]", 3, 4)
     assignor = _assignor(request.args[3]) if len(request.args) == 4 else None
     group, member = plain_name(request.args[0], "group"), plain_name(request.args[2], "consumer_id")
@@ -59,27 +58,24 @@ def join(session: FluxSession, request: Request, /) -> None:
 
 
 def _names(request: Request) -> tuple[str, str, str, int]:
-    """Return group, topic, member and generation; an invalid name is treated like an unknown one."""
+    """Return group, topic, member and generation. An invalid name is treated like an unknown one."""
     group, member = text_of(request.args[0]), text_of(request.args[2])
     return group, named(request.args[1]), member, integer(request.args[3], "generation")
 
 
 def sync(session: FluxSession, request: Request, /) -> bytes:
-    """Handle SYNC: return the current assignment."""
     usage(request, _MEMBER, 4)
     place = session.broker.groups.sync(*_names(request), wire=WIRE, by=session.caller)
     return _placed(place.generation, place.partitions)
 
 
 def heartbeat(session: FluxSession, request: Request, /) -> bytes:
-    """Handle HEARTBEAT."""
     usage(request, _MEMBER, 4)
     session.broker.groups.heartbeat(*_names(request), wire=WIRE, by=session.caller)
     return b"heartbeat=ok"
 
 
 def leave(session: FluxSession, request: Request, /) -> None:
-    """Handle LEAVE."""
     usage(request, _MEMBER, 4)
     answer = Answer(session, request.id)
     answer.payload = b"left=true"
@@ -88,7 +84,7 @@ def leave(session: FluxSession, request: Request, /) -> None:
 
 
 def commit(session: FluxSession, request: Request, /) -> None:
-    """Handle COMMIT: store the offset without checking whether it exists."""
+    """Store the offset without a check whether it exists."""
     usage(request, "<group> <topic> <consumer_id> <generation> <partition> <offset>", 6)
     names = _names(request)
     place = integer(request.args[4], "partition"), integer(request.args[5], "offset")
@@ -99,7 +95,7 @@ def commit(session: FluxSession, request: Request, /) -> None:
 
 
 def offset(session: FluxSession, request: Request, /) -> bytes:
-    """Handle OFFSET: return the group's next offset; 0 if it has not committed one."""
+    """Return the group's next offset. It is 0 if the group has not committed one."""
     usage(request, "<group> <topic> <partition>", 3)
     number = integer(request.args[2], "partition")
     group, topic = text_of(request.args[0]), named(request.args[1])

@@ -1,6 +1,6 @@
 """The receiving end of a link: a FLUX session whose client is another process of this broker (decision 0127).
 
-A partial line is discarded.
+If the other process exits while it sends a line, the partial line is discarded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ class LinkedFluxSession(FluxSession):
     """One link."""
 
     def finish(self, data: memoryview) -> None:
-        """Drop an incomplete line at the end. The other process sends only complete lines, so it has exited and the
-        line was cut off.
+        """Drop an incomplete line at the end.
+
+        The other process sends only complete lines. It has therefore exited while it sent this line.
         """
         super().finish(data[: bytes(data).rfind(b"\n") + 1])

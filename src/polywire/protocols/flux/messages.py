@@ -63,7 +63,6 @@ class Refused(Exception):
 
 
 def bad(text: bytes | str) -> Refused:
-    """Return a BAD_REQUEST with this text."""
     return Refused(WireCode.BAD_REQUEST, text)
 
 
@@ -77,16 +76,12 @@ class Request:
 
 
 class Acks(Enum):
-    """Acknowledgement modes of PRODUCE."""
-
     NONE = b"0"
     LEADER = b"1"
     ALL = b"all"
 
 
 class Role(Enum):
-    """The role of this broker for a partition."""
-
     LEADER = b"leader"
     FOLLOWER = b"follower"
 
@@ -102,14 +97,12 @@ def bytes_of(text: str) -> bytes:
 
 
 def trim(line: bytes) -> bytes:
-    """Strip white space (spec: flux#white-space)."""
     if line.isascii():
         return line.strip(_WHITE_ASCII)
     return bytes_of(text_of(line).strip(WHITE))
 
 
 def has_white(line: bytes) -> bool:
-    """Return whether a line contains white space."""
     if line.isascii():
         return len(line.translate(None, _WHITE_ASCII)) != len(line)
     text = text_of(line)
@@ -117,7 +110,6 @@ def has_white(line: bytes) -> bool:
 
 
 def words(line: bytes) -> list[bytes]:
-    """Split at white space."""
     if line.isascii():
         return line.split()
     return [bytes_of(word) for word in text_of(line).translate(_TO_BLANK).split(" ") if word]
@@ -145,7 +137,7 @@ def refuse_kafka(data: bytes) -> None:
 
 
 def parse(line: bytes, *, pipes: bool = False) -> Request:
-    """Parse a line without its LF. ``pipes``: arguments may contain pipes.
+    """Parse a line without its LF. If ``pipes``, arguments may contain pipes.
 
     Raises Refused, which must be answered with the correlation id 0.
     """
@@ -179,13 +171,13 @@ def is_plain(value: bytes) -> bool:
 
 
 def usage(request: Request, text: str, *counts: int) -> None:
-    """Raise Refused unless the number of arguments is one of ``counts``."""
+    """Raise Refused with the usage ``text`` unless the number of arguments is one of ``counts``."""
     if len(request.args) not in counts:
         raise bad(f"{request.command} requires: {text}")
 
 
 def integer(text: bytes, field: str) -> int:
-    """Parse a signed 64-bit decimal number; raise Refused ``invalid <field>``."""
+    """Parse a signed 64-bit decimal number. Raises Refused ``invalid <field>``."""
     value = signed_64(text_of(text))
     if value is None:
         raise bad(f"invalid {field}")
@@ -193,7 +185,7 @@ def integer(text: bytes, field: str) -> int:
 
 
 def integers(text: bytes) -> list[int]:
-    """Parse a comma-separated list, skipping empty items; raise Refused ``invalid integer list``."""
+    """Parse a comma-separated list, skipping empty items. Raises Refused ``invalid integer list``."""
     items = [item for item in text.split(b",") if item]
     if len(items) > LIST_ITEMS_MAX:
         raise bad(f"more than {LIST_ITEMS_MAX} numbers in an integer list")
@@ -217,7 +209,7 @@ def named(text: bytes) -> str:
 
 
 def topic_name(text: bytes) -> str:
-    """Decode a valid topic name (decision 0116); raise Refused ``invalid topic``."""
+    """Decode a valid topic name (decision 0116). Raises Refused ``invalid topic``."""
     name = named(text)
     parts = TopicName.parse(name)
     if not is_name(parts.stream) or not is_name(parts.topic):
@@ -226,10 +218,9 @@ def topic_name(text: bytes) -> str:
 
 
 def plain_name(text: bytes, field: str) -> str:
-    """Decode a group, consumer id or host. It must have at most 255 bytes of UTF-8 without control bytes (spec:
-    flux#names).
+    """Decode a group, consumer id or host (spec: flux#names).
 
-    Raises Refused ``invalid <field>``.
+    Raises Refused ``invalid <field>`` unless it has at most 255 bytes of UTF-8 without control bytes.
     """
     if len(text) > 255 or not is_plain(text):
         raise bad(f"invalid {field}")
@@ -237,7 +228,7 @@ def plain_name(text: bytes, field: str) -> str:
 
 
 def acks(text: bytes) -> Acks:
-    """Parse ``acks=…``; raise Refused."""
+    """Parse ``acks=…``. Raises Refused for an unknown mode."""
     name, _, value = text.partition(b"=")
     try:
         if name == b"acks":
@@ -248,7 +239,7 @@ def acks(text: bytes) -> Acks:
 
 
 def role(text: bytes) -> Role:
-    """Parse a role; raise Refused."""
+    """Parse a role. Raises Refused for an unknown role."""
     try:
         return Role(text)
     except ValueError:
@@ -261,7 +252,6 @@ def ok(correlation: bytes, payload: bytes) -> bytes:
 
 
 def err(correlation: bytes, refused: Refused) -> bytes:
-    """Return an error reply with its line ending."""
     return b"V1|%b|ERR|%b|%b\n" % (correlation, refused.code.value, refused.text)
 
 
@@ -271,5 +261,4 @@ def listed(items: Iterable[object]) -> str:
 
 
 def flag(value: bool) -> str:
-    """Format a truth value."""
     return "true" if value else "false"

@@ -62,7 +62,6 @@ class _Waiter:
         self.wake = wake
 
     def cancel(self) -> None:
-        """Cancel the wait."""
         if self in self._waiters:
             self._waiters.remove(self)
 
@@ -71,8 +70,8 @@ class _Waiter:
 class PartitionView:
     """A partition with followers, or one that this broker does not lead.
 
-    followers: acknowledged offset and time of the last report, by replica id. floor: the highest hw that was reported
-    while this broker led the partition.
+    ``followers`` has the acknowledged offset and the time of the last report, by replica id. ``floor`` is the highest
+    hw that was reported while this broker led the partition.
     """
 
     leader: int
@@ -86,7 +85,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """The in-sync set and hw of a partition, as computed last (spec: flux#replication)."""
+    """The in-sync set and the hw of a partition, as computed last (spec: flux#replication)."""
 
     hw: int
     isr: list[int]
@@ -96,8 +95,7 @@ class Replication:
 class FluxState:
     """Registry, roles and replication of one broker.
 
-    Invariant: if a partition has no view, this broker leads it, it has no follower, and its hw is its last readable
-    offset.
+    If a partition has no view, this broker leads it, it has no follower, and its hw is its last readable offset.
     """
 
     __slots__ = (
@@ -148,15 +146,12 @@ class FluxState:
 
     @property
     def index(self) -> int:
-        """Number of metadata changes."""
         return self._index
 
     def brokers(self) -> list[int]:
-        """Ids of the registered brokers, ascending."""
         return sorted(self._brokers)
 
     def fenced(self) -> list[int]:
-        """Ids of the fenced brokers, ascending."""
         return sorted(number for number, entry in self._brokers.items() if entry.fenced)
 
     def term_and_index(self) -> str:
@@ -166,9 +161,10 @@ class FluxState:
     def register(
         self, number: int, host: str, port: int, epoch: int, *, by: Caller = ITSELF, done: Completion[int] | None
     ) -> None:
-        """Register or replace a broker, and clear its fencing. Raises Refused, Busy.
+        """Register or replace a broker, and clear its fencing.
 
-        epoch: 0 or less is replaced by the time in nanoseconds.
+        An ``epoch`` of 0 or less is replaced by the time in nanoseconds. Raises Refused if there are too many brokers,
+        and Busy.
         """
         if number not in self._brokers and by is not ITSELF:
             self._admit_broker(by)
@@ -280,7 +276,7 @@ class FluxState:
     def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
         """Apply a repeated creation: set the number of replicas, and drop reports of followers above this number.
 
-        Raises Busy.
+        Raises Busy if the limit of stored metadata is reached.
         """
         if factor != self._factors.get(topic.id):
             self._sweep_in_time()
@@ -297,7 +293,10 @@ class FluxState:
     def set_leader(
         self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Completion[int]
     ) -> None:
-        """Set the leader and the in-sync set; an empty set keeps the stored one. Raises Busy."""
+        """Set the leader and the in-sync set.
+
+        If ``isr`` is empty, the stored in-sync set is unchanged. Raises Busy if the limit of stored metadata is reached.
+        """
         self._sweep_in_time()
         view = self._views.get(partition.incarnation)
         kept = view.isr if view is not None else [self.settings.broker_id]
@@ -305,9 +304,9 @@ class FluxState:
         self._store_index(1, done)
 
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:
-        """Set this broker's role for a partition. With any role, this broker becomes the leader in the metadata.
+        """Set this broker's role for a partition (spec: flux#set_partition_role).
 
-        (spec: flux#set_partition_role)
+        Whatever the role, the metadata then name this broker as the leader.
         """
         view = self._view(partition)
         if view.role is not role:
@@ -354,13 +353,10 @@ class FluxState:
         return view
 
     def is_plain(self, partition: Partition) -> bool:
-        """Return whether this broker leads the partition and there are no followers, so that a record's offset is its
-        hw.
-        """
+        """Return whether this broker leads the partition and it has no followers. A record's offset is then its hw."""
         return partition.incarnation not in self._views
 
     def is_writable(self, partition: Partition) -> bool:
-        """Return whether this broker accepts records for this partition."""
         view = self._views.get(partition.incarnation)
         return view is None or (view.leader == self.settings.broker_id and view.role is Role.LEADER)
 
@@ -384,7 +380,7 @@ class FluxState:
     def recompute(self, partition: Partition, *, leo: int | None = None) -> Replication:
         """Compute the in-sync set and the hw (spec: flux#replication).
 
-        leo: the last offset to assume, None for the present one.
+        ``leo`` is the last offset to assume, None for the present one.
         """
         end = partition.log.readable_offset - 1 if leo is None else leo
         view = self._views.get(partition.incarnation)
@@ -407,7 +403,6 @@ class FluxState:
         return Replication(hw, isr, under_replicated)
 
     def _tell(self, partition: Partition, isr: list[int], under_replicated: bool) -> None:
-        """Log the in-sync set if it has changed (spec: flux#our-choices)."""
         topic = partition.topic.name.full
         if under_replicated:
             log.warning("partition is under-replicated", topic=topic, partition=partition.number, isr=isr)
@@ -433,8 +428,9 @@ class FluxState:
         return now.hw >= offset and not now.under_replicated
 
     def wait_replicated(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once enough followers have reported the record. Cancelling the returned handle prevents the
-        call.
+        """Call ``wake`` once enough followers have reported the record.
+
+        Cancelling the returned handle prevents the call.
         """
         waiters = self._view(partition).waiters
         waiter = _Waiter(waiters, offset, wake)

@@ -19,13 +19,11 @@ _TOPICS: Final = b"|OK|topics=["
 
 
 class RepliesOwner(LinksOwner, Protocol):
-    """The session that receives responses of shards."""
-
     def came(self) -> None: ...
 
 
 class Replies:
-    """Responses received from one shard. ``held`` are the bytes that were not sent to the client yet."""
+    """Responses received from one shard. ``held`` has the bytes that were not sent to the client yet."""
 
     __slots__ = ("held",)
 
@@ -33,7 +31,10 @@ class Replies:
         self.held = bytearray()
 
     def take(self, count: int) -> tuple[bytes, int]:
-        """Remove and return up to ``count`` lines, including a part of the last; also return how many are complete."""
+        """Remove and return up to ``count`` lines, including a part of the last.
+
+        Also return how many lines are complete.
+        """
         whole = self.held.count(b"\n")
         if whole < count:
             taken = bytes(self.held)
@@ -51,7 +52,10 @@ class Replies:
 
 
 class OwnReplies(Replies):
-    """The responses of this shard: the ``Output`` of its session."""
+    """The responses of this shard, which its session writes here as its ``Output``.
+
+    They are buffered until they are next in the order of the client's responses.
+    """
 
     __slots__ = ("_output", "_replied", "_room", "_was_full", "is_ended")
 
@@ -64,7 +68,7 @@ class OwnReplies(Replies):
         self._room: Callable[[], object] = replied
 
     def on_room(self, callback: Callable[[], object]) -> None:
-        """Have ``regulate`` call ``callback`` when the output was full and has space again."""
+        """``regulate`` calls ``callback`` when the output was full and has space again."""
         self._room = callback
 
     @property
@@ -118,15 +122,13 @@ class OwnReplies(Replies):
         return self._output.pin()
 
     def regulate(self) -> None:
-        """Notify the session if its output was full and has space again."""
+        """Notify the session of this shard if its output was full and has space again."""
         if self._was_full and self._output.backlog + len(self.held) < self.backlog_max:
             self._was_full = False
             self._room()
 
 
 class ShardReplies(Replies, WireLink):
-    """Responses of another shard."""
-
     __slots__ = ("_is_paused", "_replied")
 
     def __init__(self, shards: Shards, shard: int, owner: RepliesOwner) -> None:
@@ -155,15 +157,15 @@ class Part(ABC):
 
     @abstractmethod
     def advance(self, written: list[bytes]) -> bool:
-        """Add the responses that have arrived to ``written``; return whether these are all."""
+        """Add the responses that have arrived to ``written``. Return whether the part is complete."""
 
     def rests_on(self, replies: Replies) -> bool:
-        """Return whether it still needs responses from this shard."""
+        """Return whether the part still needs responses from this shard."""
         return False
 
 
 class Lines(Part):
-    """The next responses of one shard. count: how many have not been sent."""
+    """The next responses of one shard. ``count`` is how many have not been sent."""
 
     __slots__ = ("_replies", "count")
 
@@ -183,8 +185,6 @@ class Lines(Part):
 
 
 class Said(Part):
-    """A response that is known already."""
-
     __slots__ = ("_answer",)
 
     def __init__(self, answer: bytes) -> None:
@@ -216,7 +216,7 @@ class Merged(Part):
 
 
 def merged(answers: Sequence[bytes]) -> bytes:
-    """Merge one line of each shard to a single line; if any is an error, return the first error."""
+    """Merge one line of each shard to a single line. If any is an error, return the first error."""
     topics: list[bytes] = []
     for answer in answers:
         head, separator, behind = answer.partition(_TOPICS)

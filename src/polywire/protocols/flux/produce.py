@@ -20,7 +20,6 @@ from polywire.types import KeyHash, Level
 
 
 def produce(session: FluxSession, request: Request, /) -> None:
-    """Handle PRODUCE of a single line."""
     usage(request, "<topic> <key>:<value> [acks=0|1|all]", 2, 3)
     key, colon, value = request.args[1].partition(b":")
     if not colon:
@@ -79,13 +78,12 @@ class AcksAll:
         self._answer.ok(b"partition=%d offset=%d hw=%d" % (self._partition.number, self._offset, hw))
 
     def expire(self) -> None:
-        """Answer with a timeout. The record stays stored (spec: flux#acknowledgements)."""
+        """Respond with a timeout. The record stays stored (spec: flux#acknowledgements)."""
         if self._answer.parts is None:
             self.cancel()
             self._answer.refuse(replication_timeout())
 
     def cancel(self) -> None:
-        """Stop waiting."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -12,7 +12,6 @@ from polywire.protocols.flux.topics import find_partition
 
 
 def _report(session: FluxSession, request: Request, field: str, offset_field: str) -> tuple[int, int, int, Replication]:
-    """Record a follower's report."""
     number = integer(request.args[1], "partition")
     follower = integer(request.args[2], field)
     offset = integer(request.args[3], offset_field)
@@ -37,7 +36,7 @@ def replica_fetch(session: FluxSession, request: Request, /) -> bytes:
 
 
 def broker_replica_ack(session: FluxSession, request: Request, /) -> bytes:
-    """Handle BROKER_REPLICA_ACK, which is the same report between brokers."""
+    """Handle BROKER_REPLICA_ACK, which is the same report as REPLICA_FETCH, but between brokers."""
     usage(request, "<topic> <partition> <follower_id> <acked_offset>", 4)
     number, follower, offset, now = _report(session, request, "follower_id", "acked_offset")
     head = b"topic=%b partition=%d follower=%d " % (request.args[0], number, follower)

@@ -33,7 +33,7 @@ Parts = list[bytes | memoryview]
 class ScratchArrays:
     """Arrays that all sessions of a factory share. Their content is not used after a call of ``receive``.
 
-    Invariant: ``slots`` are zeros between calls.
+    ``slots`` are zeros between calls.
     """
 
     __slots__ = ("bounds", "groups", "ids", "out", "records", "rows", "slots", "spans", "work")
@@ -51,17 +51,16 @@ class ScratchArrays:
         self.out = bytearray(decoder.LINE_BYTES_MAX)
 
     def reserve_out(self, size: int) -> None:
-        """Enlarge ``out`` to at least this size."""
         if len(self.out) < size:
             self.out = bytearray(size)
 
 
 class ReplyOwner(Protocol):
-    """The operations of a session that an answer uses."""
+    """The operations of a session that a reply slot uses."""
 
     @property
     def broker(self) -> FluxBroker:
-        """The broker; its event loop and clock are used for long answers."""
+        """The broker. Its event loop and clock are used for long responses."""
 
     @property
     def state(self) -> FluxState: ...
@@ -70,16 +69,15 @@ class ReplyOwner(Protocol):
     def scratch(self) -> ScratchArrays: ...
 
     @property
-    def closed(self) -> bool:
-        """Whether the connection is closed."""
+    def closed(self) -> bool: ...
 
     def answered(self) -> None:
-        """Send the answers that are ready, after one became ready."""
+        """Send the responses that are ready, after one became ready."""
 
 
 @cython.cclass
 class Answer(BareSlot):
-    """One answer at its position in the order of answers; ``done`` sends ``payload``."""
+    """One response at its position in the order of responses. ``done`` sends ``payload``."""
 
     if not cython.compiled:  # in the compiled module, reply_slots.pxd declares the fields
         __slots__ = ("payload", "request_id")
@@ -96,11 +94,10 @@ class Answer(BareSlot):
         self.cancel = None
 
     def ok(self, payload: bytes) -> None:
-        """Answer with success."""
         self.fill([ok(self.request_id, payload)])
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Answer with success and a long payload, which the iterator yields in pieces."""
+        """Respond with success and a long payload, which the iterator yields in pieces."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: list[bytes] | BrokerError) -> None:
@@ -110,11 +107,10 @@ class Answer(BareSlot):
             self.ok(b"".join(parts))
 
     def refuse(self, error: Refused) -> None:
-        """Answer with an error."""
         self.fill([err(self.request_id, error)])
 
     def done(self, result: int | BrokerError) -> None:
-        """Answer with ``payload``, or with the error; passed as a callback to the broker."""
+        """Respond with ``payload``, or with the error; passed as a callback to the broker."""
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
         else:
@@ -123,7 +119,7 @@ class Answer(BareSlot):
 
 @cython.cclass
 class Produced(Answer):
-    """The answer to one PRODUCE line with acks 0 or 1."""
+    """The response to one PRODUCE line with acks 0 or 1."""
 
     if not cython.compiled:
         __slots__ = ("partition",)
@@ -131,7 +127,6 @@ class Produced(Answer):
         partition: Partition
 
     def done(self, result: int | BrokerError) -> None:
-        """Answer after the record was written, or has failed."""
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
             return
@@ -141,10 +136,11 @@ class Produced(Answer):
 
 
 class ProducedLines(Answer):
-    """The answers to consecutive PRODUCE lines, filled together.
+    """The responses to consecutive PRODUCE lines, filled together.
 
-    ids: correlation ids, each with an LF. groups: the group of each record; a group is one batch for one partition.
-    numbers: for each group, partition number, offset of its first record, and lowest high watermark to report.
+    ``ids`` has the correlation ids, each with an LF. ``groups`` has the group of each record; a group is one batch for
+    one partition. ``numbers`` has, for each group, the partition number, the offset of its first record, and the lowest
+    high watermark to report.
     """
 
     __slots__ = ("errors", "groups", "ids", "numbers", "partitions", "waiting")
@@ -171,7 +167,6 @@ class ProducedLines(Answer):
             self.groups[index if records is None else records[index]] = group
 
     def stored(self, group: int, offset: int | BrokerError) -> None:
-        """Record the result of a batch: the offset of its first record, or the error."""
         if isinstance(offset, BrokerError):
             self.errors[group] = refused(offset)
         else:
@@ -184,7 +179,7 @@ class ProducedLines(Answer):
         self.finish_one()
 
     def finish_one(self) -> None:
-        """Count a batch as complete, or the last one as passed on; answer if none is outstanding."""
+        """Count a batch as complete, or the last one as passed to the broker. Respond if none is outstanding."""
         self.waiting -= 1
         if self.waiting == 0:
             self.fill([self._replies()])

@@ -60,9 +60,9 @@ _HASH: Final = KeyHash.FNV32
 
 
 class Handler(Protocol):
-    """Function that executes one request: it returns the payload, or None if it created an ``Answer``.
+    """Function that executes one request. It returns the payload, or None if it created an ``Answer``.
 
-    Raises Refused, BrokerError.
+    Raises Refused or BrokerError, whose text is sent to the client.
     """
 
     def __call__(self, session: FluxSession, request: Request, /) -> bytes | None: ...
@@ -72,7 +72,7 @@ class Handler(Protocol):
 class Command(commands.Command[str, Handler]):
     """A command of the protocol. Its first action is always checked, other actions where the command needs them.
 
-    topic_at: index of the argument with the topic, for the first action.
+    ``topic_at`` is the index of the argument with the topic, for the first action.
     """
 
     topic_at: int | None = field(default=None, kw_only=True)
@@ -82,10 +82,11 @@ class Command(commands.Command[str, Handler]):
 class FluxSession(BarePipelined):
     """One client.
 
-    ``_too_long``: a timer that closes the connection if a line that is too long does not end. Until then its bytes are
-    skipped.
+    ``_too_long`` is a timer that closes the connection if a line that is too long does not end. Until then its bytes
+    are skipped.
 
-    drain: continues a reply that is written in pieces. While there is such a reply, no other answer is outstanding.
+    ``drain`` continues a reply that is written in pieces. While there is such a reply, no other response is
+    outstanding.
     """
 
     if not cython.compiled:  # fields and types of the base class
@@ -122,7 +123,6 @@ class FluxSession(BarePipelined):
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest line in bytes."""
         return int(self.state.settings.line_bytes_max)
 
     def _receive(self, data: memoryview) -> int:
@@ -161,26 +161,28 @@ class FluxSession(BarePipelined):
         return at
 
     def _refuse_long(self, line_max: int) -> None:
-        """Answer a line that is too long, and close the connection after its end.
+        """Respond to a line that is too long, and close the connection after the end of the line.
 
-        The client may still be writing the line. It can read the answer only if the connection stays open until then.
+        The client may still be writing the line. It can read the response only if the connection stays open until then.
         """
         self._too_long = self.broker.loop.call_later(LINE_END_S, self._end)
         self.append(Answer(self, b"0")).refuse(bad(f"a line has more than {line_max} bytes"))
 
     def _skip(self, data: memoryview) -> int:
-        """Skip what is left of a line that is too long, then close the connection."""
         if b"\n" in bytes(data):
             self._end()
         return len(data)
 
     def _end(self) -> None:
-        """Accept no more requests; outstanding answers are still sent."""
+        """Accept no more requests. Outstanding responses are still sent."""
         self._stop_taking()
         self._end_when_done()
 
     def _handle(self, line: bytes) -> bool:
-        """Execute one request; return False if it must wait for earlier answers. Raises PeerError."""
+        """Execute one request; return False if it must wait for earlier responses.
+
+        Raises PeerError for a client of another protocol.
+        """
         try:
             request = parse(line, pipes=self.state.settings.pipes_in_arguments)
         except Refused as error:
@@ -205,30 +207,34 @@ class FluxSession(BarePipelined):
         return True
 
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
-        """Return a reply slot for an answer that is sent later. blocking: later requests wait for this answer."""
+        """Return a reply slot for a response that is sent later.
+
+        If ``blocking``, later requests wait for this response.
+        """
         return self.append(Answer(self, request.id, blocking=blocking))
 
     @property
     def caller(self) -> Caller:
-        """The caller, as owner of state: the user of the client's certificate, or the client's address. Raises Denied."""
+        """The caller, as owner of state: the user of the client's certificate, or the client's address.
+
+        Raises Denied if the client needs a certificate.
+        """
         principal = self.principal
         if self._caller is None or self._caller.principal is not principal:
             self._caller = caller_of(principal, self.output.peer)
         return self._caller
 
     def drained(self) -> None:
-        """Continue after the client has read."""
         if self.drain is not None:
             self.drain()
         super().drained()
 
     def finish(self, data: memoryview) -> None:
-        """Process the end of the client's data; bytes without a line ending are its last request (spec: flux#framing)."""
+        """Bytes without a line ending are the client's last request (spec: flux#framing)."""
         rest = bytes(data)
         super().finish(memoryview(rest if rest.endswith(b"\n") or not rest else rest + b"\n"))
 
     def close(self) -> None:
-        """Process the end of the connection."""
         if self._too_long is not None:
             self._too_long.cancel()
         self._enter(CLOSED)
@@ -236,7 +242,6 @@ class FluxSession(BarePipelined):
         self._abandon()
 
     def _admit(self, command: Command, request: Request) -> None:
-        """Authorize a request; raise Denied."""
         action, access = command.actions[0], self.broker.access
         if command.topic_at is not None and command.topic_at < len(request.args):
             name = named(request.args[command.topic_at])
@@ -248,8 +253,9 @@ class FluxSession(BarePipelined):
 
     @property
     def principal(self) -> Principal:
-        """The principal of the client, from its certificate, because this protocol has no login (decision 0115). Raises
-        Denied.
+        """The principal of the client, from its certificate, because this protocol has no login (decision 0115).
+
+        Raises Denied if the client needs a certificate.
         """
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
@@ -258,7 +264,10 @@ class FluxSession(BarePipelined):
         return self._principal
 
     def topic_to_write(self, name: str) -> Topic:
-        """Return the topic for a record; create it if it is missing (spec: flux#topics). Raises BrokerError."""
+        """Return the topic for a record. A missing topic is created (spec: flux#topics).
+
+        Raises BrokerError if that is denied or fails.
+        """
         topic = self.broker.find_topic(name)
         if topic is None or name.startswith("__"):
             self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
@@ -267,9 +276,9 @@ class FluxSession(BarePipelined):
         return topic
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return the topic; create it if it is missing (spec: flux#topics). The caller has authorized the action.
+        """Return the topic. A missing topic is created (spec: flux#topics). The caller has authorized the action.
 
-        Raises BrokerError.
+        Raises BrokerError if it cannot be created.
         """
         if name.startswith("__"):
             raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name!r}")
@@ -299,7 +308,6 @@ class FluxSession(BarePipelined):
         self.append_queue.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
     def _produce_run(self, data: memoryview, size: int, count: int, topics: int) -> None:
-        """Produce several records: one batch per topic and partition."""
         scratch = self.scratch
         scratch.ids = _sized(scratch.ids, size)
         answer = ProducedLines(
@@ -330,7 +338,7 @@ class FluxSession(BarePipelined):
     ) -> None:
         """Split the records of one topic by partition, and pass them to the broker.
 
-        records: their numbers within the run (None: all).
+        ``records`` are their numbers within the run (None: all).
         """
         scratch = self.scratch
         base = len(answer.partitions)
@@ -359,7 +367,6 @@ class FluxSession(BarePipelined):
 
 
 def _sized(buffer: bytearray, size: int) -> bytearray:
-    """Return the buffer, or a new one if it is smaller than ``size``."""
     return buffer if len(buffer) >= size else bytearray(size)
 
 

@@ -38,14 +38,14 @@ def _finish(session: FluxSession, answer: Answer, payload: str) -> None:
 
 
 def find_partition(topic: Topic | None, number: int) -> Partition:
-    """Return the partition with this number; raise Refused ``invalid partition``."""
+    """Return the partition with this number. Raises Refused ``invalid partition``."""
     if topic is None or not 0 <= number < len(topic.partitions):
         raise bad("invalid partition")
     return topic.partitions[number]
 
 
 def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
-    """Return a partition, or raise the errors of metadata commands."""
+    """Return a partition. Raises Refused with the texts of metadata commands if it does not exist."""
     if number < 0:
         raise bad("partition must be >= 0")
     topic = session.broker.find_topic(name)
@@ -71,7 +71,9 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
 
 
 def create_topic(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_CREATE_TOPIC. An existing topic may grow; it never shrinks, and keeps its records (spec:
+    """Handle ADMIN_CREATE_TOPIC.
+
+    An existing topic may get more partitions. It never gets fewer, and its records are unchanged (spec:
     flux#our-choices).
     """
     usage(request, "<topic> <partitions> <replication_factor>", 3)
@@ -112,7 +114,6 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
 
 
 def register_broker(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_REGISTER_BROKER."""
     usage(request, "<broker_id> <host> <port> [epoch]", 3, 4)
     number = integer(request.args[0], "broker_id")
     port = integer(request.args[2], "port")
@@ -128,7 +129,6 @@ def register_broker(session: FluxSession, request: Request, /) -> None:
 
 
 def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_BROKER_HEARTBEAT."""
     usage(request, "<broker_id>", 1)
     number = integer(request.args[0], "broker_id")
     if number < 0:
@@ -154,7 +154,6 @@ def set_partition_leader(session: FluxSession, request: Request, /) -> None:
 
 
 def ping(session: FluxSession, request: Request, /) -> bytes:
-    """Handle PING: answer with success and no payload."""
     del session
     if request.args:
         raise bad("PING requires no args")
@@ -162,7 +161,6 @@ def ping(session: FluxSession, request: Request, /) -> bytes:
 
 
 def get_metadata(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_GET_METADATA: return names and ids of topics, and ids of brokers."""
     if request.args:
         raise bad("ADMIN_GET_METADATA requires no args")
     session.later(request, blocking=True).make(_metadata(session))
@@ -193,17 +191,14 @@ def _fence(session: FluxSession, request: Request, fenced: bool) -> None:
 
 
 def fence_broker(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_FENCE_BROKER."""
     _fence(session, request, True)
 
 
 def unfence_broker(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_UNFENCE_BROKER."""
     _fence(session, request, False)
 
 
 def reconcile_broker_health(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_RECONCILE_BROKER_HEALTH."""
     usage(request, "<timeout_ms>", 1)
     timeout_ms = integer(request.args[0], "timeout_ms")
     if timeout_ms <= 0:
@@ -213,7 +208,6 @@ def reconcile_broker_health(session: FluxSession, request: Request, /) -> None:
 
 
 def elect_topic_leaders(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_ELECT_TOPIC_LEADERS."""
     usage(request, "<topic>", 1)
     name = topic_name(request.args[0])
     topic = session.broker.find_topic(name)
