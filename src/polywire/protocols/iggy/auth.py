@@ -61,7 +61,6 @@ _IN_TOPIC: Final = _EVERYWHERE[6:]
 
 
 def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle LOGIN_USER, and REGISTER in the framed dialects."""
     if reader.dialect.framed:
         _register(session, answer, reader)
         return
@@ -70,7 +69,6 @@ def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 
 def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle LOGIN_WITH_PERSONAL_ACCESS_TOKEN."""
     token = reader.name()
     try:
         principal = session.broker.access.log_in_with_token(token, peer=session.peer)
@@ -80,7 +78,7 @@ def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -
 
 
 def _logged_in(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
-    """Reply to a login. ``who``: the user, or the reason why the login failed."""
+    """Reply to a login. ``who`` is the user, or the reason why the login failed."""
     framed = answer.dialect.framed
     if not isinstance(who, BrokerError):
         who = _let_in(session, who)
@@ -148,9 +146,10 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
 
 
 def _took_secret(reader: Reader) -> bool:
-    """Skip a secret, and return whether there was one. The broker does not use it.
+    """Skip a secret, and return whether there was one.
 
-    With the secret, a client could bind further connections to its login (spec: iggy#d4-logins).
+    The broker does not use it. With the secret, a client could bind further connections to its login (spec:
+    iggy#d4-logins).
     """
     try:
         reader.take(SECRET_BYTES)
@@ -160,7 +159,6 @@ def _took_secret(reader: Reader) -> bool:
 
 
 def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Return the result of ``read`` if it consumes the whole body, else None."""
     try:
         words = read()
     except Refused:
@@ -169,7 +167,6 @@ def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, 
 
 
 def log_out(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle LOGOUT."""
     del answer, reader
     session.logged_out()
     return b""
@@ -254,7 +251,10 @@ def _own(session: IggySession) -> User:
 
 
 def _allow(session: IggySession, action: Action, user: User) -> None:
-    """Check permission for ``action``. Users need none to act on themselves. Raises Denied."""
+    """Raise Denied if the caller may not perform ``action`` on ``user``.
+
+    Users need no permission to act on themselves.
+    """
     if session.principal is None or session.principal.user_id != user.id:
         session.authorize(action)
 
@@ -267,7 +267,10 @@ def _completed(answer: Answer, user: User | BrokerError) -> None:
 
 
 def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[User]:
-    """Return a completion that replies. A user who changed itself stays logged in on this connection only."""
+    """Return a completion that replies after a change of a user.
+
+    If a user changed itself, it stays logged in on this connection only.
+    """
 
     def done(changed: User | BrokerError) -> None:
         principal = session.principal
@@ -283,7 +286,6 @@ def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[Us
 
 
 def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_USER."""
     del answer
     user = session.broker.access.find_user(_who(reader))
     if user is None:
@@ -296,7 +298,6 @@ def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 
 
 def get_users(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_USERS."""
     del answer
     session.authorize(Action.USER_DESCRIBE)
     return b"".join(_user_bytes(user, reader) for user in session.broker.access.users())
@@ -309,7 +310,6 @@ def _checked(text: str, sizes: range, number: int) -> str:
 
 
 def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CREATE_USER."""
     name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME)
     password = _checked(reader.name(), PASSWORD_BYTES, errors.BAD_PASSWORD)
     active = _status(reader)
@@ -334,7 +334,6 @@ def _status(reader: Reader) -> bool:
 
 
 def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_USER."""
     session.authorize(Action.USER_DELETE)
     user = session.broker.access.user(_who(reader))
     if user.configured:
@@ -343,7 +342,6 @@ def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle UPDATE_USER."""
     session.authorize(Action.USER_ALTER)
     user = session.broker.access.user(_who(reader))
     name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME) if reader.flag() else None
@@ -353,7 +351,6 @@ def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle UPDATE_PERMISSIONS."""
     session.authorize(Action.USER_ALTER)
     user = session.broker.access.user(_who(reader))
     flags = reader.permissions()
@@ -362,7 +359,6 @@ def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) 
 
 
 def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CHANGE_PASSWORD."""
     named = _who(reader)
     found = session.broker.access.find_user(named)
     if found is None:
@@ -379,14 +375,14 @@ def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> 
 
 
 def get_tokens(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_PERSONAL_ACCESS_TOKENS: return the user's own tokens."""
+    """Return the user's own tokens."""
     del answer, reader
     tokens = _own(session).tokens
     return b"".join(name_bytes(token.name) + U64.pack(token.expires_at_us or 0) for token in tokens)
 
 
 def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CREATE_PERSONAL_ACCESS_TOKEN; the token is returned only in this reply."""
+    """Handle CREATE_PERSONAL_ACCESS_TOKEN. The token is returned only in this reply."""
     name = _checked(reader.name(), TOKEN_NAME_BYTES, errors.BAD_TOKEN_NAME)
     if reader.dialect.topic_settings >= 3:
         expiry_us = reader.u64()
@@ -404,7 +400,6 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_PERSONAL_ACCESS_TOKEN."""
     session.broker.access.delete_token(
         _own(session), reader.name(), by=session.principal, done=partial(_completed, answer)
     )

@@ -57,9 +57,10 @@ _PLACES_MAX: Final = 1_000  # topics whose shard one connection remembers
 class CarryingIggySession(CarryingSession, IggySession):
     """One connection.
 
-    ``_stream``: the stream that the current request names. ``_streams``, ``_places``: cached lookups, valid for stream
-    version ``_version``. ``_found``: the place of a request that waited for a search and is handled again. ``_joined``:
-    requests that joined groups in other shards. ``_offered``: the login in progress. ``_login``: the current login.
+    ``_stream`` is the stream that the current request names. ``_streams`` and ``_places`` are cached lookups, valid for
+    stream version ``_version``. ``_found`` is the location of a request that waited for a search and is handled again.
+    ``_joined`` has the requests that joined groups in other shards. ``_offered`` is the login in progress, ``_login``
+    the current login.
     """
 
     takes_tokens: ClassVar[bool] = False
@@ -150,7 +151,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         return True
 
     def _owner_of(self, code: int, reader: Reader) -> int:
-        """Return the shard that answers a request that names no stream. Raises Refused."""
+        """Return the shard that answers a request that names no stream. Raises Refused for a malformed payload."""
         if code == Code.GET_CLIENT:
             return reader.u32() >> CLIENT_BITS
         # the user's permissions name streams by number, and only the shard that stores the streams knows the numbers
@@ -165,7 +166,6 @@ class CarryingIggySession(CarryingSession, IggySession):
         head: vsr.Head | None,
         dialect: Dialect,
     ) -> bool:
-        """Handle a request that names this stream in this shard."""
         self._stream = stream
         try:
             return super()._begin(command, code, payload, head, dialect)
@@ -188,7 +188,7 @@ class CarryingIggySession(CarryingSession, IggySession):
     # Search
 
     def _place(self, named: Named, dialect: Dialect) -> Place | None:
-        """Return the stream and shard of a request, None while a search for them is in progress."""
+        """Return the stream and shard of a request; None while a search for them is in progress."""
         if self._version != self.shared.streams_version:
             self._version = self.shared.streams_version
             self._streams.clear()
@@ -220,7 +220,6 @@ class CarryingIggySession(CarryingSession, IggySession):
             self._go_on()
 
     def _learn(self, named: Named, place: Place) -> None:
-        """Remember a location."""
         if len(self._places) + len(self._streams) >= _PLACES_MAX:
             self._places.clear()
             self._streams.clear()
@@ -230,11 +229,14 @@ class CarryingIggySession(CarryingSession, IggySession):
                 self._places[named] = place.shard
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """Return the stream that was found for the current request."""
+        """The stream was found before the request was handled."""
         return None if self._stream is None else self.shared.directory.in_space(self._stream.space)
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that can be repeated later, when another request is current."""
+        """Return ``attempt`` bound to the current request.
+
+        It can then be repeated while another request is current.
+        """
         stream = self._stream
 
         def attempt_later(answer: Answer, reader: Reader, last: bool, /) -> Iterable[Offset] | None:
@@ -247,7 +249,6 @@ class CarryingIggySession(CarryingSession, IggySession):
         return attempt_later
 
     def stream_number(self, topic: Topic) -> int:
-        """Return the number of the topic's stream."""
         return NO_STREAM if self._stream is None else self._stream.number
 
     # Forwarding
@@ -255,7 +256,6 @@ class CarryingIggySession(CarryingSession, IggySession):
     def _carry(
         self, named: Named, place: Place, code: int, payload: memoryview, answer: Answer, reader: Reader
     ) -> None:
-        """Forward a request to the shard that owns its topic."""
         kept, shard = place.stream, place.shard
         assert kept is not None, "the search found the stream"
         assert shard is not None, "the search found the topic"
@@ -290,7 +290,7 @@ class CarryingIggySession(CarryingSession, IggySession):
         ask()
 
     def _held_until(self, code: int, payload: memoryview, answer: Answer) -> float:
-        """Return the time until which a request may be held; 0 for a request that may not."""
+        """Return the time until which a request may be held; 0 if it must not be held."""
         if code not in HELD:
             return 0.0
         try:
@@ -301,9 +301,9 @@ class CarryingIggySession(CarryingSession, IggySession):
         return now + wait_us / 1_000_000
 
     def _holds(self, code: int, reply: Reply | None, answer: Answer, until: float, ask: Callable[[], None]) -> bool:
-        """Return whether to send a held request again, because there are no messages yet.
+        """Return whether a held request must be sent again later, because there are no messages yet.
 
-        Other shards reply at once, so the waiting happens here.
+        Other shards reply at once, so this shard does the waiting.
         """
         left_s = until - self.broker.clock.monotonic()
         if reply is None or reply.status or left_s <= 0 or self.closed or not is_nothing(code, reply.payload):
@@ -317,7 +317,10 @@ class CarryingIggySession(CarryingSession, IggySession):
         ask()
 
     def _note_membership(self, code: int, shard: int, request: LinkRequest) -> None:
-        """Remember a group membership. It lasts as long as the client's connection, even if a link to a shard closes."""
+        """Store a group membership.
+
+        It lasts as long as the client's connection, even if a link to a shard closes.
+        """
         if code in (Code.JOIN_GROUP, Code.LEAVE_GROUP):
             key = request.space, request.payload
             self._joined.pop(key, None)
@@ -325,7 +328,6 @@ class CarryingIggySession(CarryingSession, IggySession):
                 self._joined[key] = shard, request
 
     def ask_all(self, shards: Iterable[int], request: LinkRequest, done: Callable[[Replies], None]) -> None:
-        """See ``Asking``."""
         replies: dict[int, Reply | None] = {}
         asked = list(shards)
 
@@ -360,7 +362,6 @@ class CarryingIggySession(CarryingSession, IggySession):
 
     @property
     def context(self) -> Context:
-        """The client of this connection."""
         return Context(self.peer, self.client_id)
 
     # Logins
@@ -368,7 +369,7 @@ class CarryingIggySession(CarryingSession, IggySession):
     def logged_in(self, principal: Principal) -> None:
         """Set the authenticated user, and close the links of the previous login.
 
-        Raises Busy, and Denied for a user that other processes do not know.
+        Raises Busy if there are too many connections, and Denied for a user that other processes do not know.
         """
         user = self.broker.access.find_user(principal.user_id)
         if user is None or not user.configured:
@@ -384,7 +385,6 @@ class CarryingIggySession(CarryingSession, IggySession):
         self._login = self._offered
 
     def logged_out(self) -> None:
-        """Remove the authenticated user."""
         super().logged_out()
         self._joined.clear()
         self._links.close()
@@ -392,11 +392,9 @@ class CarryingIggySession(CarryingSession, IggySession):
 
     @property
     def member_count(self) -> int:
-        """Number of groups that the client is a member of."""
         return super().member_count + len(self._joined)
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Call ``done`` with the numbers of the groups that the client is a member of."""
         directory = self.shared.directory
         own = [
             (topic.name.stream, directory.kept(topic).number, directory.group(topic, group)[0])
@@ -424,13 +422,12 @@ class CarryingIggySession(CarryingSession, IggySession):
     # End of the connection
 
     def close(self) -> None:
-        """Process the end of the connection."""
         super().close()
         self._links.close()
 
 
 def _gather_all(gathering: Gathering, code: int, reader: Reader) -> None:
-    """Execute, in all shards, a command that names no stream. Raises Refused, Denied."""
+    """Execute a command that names no stream, in all shards. Raises Refused or Denied."""
     match code:
         case Code.GET_STREAMS | Code.GET_STATS | Code.GET_CLIENTS if reader.left:
             raise Refused(errors.UNKNOWN_COMMAND)
@@ -445,7 +442,7 @@ def _gather_all(gathering: Gathering, code: int, reader: Reader) -> None:
 
 
 def _gather_stream(gathering: Gathering, code: int, kept: StreamKept, reader: Reader) -> None:
-    """Execute a command on a stream in all shards. Raises Refused, Denied."""
+    """Execute a command on a stream in all shards. Raises Refused or Denied."""
     match code:
         case Code.UPDATE_STREAM:
             gathering.update_stream(kept)
@@ -460,4 +457,4 @@ def _gather_stream(gathering: Gathering, code: int, kept: StreamKept, reader: Re
 
 
 def _ignore(reply: Reply | None) -> None:
-    """Ignore a reply."""
+    pass

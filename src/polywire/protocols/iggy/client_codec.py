@@ -33,8 +33,6 @@ _PARTITION: Final = Struct("<IQIQQQ")
 
 @dataclass(frozen=True, slots=True)
 class StreamSeen:
-    """A stream in a reply to GET_STREAMS."""
-
     id: int
     created_at_us: int
     topic_count: int
@@ -60,7 +58,7 @@ class TopicSeen:
 class PartitionSeen:
     """A partition in a reply to GET_TOPIC.
 
-    ``current_offset`` is the offset of its newest message, or 0 if it is empty.
+    ``current_offset`` is the offset of its newest message. It is 0, too, if the partition is empty.
     """
 
     id: int
@@ -92,7 +90,6 @@ class Polled:
 
 
 def request(code: int, body: bytes = b"") -> bytes:
-    """Encode a whole request."""
     return HEAD.pack(4 + len(body), code) + body
 
 
@@ -111,8 +108,9 @@ def name(text: str) -> bytes:
 
 
 def place(consumer: Consumer, topic: bytes, partition: int) -> bytes:
-    """Encode the part with which polls and requests for stored offsets begin: consumer, stream and topic, partition (0:
-    none).
+    """Encode the part with which polls and requests for stored offsets begin.
+
+    It consists of consumer, stream, topic and partition (0: none).
     """
     assert isinstance(consumer.who, int), "consumers of this dialect are numbers"
     return bytes((2 if consumer.group else 1,)) + U32.pack(consumer.who) + topic + U32.pack(partition)
@@ -129,7 +127,6 @@ def poll(at: bytes, kind: int, value: int, count: int, *, commit: bool = False) 
 
 
 def to_partition(partition: int) -> bytes:
-    """Encode partitioning by partition number."""
     return b"\x02\x04" + U32.pack(partition)
 
 
@@ -167,7 +164,6 @@ def _header(header: Header) -> bytes:
 
 
 def read_streams(payload: bytes) -> list[StreamSeen]:
-    """Decode a reply to GET_STREAMS."""
     reader, found = _reader(payload), []
     while reader.left:
         found.append(_stream(reader))
@@ -180,7 +176,6 @@ def _stream(reader: Reader) -> StreamSeen:
 
 
 def read_stream(payload: bytes) -> tuple[StreamSeen, list[TopicSeen]]:
-    """Decode a reply to GET_STREAM."""
     reader = _reader(payload)
     stream, topics = _stream(reader), []
     while reader.left:
@@ -189,7 +184,6 @@ def read_stream(payload: bytes) -> tuple[StreamSeen, list[TopicSeen]]:
 
 
 def read_topics(payload: bytes) -> list[TopicSeen]:
-    """Decode a reply to GET_TOPICS."""
     reader, found = _reader(payload), []
     while reader.left:
         found.append(_topic(reader))
@@ -202,7 +196,6 @@ def _topic(reader: Reader) -> TopicSeen:
 
 
 def read_topic(payload: bytes) -> tuple[TopicSeen, list[PartitionSeen]]:
-    """Decode a reply to GET_TOPIC."""
     reader = _reader(payload)
     topic, partitions = _topic(reader), []
     while reader.left:
@@ -245,7 +238,6 @@ def read_offset(payload: bytes) -> tuple[int, int, int]:
 
 
 def read_polled(payload: bytes) -> Polled:
-    """Decode a reply to POLL_MESSAGES."""
     reader = _reader(payload)
     partition, current, count = _POLLED.unpack(reader.take(_POLLED.size))
     records = tuple(_message(reader) for _ in range(count))

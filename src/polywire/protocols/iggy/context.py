@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class IggyBroker(
     DirectoryBroker, TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol
 ):
-    """The operations of the broker that this protocol calls, including those that store the protocol's own state."""
+    """The operations of the broker that this protocol uses, including those that store the protocol's own state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ CLIENT_BITS: Final = 26  # bits of a client number that count connections; the b
 
 
 class GroupNumbers(NamedTuple):
-    """The numbers that identify a group, counted from 0."""
+    """The numbers that identify a group. They count from 0."""
 
     stream: int
     topic: int
@@ -67,36 +67,30 @@ class Member(Protocol):
     """A connection that can be a member of groups."""
 
     @property
-    def member_id(self) -> str:
-        """The member id of this connection in the coordinator's groups."""
+    def member_id(self) -> str: ...
 
     @property
     def caller(self) -> Caller:
         """The caller that owns the resources which this connection creates."""
 
     @property
-    def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]:
-        """The groups joined over this connection, by topic id and group name."""
+    def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]: ...
 
 
 class Client(Member, Protocol):
     """A connection as other connections of the listener see it."""
 
     @property
-    def client_id(self) -> int:
-        """The client number."""
+    def client_id(self) -> int: ...
 
     @property
-    def peer(self) -> str:
-        """Address of the client."""
+    def peer(self) -> str: ...
 
     @property
-    def principal(self) -> Principal | None:
-        """The authenticated user, if any."""
+    def principal(self) -> Principal | None: ...
 
     @property
-    def member_count(self) -> int:
-        """Number of groups that the client is a member of."""
+    def member_count(self) -> int: ...
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
         """Call ``done`` with the numbers of the groups that the client is a member of."""
@@ -164,16 +158,17 @@ class Shared:
             member.members.pop((topic_id, group), None)
 
     def leave(self, session: Client) -> None:
-        """Remove a closed connection."""
         self.clients.pop(session.client_id, None)
 
     def next_epoch(self) -> int:
-        """Return the number of a new login."""
         self.epochs += 1
         return self.epochs
 
     def membership(self, session: Member, topic: Topic, group: str) -> Membership:
-        """Return the membership of a connection in a group, joining the group if necessary. Raises BrokerError."""
+        """Return the membership of a connection in a group. The connection joins the group if necessary.
+
+        Raises BrokerError if it cannot join.
+        """
         return self.broker.groups.join(
             group,
             topic.name.full,

@@ -79,7 +79,7 @@ def _measure_headers(
 ) -> cython.int:
     """Add the header entries between ``at`` and ``end`` to ``sums``; return 0 or an error number.
 
-    sums: number of entries, bytes of keys, bytes of values.
+    ``sums`` has the number of entries, the bytes of keys, and the bytes of values.
     """
     values: cython.longlong = sums[2]
     size: cython.longlong
@@ -152,7 +152,10 @@ def _split(
 def _check_frame(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, i: cython.Py_ssize_t
 ) -> cython.int:
-    """Check the fields that only a frame of D3 has; return 0 or an error number."""
+    """Check the index, the reserved field and the checksum of a frame of D3.
+
+    Returns 0 or an error number.
+    """
     if load_u32(p, at + 24) != cython.cast(cython.uint, i):
         return 4036
     if load_u64(p, at + 40) != 0:
@@ -281,7 +284,6 @@ def _fill(
     base: cython.longlong,
     done: cython.p_longlong,
 ) -> cython.void:
-    """Copy every message into the columns of the batch."""
     id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
     end: cython.Py_ssize_t
     value_end: cython.Py_ssize_t = 0
@@ -321,7 +323,6 @@ def _fill_key(
     size: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """Set the key of the request as the key of every message."""
     i: cython.Py_ssize_t
     store_u32(p, places[6], 0)
     for i in range(count):
@@ -337,7 +338,7 @@ def _arrange(
     key: cython.Py_ssize_t,
     timed: cython.bint,
 ) -> cython.void:
-    """Compute the sizes of the columns."""
+    """Compute the sizes of the columns and write them to ``places``."""
     i: cython.int
     for i in range(_COLUMN_COUNT):
         places[2 * i + 1] = -1
@@ -407,7 +408,7 @@ def from_indexed(
 ) -> bytearray | int:
     """Return a batch of the ``count`` messages that follow the index at ``index_at`` (D2), or an error number.
 
-    head: bytes of a message's head, see ``message_head``. key: the record key for each message.
+    ``head`` is the size of a message's head, see ``message_head``. ``key`` is the record key for each message.
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at
@@ -421,7 +422,7 @@ def from_indexed(
 def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None, head: int = 24) -> bytearray | int:
     """Return a batch of the messages between ``start`` and ``stop`` (D0, D1), or an error number.
 
-    head: bytes of a message's head, 24 or ``LISTED``.
+    ``head`` is the size of a message's head, 24 or ``LISTED``.
     """
     lent: Lent = lend(source)
     first: cython.Py_ssize_t = start
@@ -443,10 +444,9 @@ def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None
 
 
 def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
-    """Return the bytes of a message's head, 56 or 64, computed from the index entry of the first message; 0 if neither
-    fits.
+    """Return the size of a message's head, 56 or 64, computed from the index entry of the first message.
 
-    (spec: iggy#recognising-the-dialect)
+    Returns 0 if neither size fits (spec: iggy#recognising-the-dialect).
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at + 16 * count

@@ -58,7 +58,10 @@ _NAMELESS_DIGITS_MAX: Final = 10
 
 
 class StreamKept(msgspec.Struct, frozen=True, array_like=True):
-    """A stream as stored. ``space``: the name of its stream in the broker, which a rename does not change."""
+    """A stream as stored.
+
+    ``space`` is the name of its stream in the broker, which a rename over this protocol does not change.
+    """
 
     number: int
     name: str
@@ -67,7 +70,10 @@ class StreamKept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicKept(msgspec.Struct, frozen=True, array_like=True):
-    """The protocol's own state of a topic. ``expiry_us``: 0 is never, None the default. ``size_max``: 0 is the default."""
+    """The protocol's own state of a topic.
+
+    In ``expiry_us``, 0 means never, and None the default. In ``size_max``, 0 means the default.
+    """
 
     number: int
     name: str
@@ -81,8 +87,8 @@ class TopicKept(msgspec.Struct, frozen=True, array_like=True):
 class Stream:
     """A stream and its topics.
 
-    Invariant: ``by_number`` and ``by_name`` hold the same topics; some may have been deleted in the meantime. All
-    numbers below ``free_from`` are used.
+    ``by_number`` and ``by_name`` have the same topics; some may have been deleted in the meantime. All numbers below
+    ``free_from`` are used.
     """
 
     __slots__ = ("by_name", "by_number", "free_from", "kept")
@@ -95,30 +101,25 @@ class Stream:
 
     @property
     def number(self) -> int:
-        """The stream's number."""
         return self.kept.number
 
 
 class DirectoryBroker(TopicVerbs, WireStateVerbs, WireBroker, Protocol):
-    """The operations of the broker that the directory calls."""
+    @property
+    def streams(self) -> Streams: ...
 
     @property
-    def streams(self) -> Streams:
-        """The broker's streams."""
-
-    @property
-    def groups(self) -> Coordinator:
-        """The coordinator of groups."""
+    def groups(self) -> Coordinator: ...
 
 
 class Directory:
     """All streams.
 
-    Invariant: ``_by_number`` and ``_by_name`` hold the same streams. ``_kept`` caches the decoded settings of topics.
-    The topics are those of catalogue version ``_seen_version``. All stream numbers below ``_free_from`` are used.
+    ``_by_number`` and ``_by_name`` have the same streams. ``_kept`` caches the decoded settings of topics. The topics
+    are those of catalogue version ``_seen_version``. All stream numbers below ``_free_from`` are used.
 
-    ``_waiting``: callbacks to call after a scan in slices. ``_given_up_version``: the catalogue version at which a scan
-    failed.
+    ``_waiting`` has the callbacks to call after a scan in slices. ``_given_up_version`` is the catalogue version at
+    which a scan failed.
     """
 
     __slots__ = (
@@ -178,7 +179,6 @@ class Directory:
 
     @property
     def keeps_streams(self) -> bool:
-        """Whether this shard stores the streams."""
         return self._shard in (None, STREAMS_SHARD)
 
     def in_space(self, space: str) -> Stream | None:
@@ -192,11 +192,10 @@ class Directory:
         )
 
     def kept_streams(self) -> list[StreamKept]:
-        """Return all streams as stored, sorted by number."""
         return [stream.kept for _, stream in sorted(self._by_number.items())]
 
     def adopt(self, spaces: Iterable[str]) -> None:
-        """Store streams that other protocols have created in any shard. Raises Busy."""
+        """Store streams that other protocols have created in any shard. Raises Busy if there are too many."""
         for space in spaces:
             if self._by_space.get(space) is None:
                 self._enter_space(space, self._broker.clock.now_us())
@@ -207,7 +206,10 @@ class Directory:
         return self._by_name.get(who) or self._by_space.get(who)
 
     def create_stream(self, name: str, number: int | None, by: Caller, done: Completion[int] | None) -> Stream:
-        """Create an empty stream. Raises Refused 1011, 1012, 1013, Busy."""
+        """Create an empty stream.
+
+        Raises Refused 1011, 1012 or 1013, and Busy if there are too many streams.
+        """
         if number is not None and self.find_stream(number) is not None:
             raise Refused(errors.STREAM_ID_TAKEN)
         self._refresh()
@@ -223,13 +225,16 @@ class Directory:
         return stream
 
     def _admit_stream(self, by: Caller) -> None:
-        """Refuse a stream if its caller already owns ``bulk_share`` of the limit. Raises Busy(BUSY)."""
+        """Raise Busy(BUSY) if the caller already owns ``bulk_share`` of the maximum number of streams."""
         owned = [self._broker.wire_owner(WIRE, f"{_STREAM}{number}") for number in self._by_number]
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
             raise Busy(ErrorCode.BUSY, "too many streams for one user or address")
 
     def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
-        """Change the name that Iggy clients see; other protocols keep the old name. Raises Refused 1012, 1013."""
+        """Change the name that Iggy clients see. Other protocols see the old name.
+
+        Raises Refused 1012 or 1013.
+        """
         other = self.find_stream(name)
         if other is not None and other is not stream:
             raise Refused(errors.STREAM_NAME_TAKEN)
@@ -269,7 +274,6 @@ class Directory:
             self._forget(stream, topic)
 
     def _forget(self, stream: Stream, topic: Topic) -> None:
-        """Remove a topic that was deleted."""
         _, kept = self._kept.pop(topic.id, (None, None))
         self._balanced.pop(topic.id, None)
         if kept is None:
@@ -314,12 +318,10 @@ class Directory:
     # Topics
 
     def topics(self, stream: Stream) -> list[Topic]:
-        """Return a stream's topics, sorted by number."""
         self._refresh()
         return [topic for _, topic in sorted(stream.by_number.items())]
 
     def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
-        """Find a topic of a stream by its number or name."""
         found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
         if found is None or not self._lives(found):
             self._refresh()
@@ -327,7 +329,6 @@ class Directory:
         return found
 
     def stream_of(self, topic: Topic) -> Stream:
-        """Return the Iggy stream of a topic."""
         found = self._by_space.get(topic.name.stream)
         if found is None:
             self._refresh()
@@ -340,11 +341,10 @@ class Directory:
         return self._by_space.get(space)
 
     def find_full(self, name: TopicName) -> Topic | None:
-        """Return the topic with this name in the broker, None if there is none."""
         return self._broker.find_topic(name.full)
 
     def check_topic_name(self, stream: Stream, name: str, *, but: Topic | None = None) -> None:
-        """Check that a name is not used, and that the broker allows it. Raises Refused 2013, 2014."""
+        """Raise Refused 2013 or 2014 if the name is used, or the broker does not allow it."""
         other = self.find_topic(stream, name)
         if other is not None and other is not but:
             raise Refused(errors.TOPIC_NAME_TAKEN)
@@ -362,10 +362,10 @@ class Directory:
         then: Then,
         done: Completion[int],
     ) -> None:
-        """Create a topic, which other protocols see as ``stream.topic``; call ``then`` with it once it can be used.
+        """Create a topic, which other protocols see as ``stream.topic``. Call ``then`` with it once it can be used.
 
-        If another topic gets the number or name while this one is created, this one gets a different number or name.
-        Raises Refused 2012, 2013, 2014, BrokerError.
+        If another topic gets the number or the name while this one is created, this one gets a different number or
+        name. Raises Refused 2012, 2013 or 2014, and BrokerError.
         """
         if number is not None and self.find_topic(stream, number) is not None:
             raise Refused(errors.TOPIC_ID_TAKEN)
@@ -410,7 +410,6 @@ class Directory:
         self._enter_topic(stream, topic, kept)
 
     def kept(self, topic: Topic) -> TopicKept:
-        """Return the protocol's own state of a topic."""
         known = self._kept.get(topic.id)
         if known is not None and known[0] is topic.settings:
             return known[1]
@@ -445,7 +444,6 @@ class Directory:
         self._enter_topic(stream, topic, kept)
 
     def _refresh(self) -> None:
-        """Scan all topics if any was created or deleted since the last scan."""
         if self._seen_version != self._broker.topics_version:
             deque(self._scan(), maxlen=0)
 
@@ -471,8 +469,9 @@ class Directory:
             then()
 
     def _scan(self) -> Iterator[None]:
-        """Scan all topics and assign numbers to new ones, one topic per step. Changes during the scan are left to the
-        next scan.
+        """Scan all topics and assign numbers to new ones, one topic per step.
+
+        Topics that are created during the scan are found by the next scan.
         """
         version = self._broker.topics_version
         for stream in list(self._by_number.values()):
@@ -509,17 +508,16 @@ class Directory:
                 del stream.by_name[name]
 
     def _is_elsewhere(self, stream: Stream, topic: Topic, kept: TopicKept) -> bool:
-        """Return whether the topic's stored state belongs to another stream: an earlier release stored it in
-        ``default``.
+        """Return whether the topic's stored state belongs to another stream.
 
-        In that case, the stored name is the full name, or another topic uses the number.
+        An earlier release stored it in ``default``. In that case, the stored name is the full name, or another topic
+        uses the number.
         """
         return (kept.name == topic.name.full != topic.name.topic) or stream.by_number.get(
             kept.number, topic
         ) is not topic
 
     def _adopt(self, topic: Topic) -> Stream:
-        """Return the stream of a topic that another protocol has created; add the stream if it is new."""
         return self._enter_space(topic.name.stream, topic.created_at_us)
 
     def _enter_space(self, space: str, created_at_us: int) -> Stream:
@@ -563,8 +561,8 @@ class Directory:
     def _group_number(self, name: str, taken: dict[int, str]) -> int:
         """Return the number for a new group.
 
-        If the name is one that the documented dialect gives to a nameless group, the number in the name is used, so
-        that clients of this dialect find the group.
+        The documented dialect gives nameless groups a name with a number. If the new group has such a name, it gets
+        this number, so that clients of this dialect find the group.
         """
         digits = name.removeprefix(_NAMELESS) if name.startswith(_NAMELESS) else ""
         known = 0 < len(digits) <= _NAMELESS_DIGITS_MAX and consists_of(digits, DIGITS) and digits[0] != "0"
@@ -572,7 +570,6 @@ class Directory:
         return number if number < NUMBERS_END and number not in taken else _first_free(taken, 0)
 
     def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
-        """Find a group; return its number and name."""
         kept = self.kept(topic).groups
         name = kept.get(who) if isinstance(who, int) else who
         if name not in kept.values() or self._broker.groups.view(str(name), topic.name.full) is None:
@@ -583,14 +580,14 @@ class Directory:
         return None
 
     def group(self, topic: Topic, who: int | str) -> tuple[int, str]:
-        """Return the number and name of a group. Raises Refused 5000 or 5003."""
+        """Return the number and name of a group. Raises Refused 5000 or 5003 if it does not exist."""
         found = self.find_group(topic, who)
         if found is None:
             raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
         return found
 
     def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, done: Completion[int]) -> int:
-        """Create a group without members. Raises Refused 5001, 5004, 5005."""
+        """Create a group without members. Raises Refused 5001, 5004 or 5005."""
         groups = self.groups(topic)
         if number is not None and number in groups:
             raise Refused(errors.GROUP_ID_TAKEN)

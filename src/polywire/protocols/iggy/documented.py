@@ -74,7 +74,8 @@ _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
 def reader_of(code: int, payload: memoryview) -> Reader:
     """Return a reader of the payload as a struct, whichever of the two forms it has.
 
-    Raises Refused: 3 for an invalid payload, 1014 or 2016 if the id is a name that differs from the request's name.
+    Raises Refused 3 for an invalid payload. Raises Refused 1014 or 2016 if the id is a name that differs from the
+    request's name.
     """
     layout = LAYOUTS.get(code)
     if layout is None:
@@ -121,8 +122,9 @@ def _may_be_letters(code: int, payload: memoryview) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListedPayload:
-    """A payload in the form of the byte list. ``front``: the bytes before the id. ``numbers``: between the id and the
-    name.
+    """A payload in the form of the byte list.
+
+    ``front`` has the bytes before the id, ``numbers`` those between the id and the name.
     """
 
     front: bytes
@@ -131,7 +133,10 @@ class ListedPayload:
     name: str
 
     def as_struct(self, code: int) -> Reader:
-        """Convert to a struct. An id that is a name is dropped. Raises Refused 1014, 2016."""
+        """Convert to a struct. An id that is a name is dropped.
+
+        Raises Refused 1014 or 2016 if that name differs from the request's name.
+        """
         if isinstance(self.given, str) and self.given != self.name:
             raise Refused(errors.BAD_STREAM_ID if code == Code.CREATE_STREAM else errors.BAD_TOPIC_ID)
         number, dialect = (self.given, D0) if isinstance(self.given, int) else (0, NAMED)

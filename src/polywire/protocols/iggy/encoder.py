@@ -126,7 +126,10 @@ def _put_id(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.void:
-    """Write a record's id. A record without an id gets a UUID that looks random but is the same at every read."""
+    """Write a record's id.
+
+    A record without an id gets a UUID that looks random but is the same at every read.
+    """
     low: cython.ulonglong = 0
     high: cython.ulonglong = 0
     if places[16] >= 0:
@@ -146,7 +149,10 @@ def _put_id(
 def _is_shown(
     p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t, typed: cython.bint
 ) -> cython.bint:
-    """Return whether Iggy can represent a header: 1 to 255 bytes for key and value and, before D2c, a text as key."""
+    """Return whether Iggy can represent a header.
+
+    Key and value must have 1 to 255 bytes. Before D2c, the key must be text.
+    """
     size: cython.longlong = load_i32(p, places[26] + 4 * entry + 4) - load_i32(p, places[26] + 4 * entry)
     if size < 1 or size > _VALUE_MAX or (not typed and p[places[24] + entry] != 2):
         return False
@@ -181,7 +187,6 @@ def _is_event(p: cython.p_const_uchar, places: cython.p_const_longlong, row: cyt
 def _headers_bytes(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, typed: cython.bint
 ) -> cython.longlong:
-    """Return the encoded size of a record's user headers."""
     total: cython.longlong = 0
     fixed: cython.longlong = 10 if typed else 9
     size: cython.longlong
@@ -342,7 +347,6 @@ def _put_message(
 def _origin(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, append_time: cython.longlong
 ) -> cython.longlong:
-    """Return a record's origin time, or its append time if it has none."""
     time: cython.longlong = _NO_TIME
     if places[18] >= 0:
         time = load_i64(p, places[18] + 8 * row)
@@ -370,7 +374,6 @@ def _finish_indexed(
 
 @cython.cfunc
 def _close_record(out: Lent, start: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.Py_ssize_t) -> cython.void:
-    """Write length, count and checksum of a record of D3, after its frames were written."""
     if count == 0:
         return
     scratch: Lent = lend_writable(bytearray(44 + 8 * count))
@@ -430,7 +433,6 @@ def _earliest(
     count: cython.Py_ssize_t,
     append_time: cython.longlong,
 ) -> cython.longlong:
-    """Return the earliest origin time of the rows from ``row`` on."""
     earliest: cython.longlong = _origin(p, places, row, append_time)
     time: cython.longlong
     if places[18] < 0:
@@ -456,8 +458,8 @@ def _open_record(
 ) -> cython.longlong:
     """Begin a record of D3 and return its origin time.
 
-    That is the earliest origin time of its messages, or that of the first message if the earliest is too long ago for a
-    delta.
+    That is the earliest origin time of its messages. If that time is too long ago for a delta, it is the origin time of
+    the first message.
     """
     origin: cython.longlong = earliest if first - earliest <= _DELTA_MAX else first
     clear(out, start, 256)
@@ -471,7 +473,10 @@ def _open_record(
 def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
-    """Write the messages of one batch as records of D3. A new record begins when a time does not fit into a delta."""
+    """Write the messages of one batch as records of D3.
+
+    A new record begins when a message's time cannot be encoded as a delta to the record's time.
+    """
     base: cython.longlong = load_base_offset(source.p, at)
     append_time: cython.longlong = load_append_time_us(source.p, at)
     count: cython.Py_ssize_t = load_record_count(source.p, at)
@@ -524,11 +529,10 @@ def _put_framed(
 
 
 def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: int) -> int:
-    """Write the messages of a chunk's batches from ``at`` on, as far as ``state`` allows; return DONE, FULL or
-    COMPRESSED.
+    """Write the messages of a chunk's batches from ``at`` on, as far as ``state`` allows.
 
-    Call it with every chunk of a read in turn and the same state. Bytes after the position in ``out`` are undefined.
-    Raises ValueError if the state allows more bytes than ``out`` has.
+    Returns DONE, FULL or COMPRESSED. Call it with every chunk of a read in turn and the same state. Bytes after the
+    position in ``out`` are undefined. Raises ValueError if the state allows more bytes than ``out`` has.
     """
     source: Lent = lend(chunk)
     target: Lent = lend_writable(out)

@@ -87,14 +87,13 @@ class IggyFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin a classic request with a known command, or are the zeros of the headered
-        framing.
+        """Return whether the bytes begin a classic request with a known command, or a headered frame.
 
-        Returns None if they are too few to decide (spec: iggy#recognising-the-framing).
+        A headered frame begins with zeros. Returns None if more bytes are needed to decide (spec:
+        iggy#recognising-the-framing).
         """
         if len(prefix) < HEAD.size:
             length = int.from_bytes(prefix[:4].ljust(4, b"\xff"), "little")
@@ -109,7 +108,6 @@ class IggyFactory:
         return prefix[60] == vsr.REQUEST
 
     def open(self, output: Output, resume: Callable[[], None]) -> IggySession:
-        """Open a session for a new connection."""
         return IggySession(self.shared, COMMANDS, output, resume)
 
 
@@ -119,7 +117,6 @@ class CarryingIggyFactory(CarryingFactory[IggyFactory]):
     __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingIggySession:
-        """Open a session for a new connection."""
         return CarryingIggySession(self._shards, self._inside.shared, COMMANDS, output, resume)
 
 
@@ -131,5 +128,4 @@ class IggyLinkFactory(LinkFactory[IggyFactory]):
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        """Open a session for a connection from another process."""
         return LinkedSession(self._key, self._inside.shared, COMMANDS, output, resume)

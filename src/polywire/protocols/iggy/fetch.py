@@ -39,10 +39,11 @@ _SEEDS: Final = Struct("<qq")
 
 
 class Asked(NamedTuple):
-    """A poll as requested.
+    """The arguments of a poll.
 
-    partition: None for a group member without partitions. starts: kind and value of the polling strategy. owner: the
-    consumer or group whose stored offset is read, and committed if ``commits``.
+    ``partition`` is None for a group member without partitions. ``starts`` has the kind and the value of the polling
+    strategy. ``owner`` is the consumer or group whose stored offset is read. If ``commits``, this offset is also
+    committed.
     """
 
     topic: Topic
@@ -54,7 +55,6 @@ class Asked(NamedTuple):
 
 
 def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """Handle POLL_MESSAGES."""
     asked = read_poll(session, answer, reader)
     if asked.partition is None:
         return nothing_owned(reader.dialect)
@@ -63,7 +63,10 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
 
 
 def begin_poll(session: IggySession, polling: PollReply, partition: Partition, asked: Asked) -> bytes | None:
-    """Begin to read at the offset that the polling strategy selects. Raises BrokerError."""
+    """Begin to read at the offset that the polling strategy selects.
+
+    Raises BrokerError if the offset cannot be read.
+    """
     kind, value = asked.starts
     if kind == BY_TIME:
         start = partition.log.offset_at(min(value, 2**62), polling.found)
@@ -72,13 +75,15 @@ def begin_poll(session: IggySession, polling: PollReply, partition: Partition, a
 
 
 def nothing_owned(dialect: Dialect) -> bytes:
-    """Return the reply to a member without partitions."""
     front = _POLLED.pack(NO_PARTITION if dialect.framed else 0, 0, 0)
     return front + (NO_CONTEXT if dialect.contexts else b"")
 
 
 def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
-    """Decode the part that all kinds of polls share, and check the caller's permission. Raises Refused, Denied."""
+    """Decode the part that all kinds of polls share, and check the caller's permission.
+
+    Raises Refused for an invalid poll, Denied without permission.
+    """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     number = reader.partition()
@@ -101,7 +106,10 @@ def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
 def authorize_poll(
     session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool
 ) -> tuple[PositionKind, str]:
-    """Return the consumer or group whose offset a poll uses, if the caller may use it. Raises Denied, Refused."""
+    """Return the consumer or group whose offset a poll uses.
+
+    Raises Denied if the caller may not use it, and Refused if it does not exist.
+    """
     if consumer.group:
         session.authorize(Action.GROUP_JOIN, topic)
     if commits:
@@ -138,8 +146,9 @@ def _members_partition(
 def start_of(
     session: IggySession, partition: Partition, starts: tuple[int, int], count: int, owner: tuple[PositionKind, str]
 ) -> int:
-    """Return the start offset of a polling strategy, never below the oldest retained offset. The strategy must not be
-    BY_TIME.
+    """Return the start offset of a polling strategy other than BY_TIME.
+
+    It is never below the oldest retained offset.
     """
     log = partition.log
     kind, value = starts
@@ -158,9 +167,9 @@ def start_of(
 class PollReply:
     """The reply to one poll while it is built.
 
-    Invariant: data of a read is not used after its pin was released, and the buffer is returned once the reply was
-    sent. ``_bytes_max``: limit for the bytes of all messages. ``_is_limited``: whether the client set that limit, which
-    then also holds for a single message.
+    Data of a read is not used after its pin was released, and the buffer is returned once the reply was sent.
+    ``_bytes_max`` limits the bytes of all messages. If ``_is_limited``, the client has set this limit, which then also
+    holds for a single message.
     """
 
     __slots__ = ("_answer", "_bytes_max", "_commit", "_count", "_is_limited", "_partition", "_session", "_state")
@@ -174,7 +183,7 @@ class PollReply:
         commit: tuple[PositionKind, str] | None,
         bytes_max: int | None = None,
     ) -> None:
-        """bytes_max: the client's own limit, if it sent one."""
+        """``bytes_max`` is the client's own limit, if it sent one."""
         most = session.shared.settings.reply_bytes_max
         self._is_limited = bytes_max is not None
         self._bytes_max = most if bytes_max is None else min(most, bytes_max)
@@ -186,7 +195,6 @@ class PollReply:
         self._state = encoder.new_state()
 
     def refuse(self, error: BrokerError | Refused) -> None:
-        """Reply with an error."""
         self._answer.refuse(error)
 
     def found(self, start: int | BrokerError) -> None:
@@ -203,9 +211,9 @@ class PollReply:
             self._answer.ok(reply)
 
     def begin(self, start: int) -> bytes | None:
-        """Return the reply if there is nothing to read. Otherwise, fill the answer now, or after a read from disk.
+        """Return the reply if there is nothing to read.
 
-        Raises BrokerError.
+        Otherwise, return None and fill the reply slot now, or after a read from disk. Raises BrokerError.
         """
         log = self._partition.log
         if start >= log.readable_offset:
@@ -277,7 +285,7 @@ class PollReply:
         return buffer
 
     def _larger(self, size: int) -> int:
-        """Return the size of the next larger buffer; 0 if the reply has a message and is long enough."""
+        """Return the size of the next larger buffer; 0 if the reply has a message and must not grow."""
         state = self._state
         needed = state[encoder.AT] + state[encoder.NEEDED]
         limit = self._bytes_max
@@ -309,7 +317,10 @@ class PollReply:
             self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.reply_buffers.give, buffer))
 
     def _has_stored(self, buffer: bytearray) -> bool:
-        """Commit the offset if requested. If that fails, reply with the error instead of the messages and return False."""
+        """Commit the offset if requested, and return True.
+
+        If the commit fails, reply with the error instead of the messages and return False.
+        """
         if self._commit is None or self._state[encoder.LAST] < 0:
             return True
         try:
@@ -323,7 +334,7 @@ class PollReply:
 
 @lru_cache(maxsize=4096)
 def _seeds(topic_id: bytes, number: int) -> tuple[int, int]:
-    """Return the seed from which ids are made for a partition's records without an id."""
+    """Return the seed from which the ids of a partition's records without an id are computed."""
     seed = blake2b(topic_id + number.to_bytes(4, "little"), digest_size=16).digest()
     low, high = _SEEDS.unpack(seed)
     return low, high

@@ -30,26 +30,20 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.msgpack.decode
 
 
 class GatheringSession(Asking, Protocol):
-    """A session that sends requests to other shards for its client."""
-
     @property
-    def principal(self) -> Principal | None:
-        """The authenticated user, if any."""
+    def principal(self) -> Principal | None: ...
 
-    def authorize(self, action: Action, where: Where = None) -> None:
-        """Check the user's permission. Raises Denied."""
+    def authorize(self, action: Action, where: Where = None) -> None: ...
 
-    def permits(self, action: Action, where: Where = None) -> bool:
-        """Return whether the user has permission."""
+    def permits(self, action: Action, where: Where = None) -> bool: ...
 
 
 def lost() -> Unavailable:
-    """Return the error that is reported if a shard did not reply."""
     return Unavailable(ErrorCode.STOPPING, GONE)
 
 
 def answer_with(answer: Answer, reply: Reply | None) -> None:
-    """Answer with the reply of a shard, or with an error if it did not reply."""
+    """Fill a reply slot with the reply of a shard, or with an error if the shard did not reply."""
     if reply is None:
         answer.refuse(lost())
     elif reply.status:
@@ -59,12 +53,12 @@ def answer_with(answer: Answer, reply: Reply | None) -> None:
 
 
 def worst_of(replies: Replies) -> Reply | None:
-    """Return a refusal if any shard refused, None if any did not reply, else any of the replies."""
+    """Return a refusal if any shard refused, else None if any did not reply, else any of the replies."""
     return min(replies.values(), key=lambda reply: 1 if reply is None else 0 if reply.status else 2)
 
 
 class Gathering:
-    """One request to several shards. Its answer is sent once."""
+    """One request that is sent to several shards. Its reply is sent once."""
 
     __slots__ = ("_answer", "_code", "_payload", "_session")
 
@@ -79,7 +73,7 @@ class Gathering:
         return range(self._session.shards.count)
 
     def _ask(self, request: LinkRequest, then: Callable[[list[Any]], None]) -> None:
-        """Send a request to all shards; ``then`` gets their replies if all succeeded."""
+        """Send a request to all shards. ``then`` gets their replies if all succeeded."""
 
         def came(replies: Replies) -> None:
             worst = worst_of(replies)
@@ -91,7 +85,6 @@ class Gathering:
         self._session.ask_all(self._everywhere, request, came)
 
     def _command(self, kept: StreamKept | None) -> LinkRequest:
-        """Return the client's request in the form in which it is forwarded to a shard."""
         dialect = self._answer.dialect
         if kept is None:
             return LinkRequest(Kind.COMMAND, self._payload, self._code, dialect)
@@ -103,7 +96,6 @@ class Gathering:
     # Lists
 
     def streams(self) -> None:
-        """Handle GET_STREAMS. Raises Denied."""
         session, dialect = self._session, self._answer.dialect
         session.shared.broker.access.authorize_somewhere(session.principal, Action.STREAM_LIST)
         figures: dict[str, list[int]] = {}
@@ -129,7 +121,6 @@ class Gathering:
         self._ask(LinkRequest(Kind.SUMMARY), came)
 
     def details(self, kept: StreamKept) -> None:
-        """Handle GET_STREAM and GET_TOPICS of a stream. Raises Denied."""
         answer, is_stream = self._answer, self._code == Code.GET_STREAM
         dialect = answer.dialect
         self._session.authorize(Action.STREAM_DESCRIBE if is_stream else Action.TOPIC_DESCRIBE, kept.space)
@@ -146,7 +137,6 @@ class Gathering:
         self._ask(LinkRequest(Kind.TOPICS, dialect=dialect, space=kept.space), came)
 
     def stats(self) -> None:
-        """Handle GET_STATS. Raises Denied."""
         session, dialect = self._session, self._answer.dialect
         session.authorize(Action.SERVER_DESCRIBE)
 
@@ -158,7 +148,6 @@ class Gathering:
         self._ask(LinkRequest(Kind.TOTALS), came)
 
     def clients(self) -> None:
-        """Handle GET_CLIENTS. Raises Denied."""
         self._session.authorize(Action.SERVER_DESCRIBE)
 
         def came(shards: list[Any]) -> None:
@@ -169,7 +158,11 @@ class Gathering:
     # Streams
 
     def create_stream(self, reader: Reader) -> None:
-        """Handle CREATE_STREAM, unless another protocol has created the stream in some shard. Raises Refused."""
+        """Handle CREATE_STREAM. Raises Refused for a malformed request.
+
+        If another protocol has created the stream in some shard, the first shard stores it before it executes the
+        command. The reply is then that the stream exists.
+        """
         if reader.dialect.chosen_ids:
             reader.u32()
         name = reader.name()
@@ -188,12 +181,12 @@ class Gathering:
         self._session.ask_all(self._everywhere, LinkRequest(Kind.HAS_TOPICS, space=space), replied)
 
     def update_stream(self, kept: StreamKept) -> None:
-        """Handle UPDATE_STREAM."""
         self._ask_one(STREAMS_SHARD, self._command(kept), self._forget_streams)
 
     def delete_stream(self, kept: StreamKept) -> None:
-        """Handle DELETE_STREAM: delete the stream's topics in all shards, then the stream. It stays if a shard does not
-        reply.
+        """Handle DELETE_STREAM: delete the stream's topics in all shards, then the stream.
+
+        If a shard does not reply, the stream is not deleted.
         """
         others = [shard for shard in self._everywhere if shard != STREAMS_SHARD]
 
@@ -207,16 +200,12 @@ class Gathering:
         self._session.ask_all(others, self._command(kept), emptied)
 
     def _forget_streams(self, reply: Reply | None) -> None:
-        """Invalidate the cached streams of all shards after a stream was deleted or renamed."""
-
         def replied(_: Replies) -> None:
             answer_with(self._answer, reply)
 
         self._session.ask_all(self._everywhere, LinkRequest(Kind.FORGET_STREAMS), replied)
 
     def purge_stream(self, kept: StreamKept) -> None:
-        """Handle PURGE_STREAM."""
-
         def purged(replies: Replies) -> None:
             answer_with(self._answer, worst_of(replies))
 
@@ -225,8 +214,9 @@ class Gathering:
     # Topics
 
     def create_topic(self, kept: StreamKept, reader: Reader) -> None:
-        """Handle CREATE_TOPIC in the shard that the topic's name selects, unless another shard has the name. Raises
-        Refused.
+        """Handle CREATE_TOPIC in the shard that the topic's name selects.
+
+        The topic is not created if another shard has a topic with this name. Raises Refused for an invalid request.
         """
         chosen = _chosen(reader)
         reader.u32()
@@ -251,7 +241,10 @@ class Gathering:
         self._ask_one(shard, self._command(kept), lambda reply: answer_with(self._answer, reply))
 
     def _choose(self, kept: StreamKept, shard: int, number: int) -> None:
-        """Create a topic under a number that the client has chosen, if no topic has the number or is about to get it."""
+        """Create a topic under a number that the client has chosen.
+
+        It is not created if another topic has this number or is about to get it.
+        """
         payload = msgspec.msgpack.encode(number)
 
         def kept_for_us(reply: Reply | None) -> None:
@@ -276,7 +269,10 @@ class Gathering:
         self._ask_one(STREAMS_SHARD, LinkRequest(Kind.CHOOSE, payload, space=kept.space), kept_for_us)
 
     def update_topic(self, kept: StreamKept, shard: int, reader: Reader) -> None:
-        """Handle UPDATE_TOPIC, unless a topic of another shard has the new name. Raises Refused."""
+        """Handle UPDATE_TOPIC, unless a topic of another shard has the new name.
+
+        Raises Refused for an invalid request.
+        """
         name = reader.topic_fields(is_patch=True).name
         if not name:  # the name does not change
             self._create(kept, shard)
@@ -294,7 +290,7 @@ class Gathering:
 
 
 def _chosen(reader: Reader) -> int | None:
-    """Return the number that a client has chosen for a topic, None if the broker shall choose.
+    """Return the number that a client has chosen for a topic, None if the broker must choose one.
 
     Raises Refused for a number from the range of a shard.
     """

@@ -35,7 +35,6 @@ def _group_bytes(topic: Topic, number: int, name: str, view: GroupView | None, d
 
 
 def group_details(session: IggySession, topic: Topic, number: int, name: str, dialect: Dialect) -> bytes:
-    """Encode a group and its members."""
     view = session.broker.groups.view(name, topic.name.full)
     body = _group_bytes(topic, number, name, view, dialect)
     for member in () if view is None else view.members:
@@ -47,7 +46,6 @@ def group_details(session: IggySession, topic: Topic, number: int, name: str, di
 
 
 def get_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_CONSUMER_GROUP."""
     del answer
     try:
         topic = topic_of(session, reader, Action.GROUP_DESCRIBE)
@@ -60,7 +58,6 @@ def get_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 
 
 def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_CONSUMER_GROUPS."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_DESCRIBE)
     views = {view.name: view for view in session.broker.groups.views(topic.name.full)}
@@ -69,7 +66,6 @@ def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CREATE_CONSUMER_GROUP."""
     dialect = reader.dialect
     topic = topic_of(session, reader, Action.GROUP_CREATE)
     number = None
@@ -87,7 +83,6 @@ def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_CONSUMER_GROUP."""
     topic = topic_of(session, reader, Action.GROUP_DELETE)
     number, name = _group(session, reader, topic)
     session.shared.directory.delete_group(topic, number, session.caller, answer.done)
@@ -95,7 +90,6 @@ def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle JOIN_CONSUMER_GROUP."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)
@@ -105,7 +99,6 @@ def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle LEAVE_CONSUMER_GROUP."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)
@@ -116,7 +109,7 @@ def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 
 
 def sync_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle SYNC_CONSUMER_GROUP: return the member's partitions; none for a client that is not a member."""
+    """Handle SYNC_CONSUMER_GROUP: return the member's partitions. A client that is not a member gets none."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)

@@ -42,15 +42,14 @@ The last argument is true for the last attempt, which must answer. Raises Refuse
 
 
 def check_wait(wait_us: int, timeout_us: int) -> None:
-    """Raise Refused for a wait that the protocol does not allow."""
     if wait_us > WAIT_US_MAX or not 0 < timeout_us <= TIMEOUT_US_MAX or (wait_us and timeout_us < wait_us + MARGIN_US):
         raise Refused(errors.UNKNOWN_COMMAND)
 
 
 class HeldRequests:
-    """The held requests of one connection, by request number. It owns their answers.
+    """The held requests of one connection, by request number. It owns their replies.
 
-    ``waits``: number of partitions for which the requests wait.
+    ``waits`` is the number of partitions for which the requests wait.
     """
 
     __slots__ = ("_answers", "_output", "_session", "waits")
@@ -65,12 +64,11 @@ class HeldRequests:
 
     @property
     def broker(self) -> IggyBroker:
-        """The broker; its event loop and clock are used for answers that take long to build."""
+        """The broker. Its event loop and clock are used for replies that take long to build."""
         return self._session.broker
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed."""
         return self._session.closed
 
     @property
@@ -80,23 +78,24 @@ class HeldRequests:
         return reading > READING_MAX or self._output.backlog > self._output.backlog_max
 
     def answered(self) -> None:
-        """Send the answers that are ready."""
         for number in [number for number, answer in self._answers.items() if answer.parts is not None]:
             answer = self._answers.pop(number)
             assert answer.parts is not None, "an answered request has parts"
             self._output.write_many(answer.parts, answer.released)
 
     def end(self) -> None:
-        """Accept no requests after the current one."""
         self._session.end()
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Do nothing: a held request changes no state, so its reply is not stored for repeated requests."""
+        """A held request changes no state, so its reply is not stored for repeated requests."""
 
     # Holding
 
     def open(self, answer_type: type[Answer], dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
-        """Return the answer for a new request; None if too many are held, or one has the same number."""
+        """Return the reply slot for a new request.
+
+        Returns None if too many requests are held, or one has the same number.
+        """
         if len(self._answers) >= HELD_MAX or head.number in self._answers:
             return None
         answer = answer_type(self, dialect, head, number=number)
@@ -104,13 +103,12 @@ class HeldRequests:
         return answer
 
     def cancel(self, number: int) -> None:
-        """Drop a waiting request that the client has cancelled; it gets no reply."""
+        """Drop a waiting request that the client has cancelled. It gets no reply."""
         answer = self._answers.get(number)
         if answer is not None and answer.cancel is not None:
             _drop(self._answers.pop(number))
 
     def drop(self) -> None:
-        """Drop all requests."""
         while self._answers:
             _drop(self._answers.popitem()[1])
 
@@ -122,7 +120,7 @@ def _drop(answer: Answer) -> None:
 
 
 class Holding:
-    """One request that is attempted again for every new message, until it is answered or its waiting time has passed.
+    """One request that is attempted again for every new message, until it is answered or its waiting time is over.
 
     After an attempt without a result, it pauses for ten times the attempt's duration. Otherwise, a request for many
     partitions would cost a full attempt per message.
@@ -133,7 +131,7 @@ class Holding:
     def __init__(
         self, answer: Answer, owner: HeldRequests | None, payload: bytes, wait_us: int, attempt: Attempt
     ) -> None:
-        """owner: None for a request that must be answered at once."""
+        """``owner`` is None for a request that must be answered at once."""
         self._answer: Final = answer
         self._owner: Final = owner
         self._payload: Final = payload
@@ -145,7 +143,7 @@ class Holding:
         self._waits = 0
 
     def run(self, ticket: int = 0) -> None:
-        """Answer the request, or wait. ``ticket`` identifies the wait that has ended."""
+        """Reply to the request, or wait. ``ticket`` identifies the wait that has ended."""
         if ticket != self._ticket:
             return
         self._stop_waiting()
@@ -194,7 +192,6 @@ class Holding:
                 wake()
 
     def _stop_waiting(self) -> None:
-        """Cancel all waits."""
         self._ticket += 1
         self._answer.cancel = None
         if self._owner is not None:

@@ -50,7 +50,7 @@ _SECTION: Final = Struct("<IIQI24sQI")
 
 
 def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
-    """Attempt a request until it is answered.
+    """Attempt a request until its reply is sent.
 
     A request from another process is attempted only once, because that process waits and sends it again.
     """
@@ -59,7 +59,6 @@ def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, at
 
 
 def wait_us_of(code: int, reader: Reader) -> int:
-    """Return how long a request may wait. Raises Refused."""
     if code == Code.POLL_HELD:
         if reader.stop < _HELD.size:
             raise Refused(errors.UNKNOWN_COMMAND)
@@ -87,12 +86,14 @@ def is_nothing(code: int, payload: bytes) -> bool:
 
 
 def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle POLL_MESSAGES_DEFERRED."""
     _hold(session, answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), partial(_attempt_poll, session))
 
 
 def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Poll if there are enough messages, or at the last attempt; otherwise return the offsets to wait for."""
+    """Poll and reply if there are enough messages.
+
+    Otherwise return the offsets to wait for. At the last attempt, reply even if there are too few.
+    """
     asked = read_poll(session, answer, reader)
     _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
     if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
@@ -135,12 +136,11 @@ class Found(NamedTuple):
 
     @property
     def available(self) -> int:
-        """Number of messages that can be read now."""
         return 0 if self.partition is None else max(self.partition.log.readable_offset - self.start, 0)
 
 
 def _targets(targets: list[Target]) -> list[Target]:
-    """Check the targets of a request. Raises Refused."""
+    """Return the targets of a request. Raises Refused if there are none, duplicates, or unsupported strategies."""
     numbers = {target.number for target in targets}
     if not targets or len(numbers) < len(targets) or any(of.starts[0] not in (_BY_OFFSET, _NEXT) for of in targets):
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -148,7 +148,7 @@ def _targets(targets: list[Target]) -> list[Target]:
 
 
 def _count(reader: Reader, size: int) -> int:
-    """Return the number of targets; they must fill the rest of the payload. Raises Refused."""
+    """Return the number of targets. Raises Refused unless they fill the rest of the payload."""
     count = reader.u32()
     if count > TARGETS_MAX or reader.left != count * size:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -156,7 +156,10 @@ def _count(reader: Reader, size: int) -> int:
 
 
 class Finder(NamedTuple):
-    """Looks up targets in one topic for one consumer. owned: a group member's partitions, None for a single consumer."""
+    """Looks up targets in one topic for one consumer.
+
+    ``owned`` are the partitions of a group member, None for a single consumer.
+    """
 
     session: IggySession
     topic: Topic
@@ -164,7 +167,6 @@ class Finder(NamedTuple):
     owned: frozenset[int] | None
 
     def find(self, target: Target) -> Found:
-        """Return the target with its start offset, or with an error."""
         try:
             partition = partition_at(self.topic, target.number)
             if self.owned is not None and target.number not in self.owned:
@@ -177,7 +179,10 @@ class Finder(NamedTuple):
 
 
 def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool) -> Finder:
-    """Return a finder for this consumer, if the caller may read the topic. Raises Denied, Refused."""
+    """Return a finder for this consumer.
+
+    Raises Denied if the caller may not read the topic, and Refused if it is not a member of its group.
+    """
     owner = authorize_poll(session, topic, consumer, reader, commits=commits)
     owned = None
     if consumer.group:
@@ -196,8 +201,9 @@ def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> N
 
 
 def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Return the partitions with messages if there are any, or at the last attempt; otherwise return the offsets to
-    wait for.
+    """Reply with the partitions that have messages, if there are any.
+
+    Otherwise return the offsets to wait for. At the last attempt, reply even if no partition has messages.
     """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
@@ -219,13 +225,13 @@ def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle FETCH_MESSAGES: return messages of several partitions of a topic in one reply."""
     _hold(session, answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), partial(_attempt_fetch, session))
 
 
 def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Read several partitions if there are enough messages, or at the last attempt; otherwise return the offsets to
-    wait for.
+    """Reply with messages of several partitions, if there are enough.
+
+    Otherwise return the offsets to wait for. At the last attempt, reply even if there are too few.
     """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
@@ -275,8 +281,9 @@ class FetchReply:
         limits: tuple[int, int],
         owner: tuple[PositionKind, str] | None,
     ) -> None:
-        """limits: largest number of messages and bytes in the reply. owner: whose offsets to commit, None to commit
-        nothing.
+        """``limits`` are the largest number of messages and bytes in the reply.
+
+        ``owner`` is the consumer or group whose offsets are committed, None to commit nothing.
         """
         self._session: Final = session
         self._answer: Final = answer
@@ -318,7 +325,10 @@ class FetchReply:
             section.refuse(error)
 
     def ended(self, found: Found, error: int = 0, read: tuple[int, int, bytes] | None = None) -> None:
-        """Add the section of a partition. read: number of messages, offset after the last one, and the records."""
+        """Add the section of a partition.
+
+        ``read`` has the number of messages, the offset after the last one, and the records.
+        """
         self._is_reading = False
         count, next_offset, records = read or (0, found.start, b"")
         self.add(found, error, count, next_offset, records)
@@ -326,7 +336,6 @@ class FetchReply:
             self.run()
 
     def add(self, found: Found, error: int, count: int = 0, next_offset: int = 0, records: bytes = b"") -> None:
-        """Add a section to the reply."""
         partition = found.partition
         newest = 0 if partition is None else max(partition.log.readable_offset - 1, 0)
         context = NO_CONTEXT if partition is None else context_bytes(partition)
@@ -339,8 +348,6 @@ class FetchReply:
 
 
 class Section(PollReply):
-    """The part of a reply that belongs to one partition."""
-
     __slots__ = ("_found", "_reply")
 
     def __init__(

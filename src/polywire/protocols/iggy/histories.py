@@ -28,14 +28,17 @@ _ROUTE: Final = Struct("<QQIIB")
 
 
 def incarnation_of(partition: Partition) -> int:
-    """Return the number of a partition's history. The number 0 is never used: clients send it if they know no history."""
+    """Return the number of a partition's history.
+
+    The number 0 is never used, because clients send it if they know no history.
+    """
     return partition.incarnation + 1
 
 
 def context_bytes(partition: Partition, generation: int = 0, position: int = 0) -> bytes:
     """Encode the context of a partition.
 
-    generation: generation of the group that polls. position: position of the change for which clients wait.
+    ``generation`` is that of the group that polls. ``position`` is the position of the change for which clients wait.
     """
     return _CONTEXT.pack(incarnation_of(partition), generation, position)
 

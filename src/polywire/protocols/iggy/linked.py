@@ -43,18 +43,18 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.msgpack.decode
 
 
 class LinkedAnswer(Answer):
-    """An answer to a forwarded request. Only the sending process may close the client's connection."""
+    """A reply to a forwarded request. Only the sending process may close the client's connection."""
 
     __slots__ = ()
 
     def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
-        """Refuse the login and the requests after it; the sending process then closes the client's connection."""
+        """Refuse the login and the requests after it. The sending process then closes the client's connection."""
         del reason, protocols
         self.status(errors.NOT_LOGGED_IN)
 
 
 class LinkedSession(carrying.LinkedSession, IggySession):
-    """One link. ``_head``: the head of the current request."""
+    """One link. ``_head`` is the head of the current request."""
 
     byte_order: ClassVar[Literal["big", "little"]] = "little"
     answer_type: ClassVar[type[Answer]] = LinkedAnswer
@@ -78,9 +78,7 @@ class LinkedSession(carrying.LinkedSession, IggySession):
 
     @property
     def frame_bytes_max(self) -> int:
-        """Largest size of a frame. The sending process, which has proved that it knows the key, has checked the
-        client's limit.
-        """
+        """The sending process has checked the client's limit, and has proved that it knows the shared key."""
         return LINK_FRAME_BYTES_MAX
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
@@ -109,7 +107,6 @@ class LinkedSession(carrying.LinkedSession, IggySession):
 
     @property
     def peer(self) -> str:
-        """Address of the client whose requests are forwarded."""
         return self._context.peer
 
     def _enter_shared(self) -> int:
@@ -127,25 +124,27 @@ class LinkedSession(carrying.LinkedSession, IggySession):
         return self._head.dialect
 
     def named_incarnation(self, answer: Answer) -> int:
-        """Return the partition history that the current request names, 0 if it names none."""
+        """Return the partition history that the current request names; 0 if it names none."""
         del answer
         assert self._head is not None, "a request has a head"
         return self._head.incarnation
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """Return the stream that the sending process has found for the current request."""
+        """The sending process has looked up the stream for the current request."""
         assert self._head is not None, "a request has a head"
         return self.shared.directory.in_space(self._head.space) if self._head.space else None
 
     def stream_number(self, topic: Topic) -> int:
-        """Return the number of the topic's stream."""
         assert self._head is not None, "a request has a head"
         return self._head.number
 
     # Requests between processes
 
     def _tell(self, head: RequestHead, payload: bytes, answer: Answer) -> None:
-        """Answer a request that only processes of this broker send. Raises BrokerError."""
+        """Reply to a request that only processes of this broker send.
+
+        Raises BrokerError, whose number is then the reply.
+        """
         shared, space = self.shared, head.space
         match head.kind:
             case Kind.SUMMARY:
@@ -180,7 +179,10 @@ class LinkedSession(carrying.LinkedSession, IggySession):
 
 
 def local_payload(shared: Shared, kind: Kind, space: str, payload: bytes, dialect: Dialect) -> bytes:
-    """Return this process's answer to a request about its streams and topics. Raises Busy."""
+    """Return this process's reply to a request about its streams and topics.
+
+    Raises Busy if there are too many streams.
+    """
     directory = shared.directory
     stream = None if kind in (Kind.FIND_STREAM, Kind.ADOPT) else directory.find_space(space)
     match kind:

@@ -24,9 +24,10 @@ def who(reader: Reader) -> int | str:
 
 
 def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
-    """Read the stream at the beginning of a request, and return it if the caller may perform the action on it.
+    """Read the stream at the beginning of a request, and return it.
 
-    Raises Denied, Refused. For a caller without permission, the error does not show whether the stream exists.
+    Raises Denied if the caller may not perform the action on it, and Refused if it does not exist. For a caller without
+    permission, the error does not show whether the stream exists.
     """
     named = who(reader)
     found = session.stream_named(named, reader.dialect)
@@ -37,9 +38,10 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
 
 
 def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
-    """Read the topic at the beginning of a request, and return it if the caller may perform the action on it.
+    """Read the topic at the beginning of a request, and return it.
 
-    Raises Denied, Refused. For a caller without permission, the error does not show whether the topic exists.
+    Raises Denied if the caller may not perform the action on it, and Refused if it does not exist. For a caller without
+    permission, the error does not show whether the topic exists.
     """
     directory = session.shared.directory
     stream_named, named = who(reader), who(reader)
@@ -61,7 +63,7 @@ def _space(named: int | str) -> str | None:
 
 
 def partition_at(topic: Topic, number: int) -> Partition:
-    """Return the partition with this number, counted from 0. Raises Refused 3007."""
+    """Return the partition with this number, which counts from 0. Raises Refused 3007."""
     if not 0 <= number < len(topic.partitions):
         raise Refused(errors.NO_PARTITION)
     return topic.partitions[number]
@@ -80,7 +82,10 @@ def consumers_partition(reader: Reader, number: int | None) -> int:
 
 
 def consumer_name(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader) -> str:
-    """Return the name under which the broker stores the offsets of a consumer or group. Raises Refused 5000 or 5003."""
+    """Return the name under which the broker stores the offsets of a consumer or group.
+
+    Raises Refused 5000 or 5003 if the group does not exist.
+    """
     found = consumer.who
     if not consumer.group:
         return str(found)

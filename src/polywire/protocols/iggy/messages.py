@@ -98,7 +98,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A single consumer or a group, by number (as the dialect counts) or name."""
+    """A single consumer or a group. A number counts as in the dialect."""
 
     group: bool
     who: int | str
@@ -120,7 +120,7 @@ class TopicFields:
 class PermissionFlags:
     """The protocol's permissions: ten flags for everything, six for each listed stream, four for each listed topic.
 
-    Ids are numbered as in the dialect.
+    Numbers of streams and topics count as in the dialect.
     """
 
     everywhere: tuple[bool, ...]
@@ -140,16 +140,13 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Number of unread bytes."""
         return self.stop - self.at
 
     def take(self, size: int) -> memoryview:
-        """Read ``size`` bytes."""
         at = self._skip(size)
         return self.data[at : at + size]
 
     def _skip(self, size: int) -> int:
-        """Mark ``size`` bytes as read and return the position of the first."""
         at = self.at
         if size > self.stop - at:
             raise Refused(MALFORMED)
@@ -157,42 +154,35 @@ class Reader:
         return at
 
     def u8(self) -> int:
-        """Read one byte."""
         return self.data[self._skip(1)]
 
     def u32(self) -> int:
-        """Read four bytes."""
         number: int = U32.unpack_from(self.data, self._skip(4))[0]
         return number
 
     def u64(self) -> int:
-        """Read eight bytes."""
         number: int = U64.unpack_from(self.data, self._skip(8))[0]
         return number
 
     def flag(self) -> bool:
-        """Read a byte that is 0 or 1."""
         value = self.u8()
         if value > 1:
             raise Refused(MALFORMED)
         return value == 1
 
     def text(self, size: int) -> str:
-        """Read ``size`` bytes of UTF-8."""
         try:
             return str(self.take(size), "utf-8")
         except UnicodeDecodeError:
             raise Refused(MALFORMED) from None
 
     def name(self) -> str:
-        """Read a length of 1 to 255, and a name of that length."""
         size = self.u8()
         if size == 0:
             raise Refused(MALFORMED)
         return self.text(size)
 
     def str32(self) -> str:
-        """Read a length of 32 bits, and a text of that length."""
         return self.text(self.u32())
 
     def ident(self) -> int | str:
@@ -205,7 +195,10 @@ class Reader:
         raise Refused(MALFORMED)
 
     def number(self) -> int:
-        """Read an id or partition and convert it to count from 0; -1 for a 0 in a dialect that counts from 1."""
+        """Read an id or partition and convert it to count from 0.
+
+        In a dialect that counts from 1, the invalid value 0 becomes -1.
+        """
         return self.u32() - self.dialect.base
 
     def partition(self) -> int | None:
@@ -218,7 +211,6 @@ class Reader:
         return None if number == 0 else number - self.dialect.base
 
     def consumer(self) -> Consumer:
-        """Read a single consumer or a group."""
         kind = self.u8()
         if kind not in (1, 2):
             raise Refused(MALFORMED)
@@ -231,7 +223,7 @@ class Reader:
     def topic_fields(self, *, is_patch: bool = False) -> TopicFields:
         """Read the fields that follow a topic's ids and partitions in requests that create or update it.
 
-        is_patch: the request is a patch of 0.12, in which the name may be empty.
+        If ``is_patch``, the request is a patch of 0.12, in which the name may be empty.
         """
         layout = self.dialect.topic_settings
         if layout == 4:
@@ -248,7 +240,6 @@ class Reader:
         return TopicFields(self.name(), expiry_us, compression, size_max, replication)
 
     def _is_zero(self) -> bool:
-        """If the next byte is zero, skip it and return True."""
         if not self.left or self.data[self.at]:
             return False
         self.at += 1
@@ -278,13 +269,15 @@ class Reader:
 
 
 def name_bytes(name: str) -> bytes:
-    """Encode a name with its length. Names above 255 bytes, which only other protocols create, are cut."""
+    """Encode a name with its length.
+
+    Names above 255 bytes, which only other protocols can create, are cut.
+    """
     encoded = name.encode()[:255]
     return bytes((len(encoded),)) + encoded
 
 
 def str32_bytes(text: str) -> bytes:
-    """Encode a text with a length of 32 bits."""
     encoded = text.encode()
     return U32.pack(len(encoded)) + encoded
 

@@ -16,8 +16,9 @@ _Found = TypeVar("_Found")
 
 
 def find_named(find: Callable[[int | str], _Found | None], named: int | str, dialect: Dialect) -> _Found | None:
-    """Find something by number or name. If nothing has the name, find it by the normalised name, as stored by a create
-    request.
+    """Find something by number or name.
+
+    If nothing has the name, find it by the normalised name, as stored by a create request.
     """
     found = find(named)
     if found is None and dialect.normalises and isinstance(named, str):
@@ -26,7 +27,7 @@ def find_named(find: Callable[[int | str], _Found | None], named: int | str, dia
 
 
 def numbered(name: str, number: int) -> str:
-    """Return a name with a number appended, cut to the limit; used if another resource already has the name."""
+    """Return a name with a number appended, cut to the limit. It is used if another resource already has the name."""
     behind = f"-{number}"
     return name.encode()[: NAME_BYTES_MAX - len(behind)].decode(errors="ignore") + behind
 
@@ -40,14 +41,13 @@ def space_of(name: str) -> str:
 
 
 def is_broker_name(name: str) -> bool:
-    """Return whether a stream or topic in the broker may have this name (decision 0116)."""
     return is_name(name) and name[:2] != "__"
 
 
 def normalised(name: str, number: int) -> str:
     """Return a name as the dialects of 2023 and 2024 store it.
 
-    Raises Refused with ``number`` for a name that they do not allow (spec: iggy#names-and-ids).
+    Raises Refused with the error number ``number`` for a name that they do not allow (spec: iggy#names-and-ids).
     """
     short = shortened(name)
     if not is_allowed(name) or not short:
@@ -56,7 +56,6 @@ def normalised(name: str, number: int) -> str:
 
 
 def is_allowed(name: str) -> bool:
-    """Return whether all characters of a name are allowed in the dialects of 2023 and 2024."""
     return all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
 
 

@@ -24,7 +24,6 @@ _OFFSET: Final = Struct("<IQQ")
 def store(
     session: IggySession, partition: Partition, owner: tuple[PositionKind, str], offset: int, answer: Answer | None
 ) -> None:
-    """Commit the last consumed offset."""
     kind, name = owner
     done = None if answer is None else answer.done
     full_name, by = partition.topic.name.full, session.caller
@@ -34,7 +33,10 @@ def store(
 def _owner(
     session: IggySession, reader: Reader, *, group: Action, consumer: Action
 ) -> tuple[Partition, tuple[PositionKind, str]]:
-    """Return the partition and the consumer or group of a stored offset, if the caller may perform the action on it."""
+    """Return the partition and the consumer or group of a stored offset.
+
+    Raises Denied if the caller may not perform the action on it.
+    """
     named = reader.consumer()
     topic = topic_of(session, reader, group if named.group else consumer)
     number = reader.partition()
@@ -47,7 +49,6 @@ def _owner(
 
 
 def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_CONSUMER_OFFSET."""
     del answer
     try:
         partition, owner = _owner(session, reader, group=Action.OFFSET_FETCH, consumer=Action.POSITION_FETCH)
@@ -63,7 +64,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle STORE_CONSUMER_OFFSET. Raises Refused 4100 if the offset is above the newest message."""
+    """Handle STORE_CONSUMER_OFFSET. Raises Refused 4100 if the offset is above that of the newest message."""
     partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     offset = reader.u64()
     if reader.dialect.framed:
@@ -75,7 +76,6 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_CONSUMER_OFFSET."""
     partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     check_history(session, answer, partition)
     full_name = partition.topic.name.full

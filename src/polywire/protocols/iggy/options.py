@@ -94,7 +94,7 @@ _SIZES: Final = {
 def described(*, today: bool) -> bytes:
     """Return the encoded catalogue of a topic's options.
 
-    today: the form since protocol 0.12, in which a byte shows how each option may be changed.
+    If ``today``, it has the form since protocol 0.12, in which a byte shows how each option may be changed.
     """
     keys = _keys(today=today)
     body = U32.pack(len(keys))
@@ -108,15 +108,14 @@ def described(*, today: bool) -> bytes:
 
 
 def _keys(*, today: bool) -> list[bytes]:
-    """Return the keys that clients know, since protocol 0.12 (``today``) or before."""
     return [key for key in _KNOWN if key not in (_UNTIL_012 if today else _SINCE_012)]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """The options that affect the broker; None if not set, 0 for no limit.
+    """The options that affect the broker. None means not set, 0 means no limit.
 
-    given: all options that were set, encoded as in the catalogue.
+    ``given`` has all options that were set, encoded as in the catalogue.
     """
 
     compression: int | None = None
@@ -126,7 +125,7 @@ class TopicOptions:
 
 
 def parse_options(block: bytes) -> dict[bytes, tuple[int, bytes]]:
-    """Return the kind and value of each key. Raises Refused 4042, 4043."""
+    """Return the kind and value of each key. Raises Refused 4042 or 4043 for an invalid block."""
     if len(block) > BYTES_MAX:
         raise Refused(errors.OPTIONS_TOO_BIG)
     found: dict[bytes, tuple[int, bytes]] = {}
@@ -155,7 +154,7 @@ def _part(block: bytes, at: int) -> tuple[int, bytes, int]:
 def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
     """Return a topic's options: those it had ``before``, updated by the block.
 
-    Raises Refused: 4041 for an unknown key, 4042 also for a change of a fixed option, 4043.
+    Raises Refused 4041 for an unknown key, 4042 for an invalid value or the change of a fixed option, and 4043.
     """
     found = parse_options(block)
     if not found.keys() <= _KNOWN.keys():
@@ -179,7 +178,7 @@ def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int
     """Encode two lists, each with its length: the options that were set, and the broker's defaults for the others.
 
     The numbers are the topic's present settings, including those set over another protocol; 2**64 - 1 means no limit.
-    today: the form since protocol 0.12.
+    If ``today``, the lists have the form since protocol 0.12.
     """
     names = {number: name for name, number in _COMPRESSIONS.items()}
     kept = {key: value for key, (_, value) in parse_options(given).items()}
@@ -196,7 +195,6 @@ def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int
 
 
 def is_known(key: bytes) -> bool:
-    """Return whether topics have this option."""
     return key in _KNOWN
 
 
@@ -206,12 +204,10 @@ def is_fixed(given: bytes) -> bool:
 
 
 def encode_option(key: bytes, kind: int, value: bytes) -> bytes:
-    """Encode one entry of a block."""
     return b"".join(bytes((of,)) + U32.pack(len(part)) + part for of, part in ((_TEXT, key), (kind, value)))
 
 
 def encode_default(key: bytes) -> bytes:
-    """Encode an entry that sets a key to its default value."""
     kind, default, _ = _KNOWN[key]
     return encode_option(key, kind, default)
 
@@ -225,7 +221,10 @@ def _number(value: bytes | None) -> int | None:
 
 
 def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Return a value as the catalogue encodes it. A 64-bit 0 requests the default and gives None. Raises Refused."""
+    """Return a value as the catalogue encodes it.
+
+    Returns None for a 64-bit 0, which requests the default. Raises Refused for an invalid value.
+    """
     wanted = _KNOWN[key][0]
     if wanted == _U64:
         return _canonical_number(key, kind, value)
@@ -244,7 +243,7 @@ def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
 
 
 def _canonical_number(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Encode a number, or a text with a unit such as ``10 GB``, as 64 bits. Raises Refused."""
+    """Encode a number, or a text with a unit such as ``10 GB``, as 64 bits. Raises Refused for any other text."""
     if kind == _U64 and len(value) == U64.size:
         number: int = U64.unpack(value)[0]
     elif kind == _TEXT:
@@ -267,7 +266,7 @@ def _number_of(value: bytes, units: dict[str, int]) -> int:
 
 
 def _amount(text: str, units: dict[str, int]) -> int:
-    """Return the sum of numbers with units. Raises Refused."""
+    """Return the sum of numbers with units. Raises Refused for a malformed text."""
     total, rest = 0, text if len(text) <= AMOUNT_CHARACTERS_MAX else ""
     if not rest:
         raise Refused(errors.BAD_OPTION)

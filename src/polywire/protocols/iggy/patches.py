@@ -20,7 +20,7 @@ _STATUSES: Final = {b"active": b"\1", b"inactive": b"\2"}
 
 
 def translate(body: memoryview) -> tuple[Code, bytes]:
-    """Return the older command and its payload. Raises Refused.
+    """Return the older command and its payload. Raises Refused for an invalid patch.
 
     If the patch does not change a topic's name, the name in the payload is empty.
     """
@@ -70,7 +70,6 @@ def _user_fields(values: dict[bytes, tuple[int, bytes]]) -> bytes:
 
 
 def _text(values: dict[bytes, tuple[int, bytes]], key: bytes) -> str:
-    """Return the text of a key. Raises Refused."""
     kind, value = values[key]
     try:
         text = value.decode()

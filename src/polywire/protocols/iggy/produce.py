@@ -36,7 +36,6 @@ _UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})
 
 
 def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle SEND_MESSAGES."""
     dialect = reader.dialect
     if dialect.batched:
         end = reader.u32() + reader.at
@@ -80,8 +79,8 @@ def _name_producer(
 ) -> bytearray:
     """Return a batch with the idempotent producer that the request names, so that a repeat is stored once.
 
-    is_named: whether the request names the partition, which is required because sequences count per partition. Raises
-    Refused, Invalid (spec: iggy#d4-producers).
+    ``is_named`` is whether the request names the partition. This is required, because sequences count per partition.
+    Raises Refused or Invalid otherwise (spec: iggy#d4-producers).
     """
     producer_id, epoch, sequence = _PRODUCER.unpack_from(reader.data, reader.at)
     if not reader.dialect.contexts:
@@ -96,7 +95,10 @@ def _name_producer(
 
 
 def see_message_head(session: IggySession, reader: Reader) -> None:
-    """Detect the size of message heads from messages that another shard will store. Raises Refused."""
+    """Detect the size of message heads from messages that another shard will store.
+
+    Raises Refused for a malformed request.
+    """
     kind, size = reader.u8(), reader.u8()
     del kind
     reader.take(size)
@@ -107,7 +109,6 @@ def see_message_head(session: IggySession, reader: Reader) -> None:
 
 
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
-    """Return the partition for the messages, and their key."""
     kind, size = reader.u8(), reader.u8()
     if not topic.partitions:
         raise Refused(errors.NO_PARTITIONS)
@@ -130,7 +131,7 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
 def _sent(
     session: IggySession, answer: Answer, topic: Topic, partition: Partition, stream: int, offset: int | BrokerError
 ) -> None:
-    """Reply to a request whose batch was stored; in D3 the reply contains the partition and the offset."""
+    """Reply to a request whose batch was stored. In D3 the reply contains the partition and the offset."""
     if isinstance(offset, BrokerError):
         answer.refuse(offset)
         return

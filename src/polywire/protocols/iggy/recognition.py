@@ -22,7 +22,7 @@ FRAME_BYTES_MIN: Final = 4
 class Recognition:
     """The dialects that one connection may use.
 
-    Invariant: ``_candidates`` has at least one dialect; the most likely is the first.
+    ``_candidates`` has at least one dialect; the most likely is the first.
     """
 
     __slots__ = ("_candidates", "_forced", "framed")
@@ -36,7 +36,6 @@ class Recognition:
 
     @property
     def dialect(self) -> Dialect:
-        """The most likely dialect."""
         return self._candidates[0]
 
     def see_framing(self, first: int) -> None:
@@ -54,7 +53,7 @@ class Recognition:
         return spoken[0].protocols[0], spoken[-1].protocols[-1]
 
     def see_protocol(self, version: int) -> bool:
-        """Keep the dialects with the version in a headered login; return False if no candidate has that version."""
+        """Keep the dialects with the version in a headered login. Return False if no candidate has that version."""
         known = [dialect for dialect in dialects.FRAMED if version in dialect.protocols]
         if not known or (self._forced and known[0] is not self.dialect):
             return False
@@ -96,14 +95,14 @@ class Recognition:
             self._keep([candidate for candidate in self._candidates if _fits(shape, payload, candidate)])
 
     def _keep(self, fitting: Sequence[Dialect]) -> None:
-        """Keep the candidates in ``fitting``. If there are none, keep all, because the request is malformed in any
-        dialect.
+        """Keep the candidates in ``fitting``.
+
+        If there are none, keep all candidates, because the request is malformed in any dialect.
         """
         if fitting:
             self._candidates = tuple(fitting)
 
     def see_message_head(self, head: int) -> None:
-        """Keep the dialects with this size of message heads."""
         self._keep([candidate for candidate in self._candidates if candidate.message_head == head])
 
 

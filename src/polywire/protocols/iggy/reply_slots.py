@@ -26,18 +26,17 @@ REPLAY_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """The operations of a session that an answer calls."""
+    """The operations of a session that a reply slot uses."""
 
     @property
     def broker(self) -> IggyBroker:
-        """The broker; its event loop and clock are used for answers that take long to build."""
+        """The broker. Its event loop and clock are used for replies that take long to build."""
 
     @property
-    def closed(self) -> bool:
-        """Whether the connection is closed."""
+    def closed(self) -> bool: ...
 
     def answered(self) -> None:
-        """Send the answers that are ready, after one became ready."""
+        """Send the replies that are ready, after one became ready."""
 
     def end(self) -> None:
         """Accept no requests after the current one."""
@@ -47,13 +46,13 @@ class ReplyOwner(Protocol):
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """The answer to one request, at its position in the order of replies.
+    """The reply to one request, at its position in the order of replies.
 
     Attributes:
         payload: sent by ``done``.
-        later: builds a payload that takes long to make.
+        later: builds a payload that takes long to build.
         head: header of the request, None in the classic framing.
-        number: increases with each answer of a connection.
+        number: increases with each reply of a connection.
     """
 
     __slots__ = ("dialect", "head", "later", "number", "payload")
@@ -79,7 +78,6 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, payload: bytes = b"") -> None:
-        """Reply with success."""
         self.fill([payload] if payload else [])
 
     def make(self, parts: Iterator[bytes]) -> None:
@@ -93,15 +91,13 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(parts)
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Reply with success, and a payload in parts; their buffers may be reused after ``released`` was called."""
+        """Reply with success, and a payload in parts. Their buffers may be reused after ``released`` was called."""
         super().fill(self._framed(0, parts), released)
 
     def refuse(self, error: BrokerError | Refused) -> None:
-        """Reply with an error."""
         self.status(errors.number_of(error, self.dialect))
 
     def status(self, number: int) -> None:
-        """Reply with an error number of the dialect."""
         super().fill(self._framed(number, ()))
 
     def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
@@ -120,7 +116,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.ok(self.payload)
 
     def _framed(self, status: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Return the parts with the reply's head; ``status`` is 0 or an error number."""
+        """Return the parts with the reply's head before them. ``status`` is 0 or an error number."""
         head = self.head
         if head is None:
             return [HEAD.pack(status, sum(map(len, parts))), *parts]

@@ -40,7 +40,7 @@ OF_TOPICS: Final = OF_CONSUMERS | {
 
 
 class Named(NamedTuple):
-    """The stream and topic that a request names; numbers count from 0. topic: None if it names no topic."""
+    """The stream and topic that a request names; numbers count from 0. ``topic`` is None if it names no topic."""
 
     stream: int | str
     topic: int | str | None = None
@@ -50,8 +50,8 @@ class Named(NamedTuple):
 class Place:
     """The result of a search.
 
-    stream: None if it was not found. shard: the shard of the topic, None if no topic was named or found. lost: whether
-    a shard did not reply.
+    ``stream`` is None if it was not found. ``shard`` is the shard of the topic, None if no topic was named or found.
+    ``lost`` is whether a shard did not reply.
     """
 
     stream: StreamKept | None = None
@@ -65,7 +65,10 @@ Replies = Mapping[int, Reply | None]
 
 
 def named_by(code: int, reader: Reader) -> Named | None:
-    """Read the stream and topic that a request names; None if it names neither. Raises Refused."""
+    """Read the stream and topic that a request names; None if it names neither.
+
+    Raises Refused for a malformed request.
+    """
     if code in OF_STREAMS:
         return Named(who(reader))
     if code not in OF_TOPICS:
@@ -78,22 +81,21 @@ def named_by(code: int, reader: Reader) -> Named | None:
 
 
 class Asking(Protocol):
-    """A session that sends requests to other shards."""
+    @property
+    def shards(self) -> Shards: ...
 
     @property
-    def shards(self) -> Shards:
-        """All shards."""
-
-    @property
-    def shared(self) -> Shared:
-        """State shared by the sessions of this shard."""
+    def shared(self) -> Shared: ...
 
     def ask_all(self, shards: Iterable[int], request: LinkRequest, done: Callable[[Replies], None]) -> None:
-        """Send a request to some shards; ``done`` is called when all have replied, or immediately for no shards."""
+        """Send a request to some shards.
+
+        ``done`` is called when all have replied, or immediately if there are no shards.
+        """
 
 
 class Search:
-    """One search. ``done`` is called once, perhaps before ``begin`` returns."""
+    """One search. ``done`` is called once, possibly before ``begin`` returns."""
 
     __slots__ = ("_asking", "_dialect", "_done", "_named")
 
@@ -104,7 +106,7 @@ class Search:
         self._done: Final = done
 
     def begin(self, kept: StreamKept | None = None) -> None:
-        """Start the search. kept: the stream, if it is known."""
+        """Start the search. ``kept`` is the stream, if it is known."""
         if kept is not None:
             self._find_topic(kept)
             return
@@ -124,11 +126,10 @@ class Search:
             self._done(LOST if reply is None else Place())
 
     def _names(self, named: str) -> Iterable[str]:
-        """Return the names that a name in the request can stand for in its dialect."""
         return dict.fromkeys([named, shortened(named)] if self._dialect.normalises else [named])
 
     def _look_for_space(self, names: list[str]) -> None:
-        """Ask the shards whether another protocol has created the stream."""
+        """Request from the shards whether another protocol has created the stream."""
         if not names:
             self._done(Place())
             return
@@ -167,7 +168,7 @@ class Search:
             self._ask_for_topic(kept, likely, others)
 
     def _likely(self, space: str, topic: int | str) -> list[int]:
-        """Return the shards that have the topic, unless its name or number was changed."""
+        """Return the shards that have the topic if its name and number were never changed."""
         shards = self._asking.shards
         if isinstance(topic, int):
             known = shard_of_number(topic)
@@ -178,7 +179,10 @@ class Search:
         return sorted(found - {shards.own})
 
     def _ask_for_topic(self, kept: StreamKept, shards: list[int], others: list[int] | None) -> None:
-        """Ask some shards for the topic. others: the shards to ask next if none has it; None in the last round."""
+        """Request the topic from some shards.
+
+        ``others`` are the shards for a second round, if no shard has it in the first. It is None in the second round.
+        """
         if not shards and others is not None:
             shards, others = others, None
         request = LinkRequest(Kind.FIND_TOPIC, _encode(self._named.topic), dialect=self._dialect, space=kept.space)
@@ -197,12 +201,10 @@ class Search:
 
 
 def is_somewhere(replies: Replies) -> bool:
-    """Return whether any shard has replied that it has the topic."""
     return any(reply is not None and reply.payload == YES for reply in replies.values())
 
 
 def own_topic(shared: Shared, space: str, named: int | str, dialect: Dialect) -> Topic | None:
-    """Return a topic of this shard, None if it has no such topic."""
     stream = shared.directory.find_space(space)
     return None if stream is None else find_named(partial(shared.directory.find_topic, stream), named, dialect)
 

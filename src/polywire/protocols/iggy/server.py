@@ -43,7 +43,6 @@ _FILES: Final = Struct("<QQ")
 
 
 def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle PING."""
     del session, answer
     if reader.left:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -54,7 +53,7 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 
 
 def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
-    """Encode a client as an element of a list. groups: number of groups that it is a member of."""
+    """Encode a client as an element of a list. ``groups`` is the number of groups that it is a member of."""
     user = b""
     if dialect.has_login:
         known = client.principal is not None
@@ -65,8 +64,6 @@ def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
 
 
 def _describe(answer: Answer, client: Client, dialect: Dialect) -> None:
-    """Reply with a client and its groups."""
-
     def described(groups: list[GroupNumbers] | BrokerError) -> None:
         if isinstance(groups, BrokerError):
             answer.refuse(groups)
@@ -78,12 +75,10 @@ def _describe(answer: Answer, client: Client, dialect: Dialect) -> None:
 
 
 def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle GET_ME."""
     _describe(answer, session, reader.dialect)
 
 
 def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """Handle GET_CLIENT."""
     number = reader.u32()
     if number == 0 or reader.left:
         raise Refused(errors.BAD_CLIENT_ID if number == 0 else errors.UNKNOWN_COMMAND)
@@ -98,7 +93,6 @@ def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle GET_CLIENTS."""
     session.authorize(Action.SERVER_DESCRIBE)
     clients = sorted(session.shared.clients.items())
     answer.make(client_bytes(client, reader.dialect, client.member_count) for _, client in clients)
@@ -119,13 +113,15 @@ def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 
 
 def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle GET_STATS."""
     session.authorize(Action.SERVER_DESCRIBE)
     answer.make(_stats(session, reader.dialect))
 
 
 def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
-    """Yield the encoded totals. Yields empty bytes after each topic, so that other connections are served in between."""
+    """Yield the encoded totals.
+
+    Empty bytes are yielded after each topic, so that other connections are served in between.
+    """
     for totals in count_all(session.shared):
         yield b"" if totals is None else stats_bytes(session.shared, dialect, totals)
 
@@ -143,7 +139,10 @@ class Totals(NamedTuple):
 
 
 def count_all(shared: Shared) -> Iterator[Totals | None]:
-    """Count everything. Yields None after each topic, so that other connections are served in between."""
+    """Count everything, and yield the totals at the end.
+
+    None is yielded after each topic, so that other connections are served in between.
+    """
     directory = shared.directory
     streams = directory.streams()
     topics, partitions, size, messages, groups = 0, 0, 0, 0, 0
@@ -159,7 +158,6 @@ def count_all(shared: Shared) -> Iterator[Totals | None]:
 
 
 def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
-    """Encode the reply to GET_STATS."""
     run_s = time.time() - shared.started_at
     cpu = _cpu_percent(run_s)
     body = _STATS.pack(os.getpid(), cpu)
@@ -230,7 +228,6 @@ def _bytes_moved() -> tuple[int, int]:
 
 
 def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Refuse a command that the broker does not support."""
     del answer, reader
     session.authorize(Action.SERVER_DESCRIBE)
     raise Refused(errors.UNAVAILABLE)

@@ -46,9 +46,9 @@ BUSY_WAIT_S: Final = 2.0  # how long messages wait if the log is overloaded, bef
 
 
 class Handler(Protocol):
-    """Function that handles one request: it returns the payload, or None if it fills the answer later.
+    """Function that handles one request. It returns the payload, or None if it fills the reply slot later.
 
-    Raises Refused, BrokerError.
+    Raises Refused or BrokerError, whose number is sent to the client.
     """
 
     def __call__(self, session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None: ...
@@ -70,8 +70,9 @@ class Command(commands.Command[Code, Handler]):
 
 
 class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer]):
-    """One connection. A pipelined command starts before earlier ones are answered; any other command delays later
-    requests.
+    """One connection.
+
+    A pipelined command starts before earlier ones are answered; any other command delays later requests.
     """
 
     answer_type: ClassVar[type[Answer]] = Answer
@@ -118,27 +119,22 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def spoken_dialect(self) -> str:
-        """Name of the dialect, as far as it is recognised."""
         return "" if self.recognition.framed is None else self.recognition.dialect.name
 
     @property
     def frame_bytes_max(self) -> int:
-        """Largest size of a frame in bytes."""
         return self._length_max() + vsr.HEADER_BYTES
 
     def _length_max(self) -> int:
-        """Largest allowed length of a frame, which is small before login."""
         is_known = (self.principal or self.output.certified) is not None or self.broker.access.is_open
         return FRAME_BYTES_MAX if is_known else LOGIN_FRAME_BYTES_MAX
 
     @property
     def peer(self) -> str:
-        """Address of the client."""
         return self.output.peer
 
     @property
     def local(self) -> tuple[str, int]:
-        """The address of this server to which the client has connected."""
         return self.output.local
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
@@ -216,7 +212,6 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._begin(command, code, payload, head, self._dialect_of(code, payload))
 
     def _dialect_of(self, code: int, payload: memoryview) -> Dialect:
-        """Return the dialect of a request."""
         return self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
 
     def named_incarnation(self, answer: Answer) -> int:
@@ -253,7 +248,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def _is_overlooked(self, code: int) -> bool:
-        """Return whether a request must wait until many new topics of other protocols have numbers.
+        """Return whether a request must wait, because other protocols created many topics that have no Iggy number yet.
 
         This applies to the first request of a connection, and to requests that may name any topic.
         """
@@ -265,10 +260,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def _let_in(self, command: Command) -> None:
-        """Set the user of a connection without login: the user of its certificate, or the anonymous user. Raises
-        Denied.
+        """Set the user of a connection without login: the user of its certificate, or the anonymous user.
 
-        (spec: iggy#recognising-the-dialect)
+        Raises Denied if the command needs a login (spec: iggy#recognising-the-dialect).
         """
         self.principal = self.output.certified
         if self.principal is None and not command.anonymous:
@@ -277,11 +271,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.principal = self.broker.access.anonymous()
 
     def bound(self, attempt: Attempt) -> Attempt:
-        """Return an attempt that can be repeated later, when another request is current."""
+        """Return ``attempt`` bound to the current request.
+
+        It can then be repeated while another request is current.
+        """
         return attempt
 
     def _slot_for(self, command: Command, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
-        """Return the answer for a request; None if too many requests are held.
+        """Return the reply slot for a request; None if too many requests are held.
 
         A request that may be held is answered out of order; all others are answered in order.
         """
@@ -300,13 +297,15 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self.append(self.answer_type(self, dialect, head, number=self._number, blocking=blocking))
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Store the reply, so that it can be sent again if the client repeats the request (spec: iggy#request-numbers)."""
         self._replays[head.number] = (head.operation, reply)
         while len(self._replays) > REPLAYS_MAX:
             self._replays.popitem(last=False)
 
     def _replay(self, head: vsr.Head) -> bool:
-        """If a request repeats an earlier one that changed state, send the stored reply (spec: iggy#request-numbers)."""
+        """If a request repeats an earlier one that changed state, send the stored reply again and return True.
+
+        (spec: iggy#request-numbers)
+        """
         kept = self._replays.get(head.number)
         if kept is None or kept[0] != head.operation:
             return False
@@ -314,7 +313,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the authenticated user. Raises Busy."""
+        """Set the authenticated user. Raises Busy if there are too many connections."""
         self.output.identified(principal)
         if self.principal is not None and self.principal != principal:
             self.leave_groups()
@@ -322,12 +321,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._replays.clear()
 
     def renew(self, principal: Principal) -> None:
-        """Replace the login by a new login of the same user."""
         self.output.identified(principal)
         self.principal = principal
 
     def logged_out(self) -> None:
-        """Remove the authenticated user and leave its groups."""
+        """Leave the user's groups before the user is removed."""
         self.leave_groups()
         self.output.identified(None)
         self.principal = None
@@ -335,11 +333,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     # Names in requests
 
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        """Return the stream with the number or name in the current request."""
         return find_named(self.shared.directory.find_stream, named, dialect)
 
     def stream_number(self, topic: Topic) -> int:
-        """Return the number of the topic's stream."""
         return self.shared.directory.stream_of(topic).number
 
     # Permissions
@@ -352,17 +348,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._caller
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Check the user's permission. Raises Denied."""
         self.broker.access.authorize(self.principal, action, where)
 
     def permits(self, action: Action, where: Where = None) -> bool:
-        """Return whether the user has permission."""
         return self.broker.access.permits(self.principal, action, where)
 
     # End of the connection
 
     def end(self) -> None:
-        """Accept no requests after the current one."""
         self._stop_taking()
 
     def _stop_taking(self) -> None:
@@ -370,7 +363,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         super()._stop_taking()
 
     def _cancel_held(self, head: vsr.Head) -> None:
-        """Cancel a held request; there is no reply."""
+        """Cancel a held request. There is no reply."""
         if self.principal is None:
             self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
         elif self._held_requests is not None:
@@ -383,7 +376,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             held.drop()
 
     def close(self) -> None:
-        """Process the end of the connection: leave its groups and drop its requests."""
+        """Leave the groups of the connection and drop its requests."""
         self._enter(CLOSED)
         self.append_queue.drop()
         self._drop_held()
@@ -392,14 +385,12 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._leave_shared()
 
     def _enter_shared(self) -> int:
-        """Register with the other sessions; return the client number."""
         return self.shared.enter(self, self.peer)
 
     def _leave_shared(self) -> None:
         self.shared.leave(self)
 
     def joined(self) -> list[tuple[Topic, str]]:
-        """Return topic and name of every group that this connection is a member of; forget groups of deleted topics."""
         for key, (topic, _) in list(self.members.items()):
             if self.broker.find_topic(topic.name.full) is not topic:
                 del self.members[key]
@@ -408,11 +399,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def member_count(self) -> int:
-        """Number of groups that this connection is a member of."""
         return len(self.joined())
 
     def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Call ``done`` with the numbers of the groups that this connection is a member of."""
         directory = self.shared.directory
         found = [
             GroupNumbers(
@@ -423,12 +412,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         done(found)
 
     def leave_groups(self) -> None:
-        """Leave every group."""
         for topic_id, group in list(self.members):
             self.leave_group(topic_id, group)
 
     def leave_group(self, topic_id: bytes, group: str, done: Completion[int] | None = None) -> None:
-        """Leave a group; it is no error if this connection is no longer a member."""
+        """Leave a group. It is no error if this connection is no longer a member."""
         topic, _ = self.members.pop((topic_id, group))
         self.poll_counts.pop((topic_id, group), None)
         try:
@@ -440,7 +428,6 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def member_id(self) -> str:
-        """The member id of this connection in the coordinator's groups."""
         return f"iggy-{self.client_id}"
 
 

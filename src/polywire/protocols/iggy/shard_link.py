@@ -33,8 +33,6 @@ REQUEST_HEAD_BYTES_MAX: Final = _REQUEST.size + 255
 
 
 class Kind(IntEnum):
-    """Kinds of requests over a link."""
-
     COMMAND = 0
     """A client's request."""
     CONTEXT = 1
@@ -69,8 +67,8 @@ class Kind(IntEnum):
 class LinkRequest:
     """A request over a link.
 
-    space: name of the stream in the broker. number: number of the stream, or ``NO_STREAM``. incarnation: the partition
-    history that the request names, or 0.
+    ``space`` is the name of the stream in the broker. ``number`` is the number of the stream, or ``NO_STREAM``.
+    ``incarnation`` is the partition history that the request names, or 0.
     """
 
     kind: Kind
@@ -82,7 +80,6 @@ class LinkRequest:
     incarnation: int = 0
 
     def encode(self) -> bytes:
-        """Encode the request."""
         space = self.space.encode()
         size = _REQUEST.size - SIZE_BYTES + len(space) + len(self.payload)
         dialect = DIALECTS.index(self.dialect)
@@ -91,7 +88,7 @@ class LinkRequest:
 
 
 class RequestHead(NamedTuple):
-    """The head of a received request. begin: the position of its payload."""
+    """The head of a received request. ``begin`` is the position of its payload."""
 
     kind: Kind
     code: int
@@ -118,7 +115,7 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(NamedTuple):
-    """A reply over a link. status: 0, or an error number of the dialect."""
+    """A reply over a link. ``status`` is 0 or an error number of the dialect."""
 
     status: int
     payload: bytes
@@ -129,11 +126,8 @@ Asked = Callable[[Reply | None], None]
 
 
 class AnswersOwner(LinksOwner, Protocol):
-    """The operations of a session that a link calls."""
-
     @property
-    def context(self) -> Context:
-        """The client of the session."""
+    def context(self) -> Context: ...
 
     def answers_came(self) -> None:
         """Continue after replies were delivered."""
@@ -149,7 +143,6 @@ class IggyLink(AnsweredLink[Asked]):
         self.write(LinkRequest(Kind.CONTEXT, msgspec.msgpack.encode(owner.context)).encode())
 
     def ask(self, request: LinkRequest, asked: Asked) -> None:
-        """Send a request to the shard."""
         self._asked.append(asked)
         self.write(request.encode())
 

@@ -49,7 +49,8 @@ _SENT: Final = Struct("<IIIQ")
 class Reply:
     """A reply, or an eviction, whose reason is in ``status``.
 
-    protocols: for an unsupported version, the lowest and the highest version that the server accepts.
+    If the reason is an unsupported version, ``protocols`` has the lowest and the highest version that the server
+    accepts.
     """
 
     is_eviction: bool
@@ -80,7 +81,8 @@ def request(
 ) -> bytes:
     """Encode a whole request.
 
-    identifier: of a request that changes state, since protocol 0.12. incarnation: history of the partition, if known.
+    Since protocol 0.12, a request that changes state has an ``identifier``. ``incarnation`` is the history of the
+    partition, if known.
     """
     size = vsr.HEADER_BYTES + len(body)
     fields = client, identifier, number, operation, epoch, code, incarnation
@@ -90,7 +92,7 @@ def request(
 def register(version: str, *words: str, protocol: int = D3.protocols[0], secret: bytes = b"") -> bytes:
     """Encode the body of a login with a name and a password, or a token.
 
-    secret: 32 bytes, since protocol 0.12. Raises Refused if a word does not have 1 to 255 bytes.
+    Since protocol 0.12, ``secret`` has 32 bytes. Raises Refused if a word does not have 1 to 255 bytes.
     """
     names = [name(text) for text in (CLIENT_NAME, version, *words)]
     return b"".join([U32.pack(protocol), *names[:2], secret, *names[2:], U32.pack(0)])
@@ -106,9 +108,9 @@ def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
 
 
 def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:
-    """Encode the part with which polls and requests for stored offsets begin: consumer, stream and topic, partition.
+    """Encode the part with which polls and requests for stored offsets begin.
 
-    ``who`` and ``topic`` are encoded identifiers.
+    It consists of consumer, stream, topic and partition. ``who`` and ``topic`` are encoded identifiers.
     """
     return bytes((2 if group else 1,)) + who + topic + b"\x01" + U32.pack(partition)
 
@@ -155,7 +157,6 @@ def _header(header: Header) -> bytes:
 
 
 def read_reply(data: memoryview) -> Reply:
-    """Decode a whole frame."""
     command, body = data[60], bytes(data[vsr.HEADER_BYTES :])
     if command == vsr.EVICTION:
         highest, lowest = _WINDOW.unpack_from(data, 144)
@@ -166,7 +167,10 @@ def read_reply(data: memoryview) -> Reply:
 
 
 def result_of(reply: Reply) -> bytes:
-    """Return the payload of a reply, without the result section. Raises Refused with the error number in that section."""
+    """Return the payload of a reply, without the result section.
+
+    Raises Refused with the error number in that section.
+    """
     if reply.status:
         raise Refused(reply.status)
     has_section = reply.operation == vsr.REGISTER or (reply.operation >= 128 and reply.operation != vsr.SEND)
@@ -180,7 +184,7 @@ def result_of(reply: Reply) -> bytes:
 
 
 def read_epoch(payload: bytes) -> int:
-    """Decode the number of the login from the reply to it."""
+    """Decode the login's number from the reply to a login."""
     reader = _reader(payload)
     reader.u32()
     return reader.u64()
@@ -205,7 +209,6 @@ def read_streams(payload: bytes, dialect: Dialect = D3) -> list[tuple[int, str]]
 
 
 def read_topics(payload: bytes, dialect: Dialect = D3) -> list[tuple[str, int]]:
-    """Decode name and partition count of each topic."""
     reader = _reader(payload, dialect)
     return [_topic(reader) for _ in range(reader.u32())]
 
@@ -254,7 +257,6 @@ def read_assignment(payload: bytes) -> tuple[int, tuple[int, ...]] | None:
 
 
 def read_polled(payload: bytes, dialect: Dialect = D3) -> Polled:
-    """Decode the reply to a poll."""
     reader = _reader(payload)
     partition, current, count = _POLLED.unpack(reader.take(_POLLED.size))
     if dialect.contexts:

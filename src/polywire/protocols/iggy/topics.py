@@ -41,12 +41,10 @@ _SECOND_US: Final = 1_000_000
 
 
 def messages_of(topic: Topic) -> int:
-    """Return the number of readable messages."""
     return sum(partition.log.readable_offset - partition.log.first_offset for partition in topic.partitions)
 
 
 def bytes_of(topic: Topic) -> int:
-    """Return the number of stored bytes."""
     return sum(partition.log.stored_bytes for partition in topic.partitions)
 
 
@@ -54,8 +52,9 @@ def bytes_of(topic: Topic) -> int:
 
 
 def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
-    """Encode a stream as an element of a list. Yields empty bytes after each topic, so that other connections are
-    served.
+    """Encode a stream as an element of a list.
+
+    Empty bytes are yielded after each topic, so that other connections are served in between.
     """
     topics = session.shared.directory.topics(stream)
     size, messages = 0, 0
@@ -73,7 +72,6 @@ def stream_bytes(kept: StreamKept, dialect: Dialect, topics: int, size: int, mes
 
 
 def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
-    """Encode a stream and its topics."""
     topics = session.shared.directory.topics(stream)
     yield from stream_parts(session, stream, dialect)
     for topic in topics:
@@ -81,7 +79,6 @@ def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> It
 
 
 def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
-    """Encode a topic as an element of a list."""
     kept = session.shared.directory.kept(topic)
     body = _TOPIC.pack(kept.number + dialect.base, topic.created_at_us, len(topic.partitions))
     age = topic.settings.retention_age_us
@@ -96,7 +93,10 @@ def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
 
 
 def _settings_bytes(topic: Topic, kept: TopicKept, dialect: Dialect) -> bytes:
-    """Encode a topic's settings as fields; clients since 0.12 ignore them and read the options."""
+    """Encode a topic's settings as fields.
+
+    Clients since 0.12 ignore these fields and read the options.
+    """
     age = topic.settings.retention_age_us
     if dialect.topic_settings < 3:
         body = U32.pack(min((age or 0) // _SECOND_US, 2**32 - 1))
@@ -112,7 +112,6 @@ def _settings_bytes(topic: Topic, kept: TopicKept, dialect: Dialect) -> bytes:
 
 
 def topic_details(session: IggySession, topic: Topic, dialect: Dialect) -> Iterator[bytes]:
-    """Encode a topic and its partitions."""
     partitions = list(topic.partitions)
     yield topic_bytes(session, topic, dialect)
     for partition in partitions:
@@ -142,9 +141,9 @@ def _name(name: str, dialect: Dialect, number: int) -> str:
 
 
 def _given_number(reader: Reader, number: int, end: int) -> int | None:
-    """Read the number below ``end`` that the client has chosen in a create request; None if the broker shall choose.
+    """Read the number that the client has chosen in a create request; None if the broker must choose one.
 
-    Raises Refused with ``number`` if it is out of range.
+    Raises Refused with the error number ``number`` unless the chosen number is below ``end``.
     """
     dialect = reader.dialect
     if not dialect.chosen_ids:
@@ -168,7 +167,6 @@ def _missing(reader: Reader, error: Refused) -> bytes:
 
 
 def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """Handle GET_STREAM."""
     try:
         stream = stream_of(session, reader, Action.STREAM_DESCRIBE)
     except Refused as error:
@@ -178,7 +176,6 @@ def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle GET_STREAMS."""
     session.broker.access.authorize_somewhere(session.principal, Action.STREAM_LIST)
     listed = session.shared.directory.streams()
     streams = [stream for stream in listed if session.permits(Action.STREAM_DESCRIBE, stream.kept.space)]
@@ -186,7 +183,6 @@ def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 
 def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CREATE_STREAM."""
     dialect = reader.dialect
     number = _given_number(reader, errors.BAD_STREAM_ID, NUMBER_MAX)
     written = reader.name()
@@ -202,7 +198,6 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
 
 
 def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle UPDATE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_ALTER)
     name = _name(reader.name(), reader.dialect, errors.BAD_STREAM_NAME)
     # checked, because a rename could otherwise give a name that the user may not create
@@ -211,13 +206,11 @@ def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
 
 
 def delete_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_DELETE)
     session.shared.directory.delete_stream(stream, answer.done)
 
 
 def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle PURGE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_ALTER)
     session.broker.purge_topics(session.shared.directory.topics(stream), done=answer.done)
 
@@ -226,7 +219,6 @@ def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def get_topic(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    """Handle GET_TOPIC."""
     try:
         topic = topic_of(session, reader, Action.TOPIC_DESCRIBE)
     except Refused as error:
@@ -236,7 +228,6 @@ def get_topic(session: IggySession, answer: Answer, reader: Reader, /) -> bytes 
 
 
 def get_topics(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle GET_TOPICS."""
     stream = stream_of(session, reader, Action.TOPIC_DESCRIBE)
     topics = session.shared.directory.topics(stream)
     count = U32.pack(len(topics)) if reader.dialect.framed else b""
@@ -244,7 +235,6 @@ def get_topics(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 
 def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CREATE_TOPIC."""
     dialect = reader.dialect
     stream = stream_of(session, reader, Action.TOPIC_CREATE)
     number = _given_number(reader, errors.BAD_TOPIC_ID, NUMBERS_END)
@@ -265,7 +255,6 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 
 def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle UPDATE_TOPIC."""
     directory = session.shared.directory
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     fields = reader.topic_fields(is_patch=True)
@@ -312,13 +301,11 @@ def _settings(
 
 
 def delete_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_TOPIC."""
     topic = topic_of(session, reader, Action.TOPIC_DELETE)
     session.broker.delete_topic(topic, done=answer.done)
 
 
 def purge_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle PURGE_TOPIC."""
     topic = topic_of(session, reader, Action.TOPIC_PURGE)
     session.broker.purge_topic(topic, done=answer.done)
 
@@ -334,7 +321,10 @@ def _partition_count(reader: Reader) -> int:
 
 
 def _resized_topic(session: IggySession, reader: Reader) -> Topic:
-    """Return the topic whose number of partitions is to change. Raises Denied, Refused."""
+    """Return the topic whose number of partitions is to change.
+
+    Raises Refused if that number is fixed, and Denied without permission.
+    """
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     if is_fixed(session.shared.directory.kept(topic).options):
         raise Refused(errors.FIXED_PARTITIONS)
@@ -342,22 +332,25 @@ def _resized_topic(session: IggySession, reader: Reader) -> Topic:
 
 
 def create_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CREATE_PARTITIONS."""
     topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.grow_topic(topic, len(topic.partitions) + count, done=answer.done)
 
 
 def delete_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_PARTITIONS: delete the partitions with the highest numbers, all if the count is too high."""
+    """Handle DELETE_PARTITIONS: delete the partitions with the highest numbers.
+
+    If the count is too high, delete all.
+    """
     topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.shrink_topic(topic, max(len(topic.partitions) - count, 0), done=answer.done)
 
 
 def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Refuse DELETE_SEGMENTS, because a segment has records of several partitions in this broker; retention frees
-    space.
+    """Refuse DELETE_SEGMENTS.
+
+    In this broker, a segment has records of several partitions. Retention frees space.
     """
     del answer
     topic_of(session, reader, Action.TOPIC_PURGE)

@@ -70,8 +70,8 @@ _EVICTION: Final = Struct("<48xI8xB67x16sII103xB")
 class Head:
     """The fields of a request's header that the broker uses.
 
-    incarnation: the partition history that the request names, 0 if none. has_result: whether the reply begins with a
-    result section.
+    ``incarnation`` is the partition history that the request names, 0 if it names none. ``has_result`` is whether the
+    reply begins with a result section.
     """
 
     size: int
@@ -103,7 +103,10 @@ def parse_head(data: memoryview) -> Head:
 
 
 def reply_head(head: Head, position: int, size: int, status: int, *, committed: int = 0, incarnation: int = 0) -> bytes:
-    """Encode the header of the reply to ``head``, with a body of ``size`` bytes. position: any number that increases."""
+    """Encode the header of the reply to ``head``, with a body of ``size`` bytes.
+
+    ``position`` is any number that increases.
+    """
     return _REPLY.pack(
         HEADER_BYTES + size,
         REPLY,
@@ -123,7 +126,7 @@ def reply_head(head: Head, position: int, size: int, status: int, *, committed: 
 def eviction(client: bytes, reason: int, protocols: tuple[int, int] = (0, 0)) -> bytes:
     """Encode the frame that ends a login.
 
-    protocols: the lowest and the highest accepted version, if the reason is an unsupported version.
+    If the reason is an unsupported version, ``protocols`` has the lowest and the highest accepted version.
     """
     lowest, highest = protocols
     return _EVICTION.pack(HEADER_BYTES, EVICTION, client, highest, lowest, reason)
