@@ -20,7 +20,6 @@ from polywire.protocols.kafka.session import KafkaSession
 
 
 def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """SaslHandshake: agree on a mechanism."""
     response = schema.response(Api.SASL_HANDSHAKE)
     conversation = session.sasl
     error = WireError.NONE
@@ -38,7 +37,7 @@ def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> An
 
 
 def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """SaslAuthenticate: process one message of the mechanism."""
+    """Process one message of the mechanism."""
     response = schema.response(Api.SASL_AUTHENTICATE)
     conversation, token = session.sasl, bytes(request.auth_bytes)
     try:
@@ -65,7 +64,10 @@ def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) ->
 
 
 def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
-    """Verify a SCRAM proof against the verifier of its challenge. Raises Refused, Busy."""
+    """Verify a SCRAM proof against the verifier of its challenge.
+
+    Raises Refused for an invalid message, and Busy if too many logins wait.
+    """
     challenge, session.sasl.challenge = session.sasl.challenge, None
     assert challenge is not None, "a proof follows a challenge"
     messages, proof = challenge.read(token)

@@ -106,7 +106,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=5):
 class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """The home's response to ``Ask``.
 
-    ``commits`` is None while the transaction is open, or if its outcome is unknown.
+    ``commits`` is None while the transaction is open, and if its outcome is unknown.
     """
 
     commits: bool | None
@@ -179,13 +179,12 @@ _QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Q
 
 
 def asked(question: Question) -> Request:
-    """Return the request that sends a question over a link."""
     body = schema.request(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(question))
     return Request(Api.BETWEEN_SHARDS, 0, 0, None, body)
 
 
 def answered(kind: type[_Answer], body: Any) -> _Answer | None:
-    """Decode a shard's response; None if there was none."""
+    """Decode a shard's response; return None if there was none."""
     return None if body is None else msgspec.msgpack.decode(body.body, type=kind)
 
 
@@ -197,7 +196,7 @@ def _answer(answer: Answer, made: Result | Permission | Outcome | Seen) -> None:
 
 
 def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Execute a request of another process of this broker. Raises PeerError."""
+    """Execute a request of another process of this broker. Raises PeerError for an unknown request."""
     try:
         question = _QUESTIONS.decode(request.body)
     except msgspec.DecodeError as error:
@@ -247,7 +246,7 @@ def _outcome(answer: Answer, commits: bool | BrokerError | None) -> None:
 def let_in(session: KafkaSession, asked: Join, tell: Callable[[Permission], None], *, waits: bool = True) -> None:
     """Add shards to a transaction, as the home of its id, and pass the result to ``tell``.
 
-    ``waits`` says whether to wait until the previous transaction has ended in all shards.
+    If ``waits``, wait until the previous transaction has ended in all shards.
     """
     if waits and session.broker.branches.is_deciding(asked.id):
         once_settled(session, asked.id, partial(let_in, session, asked, tell, waits=False), LET_IN_S)
@@ -274,7 +273,7 @@ def _denied(error: BrokerError) -> Permission:
 
 
 def _store(session: KafkaSession, asked: Join, done: Callable[[Transaction, int | BrokerError], None]) -> None:
-    """Store that these shards participate. Raises Refused, BrokerError."""
+    """Store which shards participate, then call ``done``. Raises Refused or BrokerError if they may not participate."""
     transaction = _current(session, asked)
     shards = [shard for shard in asked.shards if shard != _own(session)]
     if shards:
@@ -289,7 +288,10 @@ def _own(session: KafkaSession) -> int:
 
 
 def _current(session: KafkaSession, asked: Join) -> Transaction:
-    """Return the open transaction that the shards participate in. Raises Refused, BrokerError."""
+    """Return the open transaction that the shards participate in.
+
+    Raises Refused or BrokerError if there is none, or another producer holds the id.
+    """
     if not session.shared.is_home(asked.id):
         raise Refused(WireError.NOT_COORDINATOR, "another process coordinates the transactional id")
     transaction = held_by(
@@ -322,7 +324,7 @@ def _permission(session: KafkaSession, transaction: Transaction) -> Permission:
 
 
 def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
-    """Open a branch. Raises BrokerError."""
+    """Open a branch. Raises BrokerError if this shard cannot."""
     joined = asked.permission.joined()
     if joined.home != _own(session):
         session.broker.branches.enter(joined)
@@ -330,7 +332,10 @@ def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
 
 
 def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
-    """Begin a higher epoch if the current one is earlier than the request's. Raises BrokerError."""
+    """Begin a new epoch if the current epoch is earlier than that of the request.
+
+    Raises BrokerError if this shard cannot.
+    """
     transactions = session.broker.transactions
     known = transactions.find(asked.id, by=session.caller)
     if known is None or known.producer is not None or known.epoch >= asked.epoch:
@@ -351,7 +356,6 @@ def _looked(broker: KafkaBroker, asked: Look) -> Iterator[Topic]:
 
 
 def _seen(broker: KafkaBroker, topics: Iterable[Topic]) -> Seen:
-    """Return a response with these topics."""
     found = tuple(
         [
             SeenTopic(topic.name.stream, topic.name.topic, topic.id, len(topic.partitions), topic.settings.access)
@@ -385,8 +389,6 @@ def _match(session: KafkaSession, answer: Answer, asked: Match) -> None:
 
 
 class _Once:
-    """Calls back once: with the response, or with None after the time limit."""
-
     def __init__(self, broker: KafkaBroker, then: Callable[[Any], None]) -> None:
         self._then: Callable[[Any], None] | None = then
         self._timer: Final = broker.loop.call_later(LIMIT_S, self, None)
@@ -423,8 +425,6 @@ class ShardLinks:
         self._links.to(shard).ask(request.api, request.version, request.body, once, client_id=None)
 
     def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        """See ``broker.branches.Shards``."""
-
         def came(body: Any) -> None:
             found = answered(Result, body)
             then(found is not None and not found.error)
@@ -432,8 +432,6 @@ class ShardLinks:
         self._ask(shard, End(decided.id, decided.token, decided.commits), came)
 
     def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
-        """See ``broker.branches.Shards``."""
-
         def came(body: Any) -> None:
             outcome = answered(Outcome, body)
             then(None if outcome is None else outcome.commits)
@@ -441,7 +439,7 @@ class ShardLinks:
         self._ask(branch.home, Ask(branch.id.removeprefix(BRANCH), branch.token), came)
 
     def look(self, shard: int, asked: Look, then: Callable[[Seen | None], None]) -> None:
-        """Ask a shard which topics it has. Calls back with None if it does not respond."""
+        """Request from a shard which topics it has. Calls back with None if it does not respond."""
 
         def came(body: Any) -> None:
             then(answered(Seen, body))
@@ -453,4 +451,4 @@ class ShardLinks:
         self._links.forget(shard)
 
     def relieved(self) -> None:
-        """Do nothing, because no request waits for the link."""
+        pass

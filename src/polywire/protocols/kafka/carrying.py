@@ -45,7 +45,7 @@ class CarryingKafkaSession(KafkaSession):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """Create a session. ``elsewhere`` has the topics of other shards."""
+        """``elsewhere`` has the topics of other shards."""
         super().__init__(shared, table, output, resume)
         assert shared.shards is not None, "this session needs several shards"
         self.shards: Final[ReachedShards] = shared.shards
@@ -54,23 +54,23 @@ class CarryingKafkaSession(KafkaSession):
 
     @property
     def context(self) -> Context:
-        """The client's identity and addresses for requests over links."""
         user = None if self.broker.access.is_open else self.principal.name
         host, port = self.output.local
         return Context(user, self.output.peer, host, self.shards.listener_of(port), self.shards.own, self.broker.epoch)
 
     def check_here(self, topic: str) -> None:
-        """See ``Peer``."""
         if self.shards.shard_of(topic) not in (None, self.shards.own):
             raise NotOwner(ErrorCode.NOT_OWNER, f"another process owns the topic name={topic!r}")
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the user, and close links that were opened for the previous one. Raises Busy."""
+        """Set the user, and close links that were opened for the previous one.
+
+        Raises Busy if there are too many connections.
+        """
         super().logged_in(principal)
         self._links.close()
 
     def ask(self, shard: int, request: Request, then: Then) -> None:
-        """Send a request to a shard, which may be this process itself."""
         self._links.to(shard).ask(request.api, request.version, request.body, then, client_id=request.client_id)
 
     # Called by links
@@ -80,14 +80,12 @@ class CarryingKafkaSession(KafkaSession):
         self._links.forget(shard)
 
     def relieved(self) -> None:
-        """Continue, because a link can send again."""
         self._go_on()
 
     def _waits(self) -> bool:
         return super()._waits() or self._links.are_clogged
 
     def close(self) -> None:
-        """Release everything, because the connection is closed."""
         super().close()
         self._links.close()
 
@@ -113,7 +111,7 @@ class Question:
     ) -> None:
         """Send the request.
 
-        ``again`` says whether it may be repeated if its response is lost. After ``limit_s``, ``then`` gets None.
+        If ``again``, it may be sent again when its response is lost. After ``limit_s``, ``then`` gets None.
         """
         self._session: Final = session
         self._shard: Final = shard
@@ -140,7 +138,6 @@ class Question:
             then(body)
 
     def cancel(self) -> None:
-        """Ignore the response."""
         self._then = None
         self._timer.cancel()
 
@@ -156,7 +153,7 @@ def ask_shards(
 ) -> None:
     """Send the client's request to shards, each with its own body, and respond as ``ask_each`` does.
 
-    ``version`` is the version of the requests, by default that of the client's request.
+    The requests have the version ``version``, by default that of the client's request.
     """
     asked = answer.request if version is None else answer.request._replace(version=version)
     requests = {shard: asked._replace(body=body) for shard, body in bodies.items()}
@@ -174,8 +171,8 @@ def ask_each(
 ) -> None:
     """Send a request to each of these shards, and respond with the result of ``then``.
 
-    If the result is None, ``then`` has arranged for a later response. ``again`` says whether a lost request may be
-    repeated until ``limit_s`` seconds have passed. If ``then`` raises PeerError, the connection is closed.
+    If the result is None, the response is sent later by other means. If ``again``, a lost request may be sent again
+    until ``limit_s`` seconds have passed. If ``then`` raises PeerError, the connection is closed.
     """
     found: Bodies = {}
     questions: list[Question] = []
@@ -201,7 +198,7 @@ def ask_each(
 
 
 def go_on(session: CarryingKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:
-    """Respond with the result of ``then``, unless it is None: then the response follows later."""
+    """Respond with the result of ``then``. If the result is None, the response is sent later."""
     answer.cancel = None
     try:
         made = then()
@@ -239,5 +236,5 @@ def with_ids(handler: Handler, ids: Callable[[Any], Iterable[bytes]]) -> Handler
 
 
 def changed(record: Any, **fields: Any) -> Any:
-    """Return a copy of a record with other values in these fields."""
+    """Return a copy of a record in which these fields have other values."""
     return type(record)(**{name: getattr(record, name) for name in record.DEFAULTS} | fields)

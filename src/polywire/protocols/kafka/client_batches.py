@@ -58,9 +58,9 @@ def encode_batch(
 
 
 def decode_batches(data: Buffer, *, offset: int = 0) -> list[Record]:
-    """Return the records of fetched batches from ``offset`` on. Control batches and a truncated last batch are skipped.
+    """Return the records of fetched batches from ``offset`` on.
 
-    Raises PeerError for malformed batches.
+    Control batches and a truncated last batch are skipped. Raises PeerError for malformed batches.
     """
     view = memoryview(data).cast("B")
     found: list[Record] = []
@@ -129,21 +129,20 @@ def _decode_batch(rest: memoryview, base: int) -> Iterator[Record]:
 
 
 class _Reader:
-    """A reader of records. Raises PeerError at the end of the data."""
+    """A reader of records. Raises PeerError if the data ends too early."""
 
     def __init__(self, data: Buffer) -> None:
         self._view = memoryview(data).cast("B")
         self._at = 0
 
     def take(self, size: int) -> bytes:
-        """Return the next ``size`` bytes."""
         if size > len(self._view) - self._at:
             raise PeerError("batch ends early", fatal=True)
         self._at += size
         return bytes(self._view[self._at - size : self._at])
 
     def varint(self) -> int:
-        """Return the next zigzag varint."""
+        """Return the next varint, in zigzag encoding."""
         found = shift = 0
         while True:
             (byte,) = self.take(1)
@@ -155,6 +154,5 @@ class _Reader:
                 raise PeerError("varint is too long", fatal=True)
 
     def sized(self) -> bytes | None:
-        """Return the next length-prefixed bytes, or None for null."""
         size = self.varint()
         return None if size < 0 else self.take(size)

@@ -23,7 +23,6 @@ _I32: Final = Struct(">i")
 
 
 def encode_request(api: Api, version: int, correlation_id: int, body: Any, *, client_id: str | None = None) -> bytes:
-    """Return a complete request with its length prefix."""
     name = b"" if client_id is None else client_id.encode()
     head = _HEAD.pack(api, version, correlation_id) + _I16.pack(-1 if client_id is None else len(name)) + name
     if schema.is_flexible(api, version):

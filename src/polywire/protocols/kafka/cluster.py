@@ -76,7 +76,6 @@ def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _is_software(word: str) -> bool:
-    """Return whether this is a valid software name."""
     return bool(word) and _WORDS.issuperset(word) and word[0] in _EDGES and word[-1] in _EDGES
 
 
@@ -97,7 +96,6 @@ def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def _may_know(session: KafkaSession) -> bool:
-    """Return whether the client has logged in, or authentication is off."""
     try:
         session.authorize(Action.CLUSTER_DESCRIBE)
     except BrokerError:
@@ -106,7 +104,6 @@ def _may_know(session: KafkaSession) -> bool:
 
 
 def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeCluster."""
     del answer
     response = schema.response(Api.DESCRIBE_CLUSTER)
     try:
@@ -179,7 +176,7 @@ def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
 
 
 def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ElectLeaders: every partition already has its only leader."""
+    """Every partition already has its only leader."""
     response = schema.response(Api.ELECT_LEADERS)
     try:
         session.authorize(Action.CLUSTER_ALTER)
@@ -207,25 +204,25 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 def list_partition_reassignments(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ListPartitionReassignments: none are in progress."""
+    """No reassignments are in progress."""
     del answer, request
     return _nothing(session, Api.LIST_PARTITION_REASSIGNMENTS)
 
 
 def describe_client_quotas(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeClientQuotas: there are none."""
+    """There are no quotas."""
     del answer, request
     return _nothing(session, Api.DESCRIBE_CLIENT_QUOTAS, entries=[])
 
 
 def list_config_resources(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ListConfigResources: empty, because topics and the broker are the only resources with settings."""
+    """The list is empty, because topics and the broker are the only resources with settings."""
     del answer, request
     return _nothing(session, Api.LIST_CONFIG_RESOURCES)
 
 
 def _nothing(session: KafkaSession, api: Api, **fields: Any) -> Any:
-    """Return an empty response for a client that has logged in."""
+    """Return a response without entries. A client that has not logged in gets an error instead."""
     if not session.permits(Action.CLUSTER_DESCRIBE):
         return schema.response(api)(error=WireError.CLUSTER_AUTHORIZATION_FAILED)
     return schema.response(api)(**fields)

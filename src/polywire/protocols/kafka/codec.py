@@ -71,7 +71,10 @@ def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Requ
 
 
 def decode_wide_body(frame: Buffer, head: Request, start: int) -> Iterator[Any]:
-    """Decode a body of any size in steps: yield None between steps, then the body. Raises PeerError."""
+    """Decode a body of any size in steps.
+
+    None is yielded between the steps, and the body at the end. Raises PeerError if it is malformed.
+    """
     return decode_with_pauses(schema.request_program(head.api, head.version), frame, start)
 
 
@@ -95,22 +98,25 @@ def encode_response(request: Request, body: Any) -> list[Buffer]:
 
 
 def encode_response_entries(request: Request, body: Any) -> Iterator[None]:
-    """Encode the entries of a response in steps, and replace them by bytes for ``encode_response``.
+    """Encode the entries of a response in steps.
 
-    The response must not contain records.
+    The entries are replaced by bytes, which ``encode_response`` copies. The response must not contain records.
     """
     return encode_entries(schema.response_program(request.api, request.version), body)
 
 
 def encode_response_entry(request: Request, entry: Any) -> Iterator[bytes | None]:
-    """Encode one entry of a response in steps: yield None between steps, then the bytes."""
+    """Encode one entry of a response in steps.
+
+    None is yielded between the steps, and the bytes at the end.
+    """
     return encode_entry(schema.response_program(request.api, request.version), entry)
 
 
 def unknown_version() -> Any:
     """Return the response to an unknown version of API_VERSIONS.
 
-    It has the supported versions, so the client can try again.
+    It has the supported versions, so that the client can try again.
     """
     answer = schema.response(Api.API_VERSIONS)
     first, last, _ = SERVED[Api.API_VERSIONS]

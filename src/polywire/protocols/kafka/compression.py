@@ -43,7 +43,7 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
 def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = True) -> tuple[BatchHead, Built]:
-    """Decode the batch of a partition in a PRODUCE request into a stored batch. Raises Refused.
+    """Decode the batch of a partition in a PRODUCE request into a stored batch. Raises Refused for an invalid batch.
 
     ``bytes_max`` limits the size of the batch as it was sent.
     """
@@ -56,9 +56,9 @@ def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = T
 
 
 def expand(packed: Buffer, codec: Codec, limit: int = EXPANDED_BYTES_MAX) -> Buffer:
-    """Decompress bytes. Raises Refused.
+    """Decompress bytes.
 
-    The error is INVALID_RECORD for damaged bytes, and MESSAGE_TOO_LARGE if the result is larger than ``limit``.
+    Raises Refused: INVALID_RECORD for damaged bytes, and MESSAGE_TOO_LARGE if the result is larger than ``limit``.
     """
     try:
         match codec:
@@ -101,7 +101,10 @@ def compress(plain: Buffer, codec: Codec) -> Buffer:
 
 
 def _unlz4(packed: Buffer, limit: int) -> Buffer:
-    """Decompress consecutive frames. Raises Damaged, TooFar."""
+    """Decompress consecutive frames.
+
+    Raises Damaged for damaged frames, and TooFar if the result is larger than ``limit``.
+    """
     view = memoryview(packed).cast("B")
     frames: list[tuple[int, int, int]] = []
     at, parts = 0, parts_max(limit)
@@ -128,7 +131,7 @@ def _unlz4(packed: Buffer, limit: int) -> Buffer:
 def _lz4_frame(view: memoryview, start: int, parts: int) -> tuple[int, int, int]:
     """Return the end of a frame, its maximum decompressed size and its number of blocks.
 
-    Raises Damaged, and TooFar for more blocks than ``parts``.
+    Raises Damaged for a damaged frame, and TooFar if it has more blocks than ``parts``.
     """
     if len(view) - start < 7 or bytes(view[start : start + 4]) != _LZ4_MAGIC:
         raise Damaged("not an LZ4 frame")

@@ -60,7 +60,8 @@ _PARSED_MAX: Final = 256  # topic settings whose parsed form is cached; in store
 class Config:
     """A topic setting: its type, its default, and its effect, which is empty if it has none.
 
-    ``words`` are the allowed words; None allows any. ``numbers`` are the allowed numbers; None allows all of the type.
+    ``words`` are the allowed words; None allows any word. ``numbers`` are the allowed numbers; None allows all numbers
+    of the type.
     """
 
     kind: int
@@ -87,7 +88,6 @@ class Config:
 
 
 def _from(low: int, kind: int) -> range:
-    """Return the numbers of a type that are not below ``low``."""
     return range(low, _NUMBERS[kind].stop)
 
 
@@ -169,7 +169,6 @@ USUAL: Final = Produced()
 
 
 def produced_to(settings: TopicSettings) -> Produced:
-    """Return the limits of a topic for produced batches."""
     kept = settings.wire_options.get(WIRE)
     return USUAL if kept is None else _parsed(kept)
 
@@ -187,7 +186,10 @@ def _parsed(kept: bytes) -> Produced:
 
 
 def _number(given: Mapping[str, str], name: str) -> int:
-    """Return the effective number. Numbers out of range, which earlier versions stored, have no effect."""
+    """Return the effective number.
+
+    A stored number that is out of range, which earlier versions accepted, has no effect.
+    """
     config = TOPIC_CONFIGS[name]
     value = given.get(name, config.default)
     return int(value if _is_allowed(config, value) else config.default)
@@ -200,7 +202,10 @@ def given_of(settings: TopicSettings) -> dict[str, str]:
 
 
 def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
-    """Return the values in a request, by name of the setting. Raises Invalid(INVALID_REQUEST) if a value is missing."""
+    """Return the values in a request, by name of the setting.
+
+    Raises Invalid(INVALID_REQUEST) if a value is missing.
+    """
     for config in configs:
         if config.value is None:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic setting has no value name={config.name[:255]!r}")
@@ -208,7 +213,10 @@ def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
 
 
 def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = None) -> TopicSettings:
-    """Apply values to the settings of a topic; None restores the default. Raises Invalid(INVALID_REQUEST)."""
+    """Apply values to the settings of a topic; None restores the default.
+
+    Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
+    """
     settings = base or TopicSettings()
     kept = given_of(settings)
     for name, value in given.items():
@@ -224,7 +232,6 @@ def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = No
 
 
 def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSettings:
-    """Apply one setting, if it has an effect."""
     match name:
         case "cleanup.policy":
             return replace(settings, compaction=value is not None and "compact" in value)
@@ -248,7 +255,7 @@ def _limit(value: str | None, name: str, scale: int) -> int | None:
 
 
 def _checked(name: str, value: str) -> str:
-    """Return the value if it is valid. Raises Invalid(INVALID_REQUEST) otherwise."""
+    """Return the value. Raises Invalid(INVALID_REQUEST) if it is invalid."""
     config = TOPIC_CONFIGS.get(name)
     if config is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown topic setting name={name[:255]!r}")
@@ -296,7 +303,7 @@ def _limit_text(limit: int, scale: int) -> str:
 
 
 def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> list[Any]:
-    """Return all settings of a topic, as records of this type."""
+    """Return all settings of a topic, as records of the type ``made``."""
     entries = []
     for name in TOPIC_CONFIGS:
         value, is_own = value_of(name, settings, broker)
@@ -308,7 +315,6 @@ def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> li
 
 
 def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeConfigs: return settings of topics and of the broker."""
     response = schema.response(Api.DESCRIBE_CONFIGS)
     entries = (_described(session, response.Results, asked, request) for asked in request.resources)
     made = partial(_answered, response)
@@ -320,7 +326,6 @@ def _answered(response: Any, results: list[Any]) -> Any:
 
 
 def _described(session: KafkaSession, made: Any, asked: Any, request: Any) -> Any:
-    """Return the response entry of one resource."""
     result = made(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
     try:
         described = _describe(session, asked)
@@ -346,7 +351,7 @@ class _Described:
 
 
 def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
-    """Return the settings of a resource. Raises BrokerError."""
+    """Return the settings of a resource. Raises BrokerError if it does not exist or may not be described."""
     broker = session.broker
     if asked.resource_type == TOPIC:
         session.authorize(Action.TOPIC_DESCRIBE, broker.resource(asked.resource_name))
@@ -367,7 +372,6 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
 
 
 def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
-    """Yield those settings of the broker that tools ask for."""
     settings = session.broker.settings
     directory = session.shared.settings.data_dir
     listener = f"PLAINTEXT://{spell_address(*session.address)}"
@@ -408,7 +412,7 @@ def _config_entry(made: Any, one: _Described, request: Any) -> Any:
 
 
 def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AlterConfigs: set the named settings, and reset all others to their defaults."""
+    """Set the named settings, and reset all others to their defaults."""
 
     def given(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
         del settings
@@ -418,12 +422,15 @@ def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def incremental_alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """IncrementalAlterConfigs: change the named settings only."""
+    """Change the named settings only."""
     _alter(session, answer, request, schema.response(Api.INCREMENTAL_ALTER_CONFIGS), _operated)
 
 
 def _operated(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
-    """Return the values after the requested operations. Raises Invalid(INVALID_REQUEST)."""
+    """Return the values after the requested operations.
+
+    Raises Invalid(INVALID_REQUEST) for a repeated setting, a missing value, or an unknown operation.
+    """
     made: dict[str, str | None] = {}
     for one in asked.configs:
         if one.name in made or (one.value is None and one.config_operation != DELETE):
@@ -441,7 +448,10 @@ def _operated(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
 
 
 def _listed(asked: Any, settings: TopicSettings) -> str:
-    """Return a list setting with words appended or removed. Raises Invalid(INVALID_REQUEST)."""
+    """Return a list setting with words appended or removed.
+
+    Raises Invalid(INVALID_REQUEST) if the setting is not a list.
+    """
     config = TOPIC_CONFIGS.get(asked.name)
     if config is None or config.kind != LIST:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"setting is not a list name={asked.name[:255]!r}")
@@ -508,7 +518,7 @@ def _alter_one(
 
 
 def _refusal(error: BrokerError, resource_type: int) -> WireError | None:
-    """Return the Kafka error if it depends on the resource type, otherwise None."""
+    """Return the Kafka error for errors that depend on the type of the resource, None for other errors."""
     if isinstance(error, Denied) and resource_type != TOPIC:
         return WireError.CLUSTER_AUTHORIZATION_FAILED
     return WireError.INVALID_CONFIG if resource_type == TOPIC and isinstance(error, Invalid) else None

@@ -45,7 +45,10 @@ Looking = Callable[[Pattern, set[str], Found], None]
 
 
 def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat. A pattern is matched when it is new, and after topics were created or deleted."""
+    """ConsumerGroupHeartbeat.
+
+    Topics are matched with a pattern when it is new, and after topics were created or deleted.
+    """
     return heartbeat(peer, reply, request, partial(look_here, peer, reply))
 
 
@@ -92,8 +95,6 @@ def _wrong(request: Any) -> str:
 
 
 def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then: Found) -> None:
-    """Search this broker's topics for those that match a pattern, in slices."""
-
     def done(looked: list[Topic | PatternError] | BrokerError) -> None:
         assert not isinstance(looked, BrokerError), "the search yields its errors"
         found.update(topic.name.full for topic in looked if isinstance(topic, Topic))
@@ -103,7 +104,10 @@ def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then:
 
 
 def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | None]:
-    """Yield readable topics that match a pattern, None as a pause, or the error that ends the search."""
+    """Yield the readable topics that match a pattern.
+
+    None is a pause for other requests. A PatternError ends the search.
+    """
     for topic in peer.broker.topics():
         try:
             matches = pattern.matches(topic.name.full)
@@ -114,7 +118,6 @@ def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | No
 
 
 def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
-    """Apply the heartbeat and return the response."""
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     try:
         consumers = peer.broker.consumers
@@ -135,7 +138,6 @@ def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
 
 
 def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
-    """Convert the request to the broker's terms."""
     owned, timeout_ms = request.topic_partitions, request.rebalance_timeout_ms
     subscription = _subscription(peer, request)
     return Beat(
@@ -155,7 +157,6 @@ def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
 
 
 def _subscription(peer: Peer, request: Any) -> Subscription | None:
-    """Return the subscription after this heartbeat, or None if it has not changed."""
     names, pattern = request.subscribed_topic_names, request.subscribed_topic_regex
     if request.member_epoch < JOINING or (request.member_epoch == JOINING and names is None and not pattern):
         return None  # the member leaves, or names no topics
@@ -171,7 +172,6 @@ def _subscription(peer: Peer, request: Any) -> Subscription | None:
 
 
 def _assignment(made: Any, beaten: BeatResponse) -> Any:
-    """Return the assignment for the response, or None if it has not changed."""
     if beaten.assignment is None:
         return None
     return made(

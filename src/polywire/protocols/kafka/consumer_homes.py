@@ -25,7 +25,10 @@ LOOK_LIMIT_S: Final = 1.0
 
 
 def consumer_group_heartbeat(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat: process it when the shards have responded about the topics that it names."""
+    """ConsumerGroupHeartbeat.
+
+    It is processed when the shards have responded about the topics that it names.
+    """
     session = carrying(session)
     look = partial(_look, session, answer, request)
     beat = partial(consumer_groups.heartbeat, session, answer, request, look)
@@ -41,7 +44,7 @@ def _look(
 ) -> None:
     """Search the topics of all shards for those that match a pattern.
 
-    If a shard does not respond, the member's present topics in that shard are used.
+    If a shard does not respond, the topics that the member has in that shard are used.
     """
     shards = session.shards
     had = session.broker.consumers.topics_of(request.group_id, request.member_id)

@@ -54,8 +54,7 @@ class KafkaBroker(
         """Number of starts of the broker."""
 
     @property
-    def branches(self) -> Branches:
-        """Transactions that span shards."""
+    def branches(self) -> Branches: ...
 
     @property
     def classic(self) -> ClassicGroups:
@@ -92,8 +91,8 @@ class KafkaSettings:
 class Shared:
     """State shared by the sessions of a listener.
 
-    ``served`` contains only requests that have a handler. ``places`` has the last known address of each shard's broker,
-    by (listener, host that the client connected to, shard).
+    ``served`` contains only requests that have a handler. ``places`` has the last known address of each shard's broker.
+    Its keys are the listener, the host that the client connected to, and the shard.
     """
 
     __slots__ = (
@@ -118,7 +117,7 @@ class Shared:
         off_loop: OffLoopQueue,
         shards: ReachedShards | None = None,
     ) -> None:
-        """Create the state. ``shards`` are the processes of the broker, if there are several."""
+        """``shards`` are the processes of the broker, if there are several."""
         self.broker: Final = broker
         self.shards: Final = shards
         self.node_id: Final = NODE_ID if shards is None else node_of(shards.own)
@@ -154,7 +153,6 @@ class Shared:
         return self.shards is None or self.shards.home(name) == self.shards.own
 
     def learn_cluster_id(self, cluster_id: str) -> None:
-        """Use the cluster id of the first shard."""
         if cluster_id and cluster_id != self._cluster_id:
             self._keep(cluster_id.encode())
             self._cluster_id = cluster_id

@@ -26,7 +26,10 @@ _PURE_TABLE: list[int] = []
 
 @cython.cfunc
 def _fill_tables() -> cython.void:
-    """Fill the tables. Table k advances the CRC over one byte that is followed by k zero bytes (slicing by 8)."""
+    """Fill the tables for slicing by 8.
+
+    Table k advances the CRC over one byte that is followed by k zero bytes.
+    """
     i: cython.int
     crc: cython.uint
     for i in range(256):
@@ -47,7 +50,6 @@ def _fill_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _by_tables(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """Compute the CRC without the processor's instruction."""
     crc: cython.uint = _ONES
     low: cython.uint
     high: cython.uint
@@ -80,7 +82,7 @@ def _by_tables(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 @cython.nogil
 @cython.exceptval(check=False)
 def crc32c_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """Return the CRC-32C of ``size`` bytes at ``at``. The caller has checked the range."""
+    """The caller has checked the range."""
     if cython.compiled and _HAS_INSTRUCTION:
         crc: cython.uint = crc32c_chains(p + at, size)
     else:
@@ -89,13 +91,11 @@ def crc32c_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 
 def crc32c(data: Lendable) -> int:
-    """Return the CRC-32C of a whole buffer."""
     lent: Lent = lend(data)
     return crc32c_raw(lent.p, 0, lent.size)
 
 
 def crc32c_by_tables(data: Lendable) -> int:
-    """Return the CRC-32C of a whole buffer, computed without the processor's instruction."""
     lent: Lent = lend(data)
     return _by_tables(lent.p, 0, lent.size)
 

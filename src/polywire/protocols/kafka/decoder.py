@@ -98,7 +98,8 @@ class BatchHead(NamedTuple):
 class Built(NamedTuple):
     """A stored batch without sequence numbers.
 
-    The greatest record time (in milliseconds) is -1 if no record has one. The last field counts records without a key.
+    The greatest record time is in milliseconds; it is -1 if no record has a time. The last field counts records without
+    a key.
     """
 
     batch: bytearray
@@ -114,7 +115,6 @@ class Built(NamedTuple):
 @cython.nogil
 @cython.exceptval(check=False)
 def _load(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.longlong:
-    """Read a signed number of ``size`` bytes."""
     i: cython.int
     x: cython.longlong = p[at]
     x -= (x >> 7) << 8
@@ -131,9 +131,9 @@ def _crc_matches(p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint
 
 
 def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> BatchHead:
-    """Return the header of the batch of a partition in a PRODUCE request. Raises Refused.
+    """Return the header of the batch of a partition in a PRODUCE request.
 
-    It is rejected unless it is exactly one, intact, not too large as it was sent, and of a kind that producers may send.
+    Raises Refused unless there is exactly one batch: intact, of an allowed kind, and at most ``bytes_max`` long.
     """
     if records is None or len(records) == 0:
         raise Refused(WireError.INVALID_RECORD, "the partition has no record batch")
@@ -206,9 +206,9 @@ def _varint(
     shift_max: cython.int,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Read a zigzag varint into ``found``, and return the position after it.
+    """Read a varint in zigzag encoding into ``found``, and return the position after it.
 
-    The result is -1 if the varint is too long or crosses ``end``.
+    Returns -1 if the varint is too long or crosses ``end``.
     """
     x: cython.ulonglong = 0
     byte: cython.ulonglong
@@ -237,7 +237,7 @@ def _sized(
 ) -> cython.Py_ssize_t:
     """Skip length-prefixed bytes and store the length in ``found``.
 
-    Return the position after them, or -1 if they are malformed or cross ``end``.
+    Returns the position after them, or -1 if they are malformed or cross ``end``.
     """
     at = _varint(p, at, end, 28, found)
     if at < 0 or found[0] < -1 or found[0] > end - at:
@@ -288,7 +288,7 @@ def _measure_payload(
 ) -> cython.Py_ssize_t:
     """Store a key (``which`` 1) or a value (0) in ``span`` and ``sums``.
 
-    Return the position after it, or -1 if it is malformed.
+    Returns the position after it, or -1 if it is malformed.
     """
     at = _sized(p, at, end, found)
     if at < 0:
@@ -309,7 +309,7 @@ def _measure_payload(
 def _measure_time(
     delta: cython.longlong, base_time: cython.longlong, timed: cython.bint, sums: cython.p_longlong
 ) -> cython.longlong:
-    """Return the time of a record in microseconds. Times out of range are counted."""
+    """Return the time of a record in microseconds, and count times out of range in ``sums``."""
     time: cython.longlong = base_time
     if timed and -_DELTA_MAX <= delta <= _DELTA_MAX:
         time += delta
@@ -343,8 +343,8 @@ def _measure(
 
     A span is: i64 time, i32 position and length of key and of value, position and count of headers.
 
-    ``timed`` says whether time deltas are used. ``sums`` has: bytes of values and of keys, null values, null keys,
-    headers, bytes of their names and of their values, records without time, greatest time, times out of range.
+    If ``timed``, the time deltas of records are used. ``sums`` has: bytes of values and of keys, null values, null
+    keys, headers, bytes of their names and of their values, records without time, greatest time, times out of range.
     """
     end: cython.Py_ssize_t
     place: cython.Py_ssize_t = 0
@@ -395,7 +395,10 @@ def _fill(
     spans: cython.p_const_uchar,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy the keys or the values into their columns. ``spans`` points to the keys or values in the first span."""
+    """Copy the keys or the values into their columns.
+
+    ``spans`` points to the key or the value in the first span.
+    """
     length: cython.longlong
     end: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t
@@ -463,7 +466,6 @@ def _arrange(
     has_producer: cython.bint,
     has_times: cython.bint,
 ) -> cython.void:
-    """Compute the sizes of the columns."""
     i: cython.int
     for i in range(_COLUMN_COUNT):
         places[2 * i + 1] = -1
@@ -519,7 +521,10 @@ def _fill_all(
 
 @cython.cfunc
 def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cython.void:
-    """Write the producer: its id after the letter that marks this protocol, its epoch and first sequence."""
+    """Write the producer's id, epoch and first sequence.
+
+    The letter before the id marks producers of this protocol.
+    """
     i: cython.int
     producer_id: cython.longlong = head.producer_id  # type: ignore[attr-defined]
     p[at] = 107  # the letter "k"
@@ -530,10 +535,9 @@ def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cyt
 
 
 def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times: bool = True) -> Built:
-    """Build a stored batch from the decompressed records between ``start`` and ``stop``. Raises Refused.
+    """Build a stored batch from the decompressed records between ``start`` and ``stop``.
 
-    ``keep_times`` says whether records keep the producer's timestamps. Records are rejected if they are malformed or
-    too large.
+    If ``keep_times``, records have the producer's timestamps. Raises Refused if a record is malformed or too large.
     """
     source: Lent = lend(plain)
     at: cython.Py_ssize_t = start

@@ -126,7 +126,6 @@ class _Out:
 @cython.nogil
 @cython.exceptval(check=False)
 def _store(p: cython.p_uchar, at: cython.Py_ssize_t, x: cython.longlong, size: cython.int) -> cython.void:
-    """Write a big-endian number."""
     i: cython.int
     for i in range(size):
         p[at + i] = (x >> (8 * (size - 1 - i))) & 255
@@ -160,7 +159,7 @@ def _varint_bytes(x: cython.longlong) -> cython.Py_ssize_t:
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_varint(p: cython.p_uchar, at: cython.Py_ssize_t, x: cython.longlong) -> cython.Py_ssize_t:
-    """Write a zigzag varint, and return the position after it."""
+    """Write a varint in zigzag encoding, and return the position after it."""
     z: cython.ulonglong = _zigzag(x)
     while z >= 128:
         p[at] = (z & 127) | 128
@@ -175,7 +174,6 @@ def _put_varint(p: cython.p_uchar, at: cython.Py_ssize_t, x: cython.longlong) ->
 @cython.nogil
 @cython.exceptval(check=False)
 def _to_ms(time_us: cython.longlong) -> cython.longlong:
-    """Return whole milliseconds, rounded down."""
     if cython.compiled:
         return time_us // 1000 if time_us >= 0 else -((999 - time_us) // 1000)
     return time_us // 1000
@@ -197,7 +195,6 @@ def _begin(out: _Out, base: cython.longlong, time: cython.longlong) -> cython.vo
 @cython.nogil
 @cython.exceptval(check=False)
 def _end(out: _Out) -> cython.void:
-    """Write the header of the open batch."""
     p: cython.p_uchar = out.p
     start: cython.Py_ssize_t = out.start
     if start < 0:
@@ -245,7 +242,6 @@ def _decimal_bytes(x: cython.ulonglong) -> cython.Py_ssize_t:
 @cython.nogil
 @cython.exceptval(check=False)
 def _size(p: cython.p_const_uchar, offsets_at: cython.Py_ssize_t, row: cython.Py_ssize_t) -> cython.longlong:
-    """Return the size of one entry of a column that has offsets."""
     return load_i32(p, offsets_at + 4 * row + 4) - load_i32(p, offsets_at + 4 * row)
 
 
@@ -303,7 +299,7 @@ def _put_bytes(
     source_at: cython.Py_ssize_t,
     size: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write length-prefixed bytes (the length -1 for null), and return the position after them."""
+    """Write length-prefixed bytes, and return the position after them. A null has the length -1."""
     at = _put_varint(out, at, size)
     if size > 0:
         move(out, at, source, source_at, size)
@@ -358,7 +354,6 @@ def _put_headers(
     places: cython.p_const_longlong,
     row: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write a record's headers, and return the position after them."""
     size: cython.longlong
     i: cython.Py_ssize_t
     if places[22] >= 0:
@@ -392,7 +387,6 @@ def _payload_size(
     validity_at: cython.Py_ssize_t,
     row: cython.Py_ssize_t,
 ) -> cython.longlong:
-    """Return the size of a key or value, or -1 for null."""
     if offsets_at < 0 or (validity_at >= 0 and (p[validity_at + (row >> 3)] >> (row & 7)) & 1 == 0):
         return -1
     return _size(p, offsets_at, row)
@@ -405,7 +399,6 @@ def _payload_size(
 def _time(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, append_time: cython.longlong
 ) -> cython.longlong:
-    """Return a record's producer time in milliseconds. If it has none, return its append time."""
     time: cython.longlong = _NO_TIME
     if places[18] >= 0:
         time = load_i64(p, places[18] + 8 * row)
@@ -482,7 +475,7 @@ def _put_record(
 def _put_batch(
     out: _Out, p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong
 ) -> cython.bint:
-    """Write the records of the batch at ``at`` from the next offset on. Return False if one does not fit."""
+    """Write the records of the batch at ``at``, beginning with the next offset. Return False if one does not fit."""
     base: cython.longlong = load_i64(p, at + 32)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     behind: cython.longlong = base + load_u32(p, at + 84)
@@ -544,11 +537,11 @@ def begin(offset: int, *, at: int, limit: int) -> array[int]:
 
 
 def put_batches(chunk: Lendable, state: array[int], out: Lendable, *, append_times: bool = False) -> int:
-    """Encode the stored batches in ``chunk`` from position ``state[POSITION]`` on. Return DONE, FULL or COMPRESSED.
+    """Encode the stored batches in ``chunk`` from position ``state[POSITION]`` on.
 
-    Only complete Kafka batches are written. ``append_times`` says whether the topic uses append times. After FULL,
-    ``state[NEEDED]`` is the space that the next record needs. Raises ValueError if ``out`` is shorter than the state
-    says.
+    Returns DONE, FULL or COMPRESSED. Only complete Kafka batches are written. If ``append_times``, the topic uses
+    append times. After FULL, ``state[NEEDED]`` is the space that the next record needs. Raises ValueError if ``out`` is
+    shorter than the state says.
     """
     writer: _Out = _Out(out, state, append_times)
     reason: cython.int

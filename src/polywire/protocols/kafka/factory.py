@@ -149,10 +149,9 @@ class KafkaFactory:
         off_loop: OffLoopQueue | None = None,
         shards: ReachedShards | None = None,
     ) -> None:
-        """Create the factory.
+        """``off_loop`` is the process's queue for work in threads, if it has one.
 
-        ``off_loop`` is the process's queue for work in threads, if it has one. ``shards`` are the processes of the
-        broker, if there are several.
+        ``shards`` are the processes of the broker, if there are several.
         """
         commands = COMMANDS if shards is None else CARRYING_COMMANDS
         served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
@@ -169,13 +168,12 @@ class KafkaFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether a Kafka request begins here that cannot be a Kafka 0.7 request (spec: kafka#recognition).
+        """Return whether the bytes begin a Kafka request that cannot be a Kafka 0.7 request (spec: kafka#recognition).
 
-        Return None if more bytes are needed.
+        Returns None if more bytes are needed.
         """
         length = int.from_bytes(prefix[:4].ljust(4, b"\0"), "big")
         if length > REQUEST_BYTES_MAX or (len(prefix) >= 4 and length < HEAD_BYTES - 4):
@@ -192,7 +190,6 @@ class KafkaFactory:
         return api > KAFKA07_TYPE_MAX or not _names_a_topic(prefix, api)
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
-        """Return a session for a new connection."""
         if self._elsewhere is not None:
             return CarryingKafkaSession(self.shared, self._elsewhere, CARRYING_COMMANDS, output, resume)
         return KafkaSession(self.shared, COMMANDS, output, resume)
@@ -206,7 +203,6 @@ class KafkaLinkFactory(LinkFactory[KafkaFactory]):
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedKafkaSession:
-        """Return a session for a new link."""
         return LinkedKafkaSession(self._key, self._inside.shared, LINK_COMMANDS, output, resume)
 
 

@@ -25,7 +25,10 @@ class Turns:
         self._next = 0
 
     def number(self, group: str, generation: tuple[int, ...]) -> int:
-        """Return the number of a group's current generation. ``generation`` identifies it and is never used again."""
+        """Return the number of a group's current generation.
+
+        ``generation`` identifies the generation and is never used again.
+        """
         latest = self._latest.pop(group, None)
         if latest is None or latest[0] != generation:
             self._next += 1

@@ -1,7 +1,7 @@
 """Fetch (spec: kafka#fetch, kafka#fetch-sessions).
 
-In a fetch session, the cost of a request depends on the number of partitions that changed or have data, not on the
-number of all partitions. Permissions are checked for every read.
+In a fetch session, the cost of a request depends on the number of partitions that changed or have data. It does not
+depend on the number of all partitions. Permissions are checked for every read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ IDS_SINCE: Final = 13  # first version that names topics by id
 
 
 def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Fetch, with or without a session."""
     kept = session.fetch_session
     if kept is not None and (kept.is_over or kept.number != request.session_id):
         kept = None
@@ -51,7 +50,6 @@ def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) -> WireError:
-    """Return the error for a request that does not fit the connection's session."""
     if kept is None:
         return WireError.FETCH_SESSION_ID_NOT_FOUND
     if kept.epoch != request.session_epoch:
@@ -68,7 +66,7 @@ def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
 
 
 class IncrementalFetching(Fetching):
-    """A request in a session. It names only changes, and the response has only partitions with news.
+    """A request in a session. It names only changes, and the response has only partitions with new data or a new state.
 
     In addition to the base class: ``_refused`` has the partitions that cannot be read. ``_topics`` caches the topics of
     the partitions that were checked.
@@ -98,7 +96,6 @@ class IncrementalFetching(Fetching):
                 yield None
 
     def _look(self) -> None:
-        """Check which of the ready partitions can be fetched, and read them."""
         kept = self._in_session
         if kept.is_over:
             self._answer.ok(schema.response(Api.FETCH)(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[]))
@@ -139,19 +136,25 @@ class IncrementalFetching(Fetching):
         return True
 
     def _hear_of(self, partition: Partition, wanted: Wanted, offset: int) -> None:
-        """Register the session for the partition's next record. Raises BrokerError."""
+        """Register the session for the partition's next record.
+
+        Raises BrokerError if the partition cannot be read.
+        """
         if wanted.wait is None:
             wanted.wait = self._session.broker.wait(partition, offset, wanted.woken)
 
     # Waiting
 
     def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Return whether a partition of the session has become ready. If not, ``wake`` is called when one does."""
+        """Return whether a partition of the session has become ready.
+
+        If none has, ``wake`` is called when one does.
+        """
         self._in_session.news = wake
         return self._in_session.has_news
 
     def _wait_for(self, partition: Partition, asked: Wanted, offset: int, wake: Callable[[], None]) -> None:
-        """Register the session for the partition's next record. The session then wakes this request."""
+        """The session wakes this request when the partition has a new record."""
         self._hear_of(partition, asked, offset)
 
     def _woken(self, ticket: int) -> None:
@@ -175,7 +178,7 @@ class IncrementalFetching(Fetching):
         self._with_pauses(self._tell_each(), self._tell)
 
     def _tell_each(self) -> Iterator[None]:
-        """Add partitions with news to the response."""
+        """Add partitions to the response that have new data or a new state."""
         for _, wanted, entry in self._asked:
             if entry.records:
                 self._in_session.served(wanted)

@@ -36,8 +36,8 @@ class WantedTopic:
 class Wanted:
     """A partition of a session. Fields that a request's entry also has have the same name as there.
 
-    ``wait`` is the registration for the next record. ``end`` and ``start`` are the log's end and start as the client
-    knows them.
+    ``wait`` is the registration for the next record. ``end`` and ``start`` are the log's end and start as last sent to
+    the client.
     """
 
     __slots__ = (
@@ -66,7 +66,6 @@ class Wanted:
         self.session.note(self)
 
     def stop_waiting(self) -> None:
-        """Cancel the registration for new records."""
         if self.wait is not None:
             self.wait.cancel()
             self.wait = None
@@ -112,7 +111,6 @@ class FetchSession:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the session has no partitions."""
         return not self._topics
 
     def want(self, named: Any, one: Any) -> Wanted | None:
@@ -159,7 +157,6 @@ class FetchSession:
         self.ready.pop(wanted, None)
 
     def note(self, wanted: Wanted) -> None:
-        """Mark a partition as ready."""
         self.ready[wanted] = None
         self.has_news = True
         if self.news is not None:
@@ -172,11 +169,9 @@ class FetchSession:
             self.ready[wanted] = None
 
     def advance(self) -> None:
-        """Increment the epoch after a request."""
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
 
     def end(self) -> None:
-        """End the session."""
         self._sessions.end(self)
 
     def release(self, end: float, now: Callable[[], float]) -> bool:
@@ -197,7 +192,7 @@ class FetchSession:
 class FetchSessions:
     """The sessions of one listener, in the order of their last use.
 
-    ``_bytes`` is the size of all sessions, including ended ones that are not completely freed yet.
+    ``_bytes`` is the size of all sessions. It includes ended ones that are not completely freed yet.
     """
 
     __slots__ = ("_broker", "_by_use", "_bytes", "_number")
@@ -210,7 +205,6 @@ class FetchSessions:
 
     @property
     def count(self) -> int:
-        """The number of sessions."""
         return len(self._by_use)
 
     @property
@@ -228,13 +222,12 @@ class FetchSessions:
         return session
 
     def use(self, session: FetchSession) -> None:
-        """Mark a session as the one used last."""
         session.used_at = self._broker.clock.monotonic()
         del self._by_use[session]
         self._by_use[session] = None
 
     def allocate(self, session: FetchSession, size: int) -> bool:
-        """Allow a session to grow by ``size``, and return whether it may.
+        """Return whether a session may grow by ``size``.
 
         If the memory limit is reached, end the session and evict an idle one, so that the next client finds memory.
         """
@@ -247,7 +240,6 @@ class FetchSessions:
         return True
 
     def free(self, session: FetchSession, size: int) -> None:
-        """Reduce the size of a session."""
         self._bytes -= size
         session.bytes -= size
 

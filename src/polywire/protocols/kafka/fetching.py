@@ -43,7 +43,7 @@ _LENGTH: Final = Struct("<4xI")
 class Fetching:
     """One request that names all of its partitions.
 
-    Partitions are looked up, read, waited for and encoded; if there are many, in slices.
+    Partitions are looked up, read, waited for and encoded. If there are many, this is done in slices.
 
     Partitions before ``_number`` have their records in the response. The result of an operation is ignored unless it
     has the current ``_ticket``. ``_kept`` is the session to fill with the partitions, or None.
@@ -99,7 +99,6 @@ class Fetching:
         self._slices = Slices(self._session.broker, steps, done)
 
     def begin(self, request: Any) -> None:
-        """Check which partitions can be fetched, and read them."""
         self._with_pauses(self._ask_each(request.topics), self.run)
 
     def _ask_each(self, topics: list[Any]) -> Iterator[None]:
@@ -126,7 +125,7 @@ class Fetching:
     def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
         """Check whether a partition can be fetched.
 
-        ``topic`` is the topic or its error. It was looked up once for all partitions.
+        ``topic`` is the topic or its error. It was looked up once for all its partitions.
         """
         if isinstance(topic, BrokerError):
             self._refuse(entry, missing_error(topic, topic_id))
@@ -148,7 +147,6 @@ class Fetching:
         self._has_failed = True
 
     def run(self) -> None:
-        """Read in slices until a read has to wait."""
         self._ticket += 1
         broker = self._session.broker
         if self._read_until(broker.clock.monotonic() + QUANTUM_S):
@@ -158,7 +156,7 @@ class Fetching:
         return ticket == self._ticket and self._read_until(end)
 
     def _read_until(self, end: float) -> bool:
-        """Read partitions until this time. Return whether more can be read now."""
+        """Read partitions until time ``end``. Return whether more can be read now."""
         now = self._session.broker.clock.monotonic
         while self._number < len(self._asked):
             if not self._read(*self._asked[self._number]):
@@ -201,7 +199,6 @@ class Fetching:
         return True
 
     def _arrived(self, ticket: int, partition: Partition, asked: Any, entry: Any, read: Read | BrokerError) -> None:
-        """Continue after a read from disk."""
         if ticket != self._ticket:
             if isinstance(read, Read):
                 read.pin.release()
@@ -226,9 +223,9 @@ class Fetching:
         self._bytes += len(entry.records)
 
     def _encode(self, read: Read, offset: int, room: int, *, append_times: bool) -> memoryview:
-        """Encode a read as Kafka batches of at most ``room`` bytes. Raises BrokerError.
+        """Encode a read as Kafka batches of at most ``room`` bytes.
 
-        The first record of the response may exceed ``room``.
+        The first record of the response may exceed ``room``. Raises BrokerError.
         """
         size = sum([len(chunk) for chunk in read.chunks])
         out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
@@ -248,7 +245,6 @@ class Fetching:
     # Waiting
 
     def _wait(self) -> None:
-        """Wait for a new record or the time limit, then read again."""
         broker = self._session.broker
         wake = partial(self._woken, self._ticket)
         delay = max(self._deadline - broker.clock.monotonic(), 0.0)
@@ -274,11 +270,14 @@ class Fetching:
             yield None
 
     def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Return whether there is other news, for example in the session. If not, ``wake`` is called when there is."""
+        """Return whether something other than a new record ends the wait, such as an event in the session.
+
+        If not, ``wake`` is called when it does.
+        """
         return False
 
     def _wait_for(self, partition: Partition, asked: Any, offset: int, wake: Callable[[], None]) -> None:
-        """Register for a partition's records after this offset. Raises BrokerError."""
+        """Register for a partition's records after this offset. Raises BrokerError if the partition cannot be read."""
         self._stops.append(self._session.broker.wait(partition, offset, wake))
 
     def _woken(self, ticket: int) -> None:
@@ -296,7 +295,6 @@ class Fetching:
             stop.cancel()
 
     def _cancel(self) -> None:
-        """Stop, because the connection was closed."""
         self._ticket += 1
         self._stop_waiting()
         if self._slices is not None:
@@ -319,7 +317,6 @@ class Fetching:
             yield None
 
     def _tell(self) -> None:
-        """Fill the response."""
         if self._count <= ENCODED_AT_ONCE_MAX:
             self._answer.large(self._body)
         else:
@@ -343,11 +340,11 @@ class Fetching:
 
 
 def _nothing() -> None:
-    """Do nothing, because no result is expected."""
+    pass
 
 
 def _put(chunk: memoryview, state: Any, out: bytearray, *, append_times: bool) -> int:
-    """Encode the batches of a chunk. Compressed batches are decompressed."""
+    """Encode the batches of a chunk. Compressed batches are decompressed first."""
     ended = encoder.put_batches(chunk, state, out, append_times=append_times)
     while ended == encoder.COMPRESSED:
         at = state[encoder.POSITION]

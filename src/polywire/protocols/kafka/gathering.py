@@ -45,12 +45,11 @@ def shard_of_entry(session: CarryingKafkaSession, entry: Any) -> int:
 
 
 def ids_of(entries: Iterable[Any] | None) -> Iterator[bytes]:
-    """Return the ids by which entries of a request name topics."""
     return (getattr(one, "topic_id", NO_ID) for one in entries or ())
 
 
 def carrying(session: KafkaSession) -> CarryingKafkaSession:
-    """Return the session as a ``CarryingKafkaSession``. In a broker with several processes, every session is one."""
+    """Return the session as a ``CarryingKafkaSession``; every session is one if the broker has several processes."""
     assert isinstance(session, CarryingKafkaSession), "only this type of session has these handlers"
     return session
 
@@ -80,7 +79,6 @@ class _Places:
         return {shard for shard in range(self._session.shards.count) if (*self._key, shard) not in places}
 
     def learn(self, bodies: Bodies) -> None:
-        """Store the addresses in responses to Metadata or DescribeCluster."""
         for shard, body in bodies.items():
             if body is None or not body.brokers:
                 continue
@@ -134,7 +132,7 @@ def _metadata(
 def _all_topics(bodies: Bodies) -> list[Any]:
     """Join the topics of all shards.
 
-    Raises PeerError if a shard did not respond. Otherwise its topics would seem to be deleted.
+    Raises PeerError if a shard did not respond, because clients would take its topics for deleted ones.
     """
     if any(body is None for body in bodies.values()):
         raise PeerError("another process of the broker does not respond", fatal=True)
@@ -169,8 +167,8 @@ def describe_topic_partitions(session: KafkaSession, answer: Answer, request: An
 def _joined_pages(request: Any, bodies: Bodies) -> Any:
     """Join pages into one.
 
-    The joined page ends where the first incomplete page ends. After that point, topics of the page's shard may be
-    missing.
+    The joined page ends where the first incomplete page ends. After that point, topics of the incomplete page's shard
+    may be missing.
     """
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     topics = sorted(_all_topics(bodies), key=attrgetter("name"))
@@ -192,7 +190,10 @@ def _joined_pages(request: Any, bodies: Bodies) -> Any:
 
 
 def _first_index(request: Any, topic: Any) -> int:
-    """Return the number of the first partition of a topic on a page."""
+    """Return the number of the first partition of a topic on a page.
+
+    It is 0, unless the previous page has ended within this topic.
+    """
     cursor = request.cursor
     return max(cursor.index, 0) if cursor is not None and cursor.topic_name == topic.name else 0
 
@@ -218,7 +219,7 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
 def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """FindCoordinator: return the broker of the shard that the hash of the name determines.
 
-    That shard reports its address.
+    The address comes from that shard.
     """
     session = carrying(session)
     response = schema.response(Api.FIND_COORDINATOR)
@@ -258,7 +259,7 @@ def _named_by(field: str) -> Place:
 def divided(request_field: str, response_field: str, entry: Callable[[Any, WireError], Any], place: Place) -> Handler:
     """Return a handler that splits a request whose entries name topics.
 
-    ``request_field`` and ``response_field`` are the fields with the entries. ``entry`` makes the response entry for a
+    ``request_field`` and ``response_field`` are the fields with the entries. ``entry`` builds the response entry for a
     shard that did not respond.
     """
 
@@ -287,8 +288,11 @@ def divided(request_field: str, response_field: str, entry: Callable[[Any, WireE
 
 
 def divided_resources(response_field: str) -> Handler:
-    """Return a handler as ``divided`` does, for requests about settings: of topics, and of the broker that got the
-    request."""
+    """Return a handler that splits a request about settings.
+
+    Settings of a topic are handled by the shard of the topic, and settings of the broker by the process that got the
+    request.
+    """
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         session = carrying(session)
@@ -333,7 +337,7 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DeleteTopics, by name or by id."""
+    """The request names topics by name or by id."""
     made = _named(Api.DELETE_TOPICS, "Responses")
     if answer.request.version < TOPICS_SINCE:
         divided("topic_names", "responses", made, _named_by(""))(session, answer, request)
@@ -342,8 +346,6 @@ def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def _named(api: Api, entries: str) -> Callable[[Any, WireError], Any]:
-    """Return a function that makes a response entry with a name and an error."""
-
     def made(one: Any, error: WireError) -> Any:
         topic_id = {"topic_id": one.topic_id} if hasattr(one, "topic_id") else {}
         return getattr(schema.response(api), entries)(name=getattr(one, "name", one), error=error, **topic_id)

@@ -39,7 +39,10 @@ GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8,
 
 
 def _may(peer: Peer, action: Action, group: str) -> bool:
-    """Return whether the client may perform an action on a group, with all of the group's topics."""
+    """Return whether the client may perform an action on a group.
+
+    This requires permission for all of the group's topics.
+    """
     try:
         authorize_known(peer, action, group)
     except BrokerError:
@@ -48,9 +51,10 @@ def _may(peer: Peer, action: Action, group: str) -> bool:
 
 
 def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView | None]:
-    """Return a group as a consumer group or as a classic group. Raises Denied.
+    """Return a group as a consumer group or as a classic group.
 
-    Both are None if the group does not exist or the client may not see it.
+    Both are None if the group does not exist or the client may not see it. Raises Denied if the client may see no group
+    at all.
     """
     try:
         authorize_known(peer, Action.GROUP_DESCRIBE, name)
@@ -61,8 +65,6 @@ def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView 
 
 
 def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[list[Any]], Any]) -> None:
-    """Build the response from entries, in slices."""
-
     def done(found: list[Any] | BrokerError) -> None:
         assert not isinstance(found, BrokerError), "errors are set in the entries"
         reply.ok(made(found))
@@ -71,7 +73,6 @@ def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[li
 
 
 def list_groups(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """ListGroups."""
     response = schema.response(Api.LIST_GROUPS)
     try:
         peer.broker.access.authorize_somewhere(peer.principal, Action.GROUP_LIST)
@@ -99,7 +100,6 @@ def _listed(peer: Peer, made: Any, states: set[str], types: set[str]) -> Iterato
 
 
 def _entry(peer: Peer, made: Any, name: str) -> Any:
-    """Return the list entry of one group."""
     consumers = consumer_view(peer, name)
     if consumers is not None:
         return made(group_id=name, protocol_type=CONSUMER, group_state=_state(consumers), group_type=CONSUMER)
@@ -110,7 +110,7 @@ def _entry(peer: Peer, made: Any, name: str) -> Any:
 
 
 def consumer_view(peer: Peer, name: str) -> ConsumerGroupView | None:
-    """Return a consumer group, or None for a classic group.
+    """Return a consumer group; None for a classic group.
 
     A group is classic if it has classic members, or never had consumers.
     """
@@ -125,7 +125,7 @@ def _state(view: ConsumerGroupView) -> str:
 
 
 def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """ConsumerGroupDescribe: describe consumer groups with their members, whichever protocol these use."""
+    """ConsumerGroupDescribe: describe consumer groups with their members, whichever protocol the members use."""
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     entries = (
         _consumer_group(peer, response.Groups, name, want_operations=request.want_operations)
@@ -188,7 +188,6 @@ def _operations(peer: Peer, name: str) -> int:
 
 
 def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """DescribeGroups."""
     response = schema.response(Api.DESCRIBE_GROUPS)
     version = reply.request.version
     entries = (
@@ -241,7 +240,7 @@ def _described_view(made: Any, view: ClassicView, operations: int) -> Any:
 
 
 def delete_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """DeleteGroups: delete groups that have no members, and their committed offsets."""
+    """Delete groups that have no members, with their committed offsets."""
     response = schema.response(Api.DELETE_GROUPS)
     entries = (_deleted(peer, response.Results, name) for name in request.groups_names)
 

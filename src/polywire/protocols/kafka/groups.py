@@ -40,8 +40,8 @@ ELSEWHERE: Final = frozenset({ErrorCode.STOPPING, ErrorCode.UNREACHABLE, ErrorCo
 def group_error(error: BrokerError) -> WireError:
     """Return the Kafka error for a group request.
 
-    If another process is responsible, the error is about the coordinator and not the leader, because clients treat
-    leader errors of a coordinator as fatal.
+    If another process is responsible, the error is about the coordinator and not the leader. Clients treat a leader
+    error from a coordinator as fatal.
     """
     if error.code is ErrorCode.BUSY and not is_full(error):
         return WireError.COORDINATOR_LOAD_IN_PROGRESS
@@ -51,18 +51,24 @@ def group_error(error: BrokerError) -> WireError:
 
 
 def is_full(error: BrokerError) -> bool:
-    """Return whether the error is a limit that lasts until clients leave. A log that is briefly busy does not count."""
+    """Return whether the error is a limit that lasts until clients leave.
+
+    A log that is full for a short time does not count.
+    """
     return error.code is ErrorCode.BUSY and error.retry_after_ms is None
 
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
-    """Require permission for all of these topics. Without topics, require it for at least one topic. Raises Denied."""
+    """Require permission for all of these topics. Without topics, require it for at least one topic.
+
+    Raises Denied if a permission is missing.
+    """
     for _ in authorizing_group(peer, action, topics):
         pass
 
 
 def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iterator[None]:
-    """Require permission for these topics, checking one per step. Raises Denied."""
+    """Require permission as ``authorize_group``, checking one topic per step."""
     named = False
     for topic in topics:
         named = True
@@ -90,7 +96,7 @@ def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing
 def authorize_known(peer: Peer, action: Action, group: str) -> None:
     """Require permission for all topics that a group reads, or has committed offsets for.
 
-    Raises Missing(GROUP_MISSING), Denied.
+    Raises Missing(GROUP_MISSING) if the client may not use this group, and Denied if it may use no group at all.
     """
     for _ in authorizing_known(peer, action, peer.broker.classic.topics(group), ErrorCode.GROUP_MISSING):
         pass
@@ -99,9 +105,10 @@ def authorize_known(peer: Peer, action: Action, group: str) -> None:
 def _go_through(
     peer: Peer, reply: Reply, steps: Iterator[None], then: Callable[[], None], refuse: Callable[[BrokerError], None]
 ) -> None:
-    """Run the steps, then call ``then``. Many steps run in slices, until the connection closes.
+    """Run the steps, then call ``then``.
 
-    Errors of the steps and of ``then`` are passed to ``refuse``.
+    Many steps run in slices, and end when the connection closes. Errors of the steps and of ``then`` are passed to
+    ``refuse``.
     """
 
     def done(outcome: list[None] | BrokerError) -> None:
@@ -125,7 +132,6 @@ def _go_through(
 
 
 def random_id() -> UUID:
-    """Return a new unique id."""
     return UUID(bytes=secrets.token_bytes(16), version=4)
 
 
@@ -135,7 +141,6 @@ def client_host(peer: Peer) -> str:
 
 
 def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """JoinGroup."""
     version = reply.request.version
     response = schema.response(Api.JOIN_GROUP)
 
@@ -171,7 +176,6 @@ def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _reading_join(peer: Peer, reply: Reply, request: Any) -> Generator[None, None, Join]:
-    """Convert a JoinGroup request to the broker's terms, in steps."""
     version = reply.request.version
     protocols = tuple((one.name, bytes(one.metadata)) for one in request.protocols)
     read = NO_SUBSCRIPTION
@@ -212,7 +216,6 @@ def _joined(response: Any, joined: Joined) -> Any:
 
 
 def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """SyncGroup."""
     response = schema.response(Api.SYNC_GROUP)
 
     def done(outcome: Synced | BrokerError) -> None:
@@ -252,7 +255,6 @@ def _as_member(
 
 
 def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """Heartbeat."""
     response = schema.response(Api.HEARTBEAT)
 
     def then() -> None:
@@ -269,7 +271,6 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """LeaveGroup: remove one member, or several members with an error for each."""
     response = schema.response(Api.LEAVE_GROUP)
 
     def then() -> None:

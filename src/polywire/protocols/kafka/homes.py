@@ -32,12 +32,11 @@ _NO_GROUP: Final = frozenset({WireError.NONE, WireError.GROUP_ID_NOT_FOUND})
 
 
 def is_home(session: CarryingKafkaSession, group: str) -> bool:
-    """Return whether this shard coordinates the group."""
     return session.shared.is_home(group)
 
 
 def at_home(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
-    """Return a handler for groups that this shard coordinates. ``refused`` makes the response for other groups."""
+    """Return a handler for groups that this shard coordinates. ``refused`` builds the response for other groups."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         if is_home(carrying(session), request.group_id):
@@ -69,7 +68,6 @@ class Part:
         self._then: Final = then
 
     def ok(self, body: Any) -> None:
-        """Pass on the response to this part."""
         self._then(body)
 
 
@@ -79,13 +77,12 @@ def _commit_refused(request: Any, head: Request, error: WireError = WireError.NO
 
 
 def _failed(made: Any, topic: Any, error: WireError) -> Any:
-    """Return the response entry of a topic with the same error for all partitions."""
     names = {field: getattr(topic, field) for field in ("name", "topic_id") if hasattr(topic, field)}
     return made(**names, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
 
 
 def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
-    """Split entries that name topics by the shards that have them.
+    """Split entries that name topics by the shards that have the topics.
 
     Entries of unknown topics are for this shard, which then reports that the topic does not exist.
     """
@@ -98,7 +95,7 @@ def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, l
 
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetCommit: this shard checks the member once, and each shard stores the offsets for its topics."""
+    """This shard checks the member once, and each shard stores the offsets for its topics."""
     session = carrying(session)
     by_shard = divided(session, request.topics)
     own = session.shards.own
@@ -145,9 +142,9 @@ def turn_of(session: CarryingKafkaSession, group: str) -> int:
 
 
 def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
-    """Return the topics of other shards whose offsets the member may commit.
+    """Return those of ``topics`` whose offsets the member may commit.
 
-    All other topics get an error in ``failed``.
+    The topics belong to other shards. The others of them get an error in ``failed``.
     """
     response, free = schema.response(Api.OFFSET_COMMIT), []
     for topic in topics:
@@ -161,7 +158,6 @@ def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any],
 
 
 def _name_of(session: CarryingKafkaSession, topic: Any) -> str:
-    """Return the name of a topic that another shard owns."""
     known = session.elsewhere.find_id(getattr(topic, "topic_id", NO_ID))
     name: str = topic.name if known is None else known.name.full
     return name
@@ -184,7 +180,7 @@ def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]
 
 
 def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetFetch: return offsets of one or several groups from the topics of all shards."""
+    """Return offsets of one or several groups from the topics of all shards."""
     session = carrying(session)
     if answer.request.version < MANY_GROUPS_SINCE:
         if not is_home(session, request.group_id):
@@ -215,7 +211,6 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _fetch_error(session: CarryingKafkaSession, asked: Any) -> WireError:
-    """Return the error if a group's offsets cannot be fetched here."""
     if not is_home(session, asked.group_id):
         return WireError.NOT_COORDINATOR
     try:
@@ -234,7 +229,6 @@ def _fetched_ids(request: Any) -> Iterator[bytes]:
 
 
 def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
-    """Return the request to each shard for one group."""
     if asked.topics is None:
         return dict.fromkeys(range(session.shards.count), asked)
     by_shard = divided(session, asked.topics) or {session.shards.own: []}
@@ -262,7 +256,7 @@ def _fetch_refused(request: Any, head: Request) -> Any:
 
 
 def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetDelete: each shard deletes the offsets for its topics, except for topics that members of the group read."""
+    """Each shard deletes the offsets for its topics, except for topics that members of the group read."""
     session = carrying(session)
     response = schema.response(Api.OFFSET_DELETE)
     group, classic = request.group_id, session.broker.classic
@@ -294,7 +288,7 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """ListGroups: return the groups that this shard coordinates. Tools send the request to every broker."""
+    """List the groups that this shard coordinates. Tools send the request to every broker."""
     session = carrying(session)
     own = session.shards.own
     states = {state.casefold() for state in request.states_filter or ()}
@@ -361,7 +355,7 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
 
 
 def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ConsumerGroupDescribe: describe the groups that this shard coordinates."""
+    """Describe the groups that this shard coordinates."""
     session = carrying(session)
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     elsewhere = [group for group in request.group_ids if not is_home(session, group)]
@@ -378,7 +372,7 @@ def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any,
 
 
 def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DeleteGroups: delete the offsets of a group in all shards, unless its coordinator has members of it."""
+    """Delete the offsets of a group in all shards, unless the group has members."""
     session = carrying(session)
     response, own = schema.response(Api.DELETE_GROUPS), session.shards.own
     errors: dict[str, int] = dict.fromkeys(request.groups_names, WireError.NOT_COORDINATOR)
@@ -423,7 +417,7 @@ def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
 def _worse(one: int, other: int) -> int:
     """Combine two shards' results for deleting a group.
 
-    The result is an error if one has failed, otherwise success if at least one deleted the group.
+    The result is an error if one has failed, otherwise success if at least one has deleted the group.
     """
     for error in (one, other):
         if error not in _NO_GROUP:

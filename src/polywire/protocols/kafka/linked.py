@@ -77,18 +77,16 @@ class LinkedKafkaSession(KafkaSession):
 
     @property
     def context(self) -> Context:
-        """The client's identity and addresses."""
         assert self._context is not None, "the context arrives before any request"
         return self._context
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port at which the client at the other end of the link reaches exactly this process."""
+        """The host and port at which the client at the other end of the link reaches this process and no other."""
         return self.shared.own_address(self.context.host, self.context.listener)
 
     @property
     def peer_address(self) -> str:
-        """The address of the client at the other end of the link."""
         return self.context.peer
 
 
@@ -106,7 +104,7 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """Stage offsets in a transaction for a group that another shard coordinates.
 
-    The transaction's coordinator has allowed it.
+    The transaction's coordinator has permitted it.
     """
     assert isinstance(session, LinkedKafkaSession), "only links have this handler"
     fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation_id)

@@ -16,7 +16,7 @@ from polywire.protocols.kafka.peer import Peer
 def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
     """Return the topic that a request names, by its id if there is one.
 
-    Raises Missing(TOPIC_MISSING), NotOwner(NOT_OWNER), Denied.
+    Raises Missing(TOPIC_MISSING), NotOwner(NOT_OWNER) if another process has the topic, and Denied.
     """
     broker = peer.broker
     if topic_id != NO_ID:

@@ -23,8 +23,6 @@ METADATA_BYTES_MAX: Final = 4096  # limit for the metadata stored with a committ
 
 
 class Api(IntEnum):
-    """Requests by their api key."""
-
     PRODUCE = 0
     FETCH = 1
     LIST_OFFSETS = 2
@@ -75,7 +73,10 @@ class Api(IntEnum):
 
 
 class Served(NamedTuple):
-    """Supported versions of a request: the advertised range, and the first version that is accepted."""
+    """Supported versions of a request.
+
+    These are the range that is advertised, and the first version that is accepted.
+    """
 
     first: int
     last: int
@@ -139,8 +140,6 @@ SERVED: Final[Mapping[Api, Served]] = {
 
 
 class WireError(IntEnum):
-    """Kafka's error codes."""
-
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -221,8 +220,6 @@ class WireError(IntEnum):
 
 
 class Codec(IntEnum):
-    """The compression of a batch."""
-
     NONE = 0
     GZIP = 1
     SNAPPY = 2
@@ -242,7 +239,7 @@ class Refused(Exception):
 class Request(NamedTuple):
     """A decoded request.
 
-    ``body`` is a record of the table's type. For an unknown version of API_VERSIONS it is None.
+    ``body`` is a record of the type for the request's api. For an unknown version of API_VERSIONS it is None.
     """
 
     api: Api

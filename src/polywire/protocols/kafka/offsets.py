@@ -34,7 +34,6 @@ READABLE_END: Final = -1  # offset in DeleteRecords that means: delete all reada
 
 
 def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """ListOffsets."""
     response = schema.response(Api.LIST_OFFSETS)
     body = response(topics=[])
     gathering = Gathering(answer, body)
@@ -59,7 +58,10 @@ def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None
 def _list(
     session: KafkaSession, gathering: Gathering, version: int, partition: Partition, asked: Any, entry: Any
 ) -> None:
-    """Fill the entry of one partition, or start a search by time. Raises BrokerError."""
+    """Fill the entry of one partition, or start a search by time.
+
+    Raises BrokerError if the partition cannot be read.
+    """
     log, time_ms = partition.log, asked.timestamp
     stale = leader_error(partition, asked.current_leader_epoch)
     if stale is not None:
@@ -88,7 +90,6 @@ def _list(
 
 
 def _found(gathering: Gathering, partition: Partition, entry: Any, found: tuple[int, int] | BrokerError | None) -> None:
-    """Fill an entry with the result of a search by time."""
     if isinstance(found, BrokerError):
         refuse(entry, found)
     elif found is not None:
@@ -112,14 +113,14 @@ def leader_error(partition: Partition, epoch: int) -> WireError | None:
 
 
 def offset_for_leader_epoch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetForLeaderEpoch: return the offsets at which epochs end."""
+    """Return the offsets at which epochs end."""
     response = schema.response(Api.OFFSET_FOR_LEADER_EPOCH)
     entries = _ends(session, request, response.Topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics))
 
 
 def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
-    """Yield topics with the ends of the requested epochs, and None as a pause."""
+    """Yield topics with the ends of the requested epochs. None is a pause for other requests."""
     for asked in request.topics:
         partitions: list[Any] = []
         for one in asked.partitions:
@@ -130,7 +131,6 @@ def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
 
 
 def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
-    """Return the offset at which an epoch of one partition ends."""
     entry = made(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
     try:
         partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, name), asked.partition)
@@ -163,7 +163,6 @@ def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
 
 
 def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DeleteRecords: delete records below an offset."""
     response = schema.response(Api.DELETE_RECORDS)
     body = response(topics=[])
     gathering = Gathering(answer, body)
@@ -187,7 +186,7 @@ def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> No
 
 
 def _trim(session: KafkaSession, partition: Partition, offset: int, done: Completion[int]) -> None:
-    """Delete records below an offset. Raises BrokerError."""
+    """Delete records below an offset. Raises BrokerError for an invalid offset."""
     if offset == READABLE_END:
         offset = partition.log.next_offset
     if offset < 0:

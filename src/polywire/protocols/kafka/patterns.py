@@ -36,8 +36,8 @@ class PatternError(Exception):
 class _State:
     """A state of the automaton.
 
-    ``check`` tests the character that leads to ``next``. Without it, both successors are reached without a character.
-    If ``edge`` is set, they are reached only at this end of the name.
+    If there is a ``check``, it tests the character that leads to ``next``. Without it, both successors are reached
+    without a character. If ``edge`` is set, they are reached only at this end of the name.
     """
 
     __slots__ = ("check", "edge", "next", "other")
@@ -52,13 +52,13 @@ class _State:
 class Pattern:
     """A compiled pattern.
 
-    ``_known`` caches sets of states; ``_held`` is the number of states in them, at most ``KNOWN_STATES_MAX``.
+    ``_known`` caches sets of states. ``_held`` is the number of states in these sets, at most ``KNOWN_STATES_MAX``.
     """
 
     __slots__ = ("_begin", "_end", "_held", "_known", "_start", "text")
 
     def __init__(self, text: str) -> None:
-        """Compile a pattern. Raises PatternError."""
+        """Compile a pattern. Raises PatternError if it is malformed."""
         if len(text) > PATTERN_CHARACTERS_MAX:
             raise PatternError(f"pattern is too long limit={PATTERN_CHARACTERS_MAX}")
         self.text: Final = text
@@ -115,8 +115,6 @@ class Pattern:
 
 
 class _Part:
-    """A part of the automaton, with its first and last state."""
-
     __slots__ = ("first", "last")
 
     def __init__(self, first: _State, last: _State) -> None:
@@ -137,7 +135,6 @@ class _Reader:
         self._ignores_case = False
 
     def read(self) -> tuple[_State, _State]:
-        """Return the first and the last state. Raises PatternError."""
         if self._text.startswith("(?i)"):
             self._ignores_case, self._at = True, len("(?i)")
         part = self._either()
@@ -165,7 +162,6 @@ class _Reader:
     # Grammar
 
     def _either(self) -> _Part:
-        """Parse alternatives, separated by ``|``."""
         made = self._sequence()
         while self._take("|"):
             other = self._sequence()
@@ -222,7 +218,6 @@ class _Reader:
         return _Part(first, last)
 
     def _again(self, begin: int, end: int) -> _Part:
-        """Parse the text between two positions again."""
         at, self._at = self._at, begin
         part = self._repeated_until(end)
         self._at = at
@@ -319,7 +314,6 @@ class _Reader:
         return made
 
     def _escaped(self) -> Check:
-        """Parse the character or character class after a backslash."""
         sign = self._peek()
         self._at += 1
         if sign.lower() in _CLASSES and sign:
@@ -385,7 +379,6 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _take(self, word: str) -> bool:
-        """Consume this text if it is next, and return whether it was."""
         found = self._text.startswith(word, self._at)
         self._at += len(word) if found else 0
         return found

@@ -16,29 +16,26 @@ class Peer(Protocol):
     """The client that sent a request."""
 
     @property
-    def broker(self) -> KafkaBroker:
-        """The broker."""
+    def broker(self) -> KafkaBroker: ...
 
     @property
-    def peer_address(self) -> str:
-        """The client's address."""
+    def peer_address(self) -> str: ...
 
     def check_here(self, topic: str) -> None:
         """Raise NotOwner(NOT_OWNER) if another process owns the topic."""
 
     @property
     def principal(self) -> Principal:
-        """Return the client's user. Raises Denied(LOGIN_REQUIRED)."""
+        """Return the client's user. Raises Denied(LOGIN_REQUIRED) before the login."""
 
     @property
     def caller(self) -> Caller:
-        """The user who owns what the client creates."""
+        """The user, as the owner of what the client creates."""
 
     def authorize(self, action: Action, where: Where = None) -> None:
         """Raise Denied if the client may not perform an action."""
 
-    def permits(self, action: Action, where: Where = None) -> bool:
-        """Return whether the client may perform an action."""
+    def permits(self, action: Action, where: Where = None) -> bool: ...
 
 
 class Reply(Protocol):

@@ -67,7 +67,10 @@ class _Asked(NamedTuple):
 
 
 def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """OffsetCommit. A large commit is split into parts. Each part is stored completely or not at all."""
+    """OffsetCommit.
+
+    A large commit is split into parts. Each part is stored completely or not at all.
+    """
     store(peer, reply, request, partial(check_member, peer, request))
 
 
@@ -162,13 +165,15 @@ def _commit(
 
 
 def _refuse(entries: Iterable[Any], code: WireError) -> None:
-    """Set the error of all these entries."""
     for entry in entries:
         entry.error = code
 
 
 def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
-    """Return the offsets to store and their entries, by full topic name. Entries that cannot be stored get an error."""
+    """Return the offsets to store and their entries, by full topic name.
+
+    Entries of offsets that cannot be stored get an error.
+    """
     found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
     for asked in part:
         try:
@@ -199,7 +204,6 @@ def read_commits(topic: Topic, asked: Iterable[Any], entries: Iterable[Any]) -> 
 
 
 def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """OffsetFetch: return offsets of one or several groups, for the named topics or for all."""
     version = reply.request.version
     response = schema.response(Api.OFFSET_FETCH)
     entries: Iterator[Any]
@@ -235,7 +239,6 @@ def _topics_response(response: Any, topics: list[Any]) -> Any:
 
 
 def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Iterator[Any]:
-    """Yield None as a pause, and at the end the entry of one group."""
     group = asked.group_id
     topics: list[Any] = []
     try:
@@ -254,9 +257,10 @@ def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -
 def _positions(
     peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None, *, stable: bool
 ) -> Iterator[Any]:
-    """Yield an entry for each named topic, or for each topic that has committed offsets; None is a pause.
+    """Yield an entry for each named topic, or for each topic that has committed offsets.
 
-    With ``stable``, offsets that an open transaction may change are not returned (spec: kafka#stable-offsets).
+    None is a pause for other requests. If ``stable``, offsets that an open transaction may change are not returned
+    (spec: kafka#stable-offsets).
     """
     if asked is None:
         yield from _all_positions(peer, version, made, group, stable=stable)
@@ -285,7 +289,7 @@ def _topic_entry(
     undecided: Set[int],
     code: WireError = WireError.NONE,
 ) -> Iterator[Any]:
-    """Yield None as pauses, then the entry of one topic."""
+    """Yield the entry of one topic, after a None for each pause."""
     partitions = []
     for number in numbers:
         partitions.append(_entry(made.Partitions, number, held.get(number), undecided, code))
@@ -295,7 +299,7 @@ def _topic_entry(
 
 
 def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int]:
-    """Return the partitions whose offsets an open transaction may change. Without ``stable``, return none."""
+    """Return the partitions whose offsets an open transaction may change; none unless ``stable``."""
     return peer.broker.transactions.undecided(group, topic.name.full) if stable else frozenset()
 
 
@@ -327,7 +331,7 @@ def _entry(
 
 
 def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """OffsetDelete: delete committed offsets of topics that no member of the group reads."""
+    """Delete committed offsets of topics that no member of the group reads."""
     del reply
     response = schema.response(Api.OFFSET_DELETE)
     classic = peer.broker.classic

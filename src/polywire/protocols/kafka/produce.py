@@ -43,7 +43,6 @@ _Asked = tuple[Any, Topic, Any, int]
 
 
 def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Produce."""
     Producing(session, answer, request).begin(request.topics)
 
 
@@ -57,7 +56,6 @@ class _Slices:
         self._release = release
 
     def leave(self) -> None:
-        """Skip the remaining partitions."""
         self._slices.cancel()
         self._release()
 
@@ -65,8 +63,8 @@ class _Slices:
 class Producing:
     """One request. It is answered when ``_left``, the number of pending results, is 0.
 
-    ``_large`` has the partitions whose batch takes too long to decompress on the event loop, as (entry, topic, batch,
-    size limit). ``_expanded_max`` is how many more bytes may be decompressed on the event loop.
+    ``_large`` has the partitions whose batch takes too long to decompress on the event loop. Each is an entry, a topic,
+    a batch and its size limit. ``_expanded_max`` is how many more bytes may be decompressed on the event loop.
     """
 
     __slots__ = (
@@ -84,7 +82,7 @@ class Producing:
     )
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any, *, refused: Refused | None = None) -> None:
-        """Create the request. ``refused`` is the reason why its transaction cannot stage anything, or None."""
+        """``refused`` is the reason why the request's transaction cannot stage anything, or None."""
         self._refused: Final = refused
         self._session: Final = session
         self._answer: Final = answer
@@ -99,13 +97,12 @@ class Producing:
     # Partition by partition
 
     def begin(self, topics: Sequence[Any]) -> None:
-        """Store small batches, then large ones."""
         self._with_pauses(self._take_each(topics), self._open_large)
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
         """Run the steps, then call ``then``.
 
-        After a short time, the remaining steps run in slices. Other connections are then served in between, but not
+        After a short time, the remaining steps run in slices. Other connections are served between the slices, but not
         this one.
         """
         session = self._session
@@ -127,7 +124,7 @@ class Producing:
         session.work = _Slices(Slices(session.broker, steps, done), release)
 
     def _take_each(self, topics: Sequence[Any]) -> Iterator[None]:
-        """Check, decompress and store the batch of one partition in each step."""
+        """In each step, check, decompress and store the batch of one partition."""
         response = schema.response(Api.PRODUCE)
         for asked in topics:
             topic_entry = response.Responses(name=asked.name, topic_id=asked.topic_id, partitions=[])
@@ -155,7 +152,7 @@ class Producing:
         return topic
 
     def _take(self, asked: _Asked) -> None:
-        """Decompress and store a batch. A large batch is postponed."""
+        """Decompress and store a batch. A large batch is left for ``_open_large``."""
         entry, topic, records, bytes_max = asked
         try:
             head = check_batch(records, bytes_max=bytes_max)
@@ -171,7 +168,10 @@ class Producing:
             self._put(entry, topic, refused)
 
     def _expanded(self, source: memoryview, codec: Codec) -> Buffer | None:
-        """Decompress a batch. Return None if it is too large to decompress on the event loop. Raises Refused."""
+        """Decompress a batch; return None if it is too large to decompress on the event loop.
+
+        Raises Refused for damaged bytes.
+        """
         try:
             expanded = expand(source, codec, self._expanded_max)
         except Refused as refused:
@@ -182,7 +182,6 @@ class Producing:
         return expanded
 
     def _open_large(self) -> None:
-        """Decompress large batches in a thread."""
         session = self._session
         if not self._large:
             self._handed_on()
@@ -195,7 +194,6 @@ class Producing:
         return [_open(records, bytes_max) for _, _, records, bytes_max in self._large]
 
     def _opened(self, opened: Any) -> None:
-        """Store the batches that the thread decompressed."""
         if isinstance(opened, PeerError):
             self._session.fail(opened)
             return
@@ -215,7 +213,6 @@ class Producing:
             self._session.worked()
 
     def _put(self, entry: Any, topic: Topic, found: Opened) -> None:
-        """Store a decompressed batch."""
         if isinstance(found, Refused):
             self._refuse(entry, found.error, found.message)
             return
@@ -228,7 +225,7 @@ class Producing:
             self._refuse(entry, _produce_error(error), error.message)
 
     def _store(self, entry: Any, partition: Partition, topic: Topic, head: BatchHead, built: Built) -> None:
-        """Store the records of one partition. Raises Refused, BrokerError."""
+        """Store the records of one partition. Raises Refused or BrokerError if they are not accepted."""
         broker = self._session.broker
         if head.is_transactional and self._transactional_id is None:
             raise Refused(
@@ -258,7 +255,10 @@ class Producing:
         self._session.append_queue.produce(partition, built.batch, level, stored, by=self._session.caller)
 
     def _stage(self, entry: Any, partition: Partition, head: BatchHead, batch: bytearray) -> None:
-        """Stage the records of one partition in a transaction. Raises Refused, BrokerError."""
+        """Stage the records of one partition in a transaction.
+
+        Raises Refused or BrokerError if they are not accepted.
+        """
         id_, version = self._transactional_id, self._answer.request.version
         assert id_ is not None, "a transactional batch has a transactional id"
         if self._refused is not None:
@@ -275,7 +275,6 @@ class Producing:
         self._settled()
 
     def _stored(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
-        """Set the result of stored records."""
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         elif result < 0:
@@ -304,7 +303,7 @@ class Producing:
                 timed(read)
 
     def _timed(self, entry: Any, read: Read | BrokerError) -> None:
-        """Set the append time from the batch that was read. If it was already deleted, set none."""
+        """Set the append time from the batch that was read. If the batch was already deleted, set none."""
         if isinstance(read, Read):
             if read.chunks:
                 entry.log_append_time_ms = read_header(read.chunks[0]).append_time_us // 1000
@@ -354,13 +353,13 @@ def _open(records: Any, bytes_max: int) -> Opened:
 
 
 def _kept(refused: Refused) -> Refused:
-    """Remove the error's traceback, whose frames refer to the error: a reference cycle."""
+    """Remove the error's traceback. Its frames refer to the error, which would be a reference cycle."""
     return refused.with_traceback(None)
 
 
 def _produce_error(error: BrokerError) -> WireError:
     """Return the Kafka error for records that were not stored.
 
-    If the log had no space, clients retry after this error.
+    If the log has no free space, the error is one after which clients retry.
     """
     return WireError.REQUEST_TIMED_OUT if error.code is ErrorCode.BUSY else wire_error(error)

@@ -48,9 +48,9 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 def stamp_sequence(
     broker: KafkaBroker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
 ) -> None:
-    """Write the sequence number of the first record into a batch, before it is appended. Raises Invalid(SEQUENCE_GAP).
+    """Write the sequence number of the first record into a batch, before the batch is appended.
 
-    The stored number does not wrap around at 2**31.
+    The stored number does not wrap around at 2**31. Raises Invalid(SEQUENCE_GAP).
     """
     producer = _IDENTITY.pack(b"k", producer_id)
     unwrapped = broker.producer_sequence(partition, producer, epoch=producer_epoch, sequence=sequence)
@@ -61,7 +61,10 @@ def stamp_sequence(
 
 
 def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeProducers: list known producers and those with an open transaction. Each partition is listed once."""
+    """DescribeProducers: list known producers and those with an open transaction.
+
+    Each partition is listed once, even if the request names it again.
+    """
     response = schema.response(Api.DESCRIBE_PRODUCERS)
     entries = _Active(session, response.Topics).gather(request.topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics), at_once=8)
@@ -70,7 +73,7 @@ def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -
 class _Active:
     """The active producers of the requested partitions.
 
-    ``_by_partition`` has the response entries by the incarnation of the requested partition.
+    ``_by_partition`` has the response entries. Its keys are the incarnations of the requested partitions.
     """
 
     __slots__ = ("_by_partition", "_made", "_session")
@@ -81,7 +84,7 @@ class _Active:
         self._by_partition: dict[int, tuple[Partition, list[Any]]] = {}
 
     def gather(self, topics: list[Any]) -> Iterator[Any]:
-        """Yield the requested topics with the producers of their partitions; None is a pause."""
+        """Yield the requested topics with the producers of their partitions. None is a pause for other requests."""
         found = []
         for asked in topics:
             entry = self._made(name=asked.name, partitions=[])
@@ -112,7 +115,6 @@ class _Active:
         entries.append(made)
 
     def _gather_remembered(self) -> Iterator[None]:
-        """Add the idempotent producers that used this protocol."""
         for state in self._session.broker.producers_of(self._by_partition):
             if state is not None and len(state.id) == _IDENTITY.size and state.id[:1] == b"k":
                 self._by_partition[state.incarnation][1].append(self._remembered(state))

@@ -26,7 +26,7 @@ PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are processed wi
 class Gathering:
     """A response that waits for several results.
 
-    It is sent when ``settled`` was called once for each ``expect``, and once for the end of the steps.
+    It is sent when ``settled`` was called once for each ``expect``, and once more for the end of the steps.
     """
 
     __slots__ = ("_answer", "_body", "_broker", "_cancels", "_is_over", "_left")
@@ -69,7 +69,6 @@ class Gathering:
         self.on_cancel(Slices(broker, entries, done).cancel)
 
     def expect(self) -> None:
-        """Wait for one more result."""
         self._left += 1
 
     def settled(self) -> None:
@@ -104,7 +103,7 @@ def answer_in_slices(
     *,
     at_once: int = AT_ONCE_MAX,
 ) -> Any:
-    """Return the body that ``made`` builds from the entries. Return None if that is done later, in slices.
+    """Return the body that ``made`` builds from the entries. Return None if it is built later, in slices.
 
     An entry ``None`` is a pause and not part of the body. A few entries are processed immediately.
     """

@@ -26,7 +26,6 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, body: Any) -> None:
-        """Fill the slot with the body of the response."""
         self.fill(() if self.session.closed else encode_response(self.request, body))
 
     def large(self, body: Any) -> None:
@@ -42,4 +41,4 @@ class Answer(ReplySlot[ReplyOwner]):
 
 
 def _nothing() -> None:
-    """Do nothing when the response was sent."""
+    pass

@@ -47,7 +47,7 @@ TRANSITIONS: Final[Mapping[Step, frozenset[Step]]] = {
 
 
 class Words(NamedTuple):
-    """A user name and a credential, which is a password or an access token."""
+    """A user name, and a password or an access token."""
 
     name: str
     secret: str
@@ -56,7 +56,7 @@ class Words(NamedTuple):
 class Introduction(NamedTuple):
     """The client's first SCRAM message: user name and nonce.
 
-    ``header`` and ``bare`` are its two parts as text, which both signatures cover.
+    ``header`` and ``bare`` are the two parts of the message as text. Both signatures cover them.
     """
 
     header: str
@@ -66,8 +66,6 @@ class Introduction(NamedTuple):
 
 
 class Challenge:
-    """The server's challenge in a SCRAM login."""
-
     __slots__ = ("_introduction", "_nonce", "name", "text", "verifier")
 
     def __init__(self, introduction: Introduction, verifier: Verifier, nonce: str | None = None) -> None:
@@ -111,12 +109,10 @@ class Conversation:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether the next message is a token without a request header."""
         return self.is_bare and self._step in (Step.AGREED, Step.CHALLENGED)
 
     @property
     def step(self) -> Step:
-        """The state of the login."""
         return self._step
 
     def enter(self, step: Step) -> None:
@@ -135,7 +131,7 @@ def read_words(token: bytes) -> Words:
 
 
 def read_introduction(token: bytes) -> Introduction:
-    """Decode the client's first SCRAM message. Raises Refused."""
+    """Decode the client's first SCRAM message. Raises Refused if it is malformed."""
     text = _text(token)
     binding, _, rest = text.partition(",")
     authzid, _, bare = rest.partition(",")
@@ -159,7 +155,7 @@ def _is_mandatory(extensions: Sequence[str]) -> bool:
 
 
 def _unescaped(name: str) -> str:
-    """Replace ``=2C`` and ``=3D`` in a user name. Raises Refused."""
+    """Replace ``=2C`` and ``=3D`` in a user name. Raises Refused for any other ``=``."""
     first, *others = name.split("=")
     found = [first]
     for other in others:

@@ -64,7 +64,7 @@ class Field:
     """One field of a structure.
 
     ``nullable_from`` is the first version in which it may be null, or None. ``structure`` is the structure of its
-    values, if they have one.
+    values, None for plain values.
     """
 
     name: str
@@ -97,25 +97,21 @@ class Message:
 
 
 def message(api: Api) -> Message:
-    """Return the definition of a request and its response."""
     return _messages()[api]
 
 
 @cache
 def request(api: Api) -> RecordType:
-    """Return the record type of a request."""
     return message(api).request.record
 
 
 @cache
 def response(api: Api) -> RecordType:
-    """Return the record type of a response."""
     return message(api).response.record
 
 
 @cache
 def is_flexible(api: Api, version: int) -> bool:
-    """Return whether a version of a request has tags and compact lengths."""
     return version >= message(api).flexible_from
 
 
@@ -163,7 +159,6 @@ def _messages() -> Mapping[Api, Message]:
 
 
 def _texts() -> Iterator[list[str]]:
-    """Yield the lines of each message."""
     lines: list[str] = []
     for line in DEFINITIONS.strip().splitlines():
         if lines and not line.startswith(" "):
@@ -204,11 +199,9 @@ class _Tokens:
         self._at = 0
 
     def peek(self) -> str:
-        """Return the next token without consuming it, or "" at the end."""
         return self._words[self._at] if self._at < len(self._words) else ""
 
     def take(self) -> str:
-        """Return the next token and consume it."""
         self._at += 1
         return self._words[self._at - 1]
 

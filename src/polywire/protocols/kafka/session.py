@@ -52,7 +52,8 @@ BUSY_WAIT_S: Final = 2.0  # how long batches wait for space in the log before th
 class Handler(Protocol):
     """Executes a request.
 
-    It returns the body of the response, or None if it sends the response later. Raises PeerError.
+    It returns the body of the response, or None if it sends the response later. Raises PeerError to close the
+    connection.
     """
 
     def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Any: ...
@@ -61,13 +62,10 @@ class Handler(Protocol):
 class Work(Protocol):
     """A request in progress. Until it is finished, no other request of its connection is handled."""
 
-    def leave(self) -> None:
-        """Abandon the request, because the connection was closed."""
+    def leave(self) -> None: ...
 
 
 class Command(commands.Command[Api, Handler]):
-    """A request and its handler."""
-
     __slots__ = ()
 
 
@@ -77,8 +75,8 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     No further request is handled while ``work`` is set, or while batches wait for space in the log. ``work`` is a
     request whose batches are decompressed in a thread or stored in slices.
 
-    ``_principal`` is the user at the last check; None before the first request that requires a login. ``software`` is
-    the client's name and version; empty until the client has sent them.
+    ``_principal`` is the user at the last check. It is None before the first request that requires a login.
+    ``software`` is the client's name and version. It is empty until the client has sent them.
     """
 
     __slots__ = (
@@ -103,7 +101,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         resume: Callable[[], None],
         served: Mapping[Api, Served] | None = None,
     ) -> None:
-        """Create a session. ``served`` are the supported versions, if they differ from those for clients."""
+        """``served`` are the supported versions, if they differ from those for clients."""
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
@@ -126,11 +124,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def frame_bytes_max(self) -> int:
-        """Largest request with its length prefix."""
         return LENGTH_BYTES + self._request_bytes_max()
 
     def _request_bytes_max(self) -> int:
-        """The size limit for a request, which is smaller before the login."""
         if self._principal is not None or self.output.certified is not None or self.broker.access.is_open:
             return REQUEST_BYTES_MAX
         return LOGIN_FRAME_BYTES_MAX
@@ -151,7 +147,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return LENGTH_BYTES + size
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Handle one request. Return False if it must wait for earlier responses. Raises PeerError."""
+        """Handle one request. Return False if it must wait for earlier responses.
+
+        Raises PeerError for a malformed request.
+        """
         frame = data[at + LENGTH_BYTES : end]
         if self._principal is None and self.sasl.takes_tokens:
             command, request = self._commands[Api.SASL_AUTHENTICATE], bare_token(frame)
@@ -172,7 +171,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return True
 
     def _handle(self, command: Command, answer: Answer) -> None:
-        """Start a request. Raises PeerError."""
+        """Start a request. Raises PeerError to close the connection."""
         request = answer.request
         body = unknown_version() if request.body is None else command.handler(self, answer, request.body)
         if body is not None:
@@ -193,7 +192,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         ).cancel
 
     def _wide_read(self, command: Command, answer: Answer, read: list[Any] | BrokerError) -> None:
-        """Handle a large request that has been decoded."""
         assert not isinstance(read, BrokerError), "decoding does not call the broker"
         (body,) = read
         answer.cancel = None
@@ -209,7 +207,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def principal(self) -> Principal:
-        """Return the user. Raises Denied(LOGIN_REQUIRED)."""
+        """Return the user. Raises Denied(LOGIN_REQUIRED) before the login."""
         if self._principal is None:
             self._principal = self.output.certified or self.broker.access.anonymous()
         return self._principal
@@ -222,7 +220,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             raise PeerError(f"{denied.message}{LOGIN_ADVICE}", fatal=True) from None
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the user. Raises Busy, and Denied(LOGIN_FAILED) if another user is logged in (KIP-368)."""
+        """Set the user.
+
+        Raises Busy if there are too many connections, and Denied(LOGIN_FAILED) if another user is logged in (KIP-368).
+        """
         if self._principal is not None and self._principal.user_id != principal.user_id:
             raise Denied(
                 ErrorCode.LOGIN_FAILED,
@@ -234,12 +235,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return the host and port at which the client reaches this broker."""
         return self.shared.address(self.output.local)
 
     @property
     def peer_address(self) -> str:
-        """The client's address."""
         return self.output.peer
 
     def check_here(self, topic: str) -> None:
@@ -247,7 +246,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def caller(self) -> Caller:
-        """The user who owns what the client creates."""
+        """The user, as the owner of what the client creates."""
         if self._caller is None or self._caller.principal is not self._principal:
             self._caller = caller_of(self._principal, self.peer_address)
         return self._caller
@@ -257,7 +256,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.broker.access.authorize(self.principal, action, where)
 
     def permits(self, action: Action, where: Where = None) -> bool:
-        """Return whether the client may perform an action. Raises Denied(LOGIN_REQUIRED) without a login."""
         return self.broker.access.permits(self.principal, action, where)
 
     def fail(self, error: PeerError) -> None:
@@ -280,7 +278,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             self.broker.loop.call_later(LINGER_S, self._end_now)
 
     def finish(self, data: memoryview) -> None:
-        """Handle the end of the client's data."""
         self._lingers = False
         super().finish(data)
 
@@ -289,14 +286,14 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._end_when_done()
 
     def owes(self) -> bool:
-        """Whether a request is unanswered, or has failed and the connection must still be closed to report it."""
+        """Whether a request is unanswered.
+
+        A failed request without a response also counts, until the connection is closed to report it.
+        """
         return self._lingers or super().owes()
 
     def refuse_silently(self) -> None:
-        """Record the failure of a request that has no response.
-
-        Closing the connection reports it (spec: kafka#produce).
-        """
+        """Close the connection soon, because a request that has no response has failed (spec: kafka#produce)."""
         error = PeerError("records with acks=0 could not be stored", fatal=True)
         self.broker.loop.call_soon(self.fail, error)
 
@@ -313,7 +310,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     # The end of the connection
 
     def close(self) -> None:
-        """Release everything, because the connection is closed."""
         self._enter(CLOSED)
         self._leave_work()
         self.append_queue.drop()
@@ -324,7 +320,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
 
 def _read(frame: bytes, head: Request, start: int) -> Iterator[Any]:
-    """Decode the body of a request in steps: yield None between steps, then the body or the error."""
+    """Decode the body of a request in steps.
+
+    None is yielded between the steps, and the body or the error at the end.
+    """
     try:
         yield from decode_wide_body(frame, head, start)
     except PeerError as error:

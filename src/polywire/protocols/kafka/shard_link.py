@@ -45,7 +45,6 @@ class Context(NamedTuple):
     start: int
 
     def encode(self) -> bytes:
-        """Return the frame that identifies the client."""
         body = json.dumps(self).encode()
         return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
@@ -56,17 +55,14 @@ def decode_context(body: memoryview) -> Context:
 
 
 class ContextOwner(LinksOwner, Protocol):
-    """The session of a link."""
-
     @property
-    def context(self) -> Context:
-        """The client's identity and addresses."""
+    def context(self) -> Context: ...
 
 
 class KafkaLink(WireLink):
     """The sending end of a link.
 
-    ``_asked`` has the pending requests in the order they were sent, each with its callback.
+    ``_asked`` has the pending requests in the order in which they were sent, each with its callback.
     """
 
     def __init__(self, shards: Shards, shard: int, owner: ContextOwner) -> None:
@@ -77,13 +73,11 @@ class KafkaLink(WireLink):
         self.write(MAGIC + shards.key + owner.context.encode())
 
     def ask(self, api: Api, version: int, body: Any, then: Then, *, client_id: str | None) -> None:
-        """Send a request, and call ``then`` with its response."""
         self._count = (self._count + 1) % (1 << 31)
         self._asked.append((api, version, then))
         self.write(encode_request(api, version, self._count, body, client_id=client_id))
 
     def received(self, data: bytes) -> None:
-        """Pass complete responses to their callbacks."""
         self._received += data
         while self._asked and len(self._received) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "big")
@@ -95,7 +89,7 @@ class KafkaLink(WireLink):
             then(decode_response(api, version, frame)[1])
 
     def lost(self) -> None:
-        """Call back all pending requests with None, because the other process has ended."""
+        """Pending requests get None, because the other process has ended."""
         asked, self._asked = self._asked, deque()
         super().lost()
         for _, _, then in asked:

@@ -59,7 +59,7 @@ class Wide(PeerError):
 @cython.final
 @cython.cclass
 class _Cursor:
-    """The read position. It is always between 0 and ``end``, which is within the buffer."""
+    """The read position. It is between 0 and ``end``, which is within the buffer."""
 
     if cython.compiled:
         lent: Lent
@@ -92,7 +92,6 @@ def _no_null(name: str) -> object:
 
 @cython.cfunc
 def _number(c: _Cursor, size: cython.int) -> cython.longlong:
-    """Read a signed number of ``size`` bytes."""
     x: cython.longlong
     i: cython.int
     p: cython.p_const_uchar = c.lent.p
@@ -108,7 +107,6 @@ def _number(c: _Cursor, size: cython.int) -> cython.longlong:
 
 @cython.cfunc
 def _varint(c: _Cursor) -> cython.longlong:
-    """Read an unsigned varint of 32 bits."""
     x: cython.longlong = 0
     byte: cython.longlong
     i: cython.int
@@ -128,7 +126,7 @@ def _varint(c: _Cursor) -> cython.longlong:
 
 @cython.cfunc
 def _length(c: _Cursor, flexible: cython.bint, size: cython.int) -> cython.longlong:
-    """Read a length or count. The result is -1 for null."""
+    """Read a length or count. Returns -1 for null."""
     length: cython.longlong = _varint(c) - 1 if flexible else _number(c, size)
     if length < -1:
         raise PeerError(f"length is negative length={length}", fatal=True)
@@ -165,7 +163,6 @@ def _text(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _raw(c: _Cursor, length: cython.longlong) -> object:
-    """Return a copy of the next bytes."""
     at: cython.Py_ssize_t = _take(c, length)
     if cython.compiled:
         copy = PyBytes_FromStringAndSize(cython.cast(cython.p_char, c.lent.p + at), length)
@@ -206,7 +203,7 @@ def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
-    """Count elements or tags against the limit, before they are read. Raises Wide."""
+    """Count elements or tags against the limit, before they are read. Raises Wide above the limit."""
     c.elements_left -= count
     if c.elements_left < 0:
         raise Wide(f"a message has too many elements field={name} count={count}", fatal=True)
@@ -214,7 +211,7 @@ def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
 
 @cython.cfunc
 def _count(c: _Cursor, step: Step, flexible: cython.bint) -> cython.longlong:
-    """Read the number of elements in an array. The result is -1 for null."""
+    """Read the number of elements in an array. Returns -1 for null."""
     count: cython.longlong = _length(c, flexible, 4)
     if count < 0:
         if not step.nullable:
@@ -253,7 +250,6 @@ def _empty(program: Program) -> object:
 
 @cython.cfunc
 def _structure(c: _Cursor, program: Program) -> object:
-    """Read a record of the program's type."""
     made: object = _empty(program)
     step: Step
     for step in program.steps:
@@ -303,9 +299,10 @@ def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: in
 
 
 def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iterator[Any]:
-    """Decode the structure in short steps. Yield None between the steps, then the structure.
+    """Decode the structure in short steps.
 
-    ``source`` must not change meanwhile. Raises the errors of ``decode``.
+    None is yielded between the steps, and the structure at the end. ``source`` must not change meanwhile. Raises the
+    errors of ``decode``.
     """
     c: _Cursor = _Cursor(source, start, ELEMENTS_MAX)
     made = _empty(program)
@@ -348,7 +345,6 @@ def _read_with_pauses(c: _Cursor, program: Program, made: object) -> Iterator[No
 
 @cython.cfunc
 def _has_arrays(step: Step) -> cython.bint:
-    """Return whether the elements of a field are structures that contain arrays."""
     inner: Step
     if step.kind == _STRUCTURE:
         for inner in step.program.steps:
@@ -358,7 +354,7 @@ def _has_arrays(step: Step) -> cython.bint:
 
 
 def skip_tags(source: Buffer, start: int) -> int:
-    """Return the position after the tags at ``start``. Raises PeerError."""
+    """Return the position after the tags at ``start``. Raises PeerError for malformed tags."""
     c: _Cursor = _Cursor(source, start, _TAGS_MAX)
     _tags(c, _NO_TAGS, None)
     return c.at

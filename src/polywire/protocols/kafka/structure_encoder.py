@@ -45,9 +45,9 @@ _STRUCTURE = cython.declare(cython.int, 20)
 class _Writer:
     """The output buffer.
 
-    ``p`` points to the ``size`` bytes of ``out``; ``at`` bytes are written. ``cuts`` has (position, records) pairs:
-    these records are sent without a copy, before the byte at this position. ``outside`` is the total size of such
-    records.
+    ``p`` points to the ``size`` bytes of ``out``, of which ``at`` bytes are written. ``cuts`` has pairs of a position
+    and records: these records are sent without a copy, before the byte at this position. ``outside`` is the total size
+    of such records.
     """
 
     if cython.compiled:
@@ -74,7 +74,6 @@ class _Writer:
 
 @cython.cfunc
 def _grow(w: _Writer, size: cython.Py_ssize_t) -> cython.void:
-    """Make space for ``size`` more bytes."""
     if w.size - w.at >= size:
         return
     w.size = 2 * w.size + size
@@ -209,7 +208,6 @@ def _put_structure(w: _Writer, program: Program, record: object) -> cython.void:
 
 @cython.cfunc
 def _put_tags(w: _Writer, program: Program, record: object) -> cython.void:
-    """Write the tagged fields that differ from their defaults."""
     step: Step
     inner: _Writer
     said: list[Step] = []
@@ -236,7 +234,7 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
     """Encode ``prefix`` and the structure as consecutive buffers. The first one begins with the length.
 
     If a value is null and the version does not allow that, it becomes an empty value. Records of at least
-    ``PART_BYTES_MIN`` bytes are returned as separate buffers and not copied. Raises ValueError, OverflowError for
+    ``PART_BYTES_MIN`` bytes are returned as separate buffers and not copied. Raises ValueError or OverflowError for
     values that do not fit.
     """
     w: _Writer = _Writer(256)
@@ -265,11 +263,9 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
 
 
 def encode_entries(program: Program, record: Any) -> Iterator[None]:
-    """Encode the entries of a structure's arrays in steps, and replace them by bytes.
+    """Encode the entries of a structure's arrays in steps, and replace them by bytes, which ``encode`` copies.
 
-    ``encode`` then copies these bytes.
-
-    Entries must not contain records. Raises ValueError, OverflowError for values that do not fit.
+    Entries must not contain records. Raises ValueError or OverflowError for values that do not fit.
     """
     step: Step
     for step in program.steps:
@@ -286,7 +282,10 @@ def encode_entries(program: Program, record: Any) -> Iterator[None]:
 
 
 def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
-    """Encode one entry of an array in this program. Yield None between steps, then the bytes."""
+    """Encode one entry of an array in this program.
+
+    None is yielded between the steps, and the bytes at the end.
+    """
     own: Program = _program_of(program, type(entry))
     if _is_wide(own, entry):
         yield from encode_entries(own, entry)
@@ -295,7 +294,6 @@ def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
 
 @cython.cfunc
 def _written(w: _Writer, size: cython.Py_ssize_t) -> bytes:
-    """Return a copy of the first bytes."""
     if cython.compiled:
         copy = PyBytes_FromStringAndSize(cython.cast(cython.p_char, w.p), size)
     else:
@@ -312,7 +310,7 @@ def _entry_bytes(program: Program, entry: object) -> bytes:
 
 @cython.cfunc
 def _is_wide(program: Program, entry: object) -> cython.bint:
-    """Return whether an entry itself has an array with many entries."""
+    """Return whether one of the entry's own arrays has many entries."""
     step: Step
     widest: cython.Py_ssize_t = 0
     for step in program.steps:
@@ -323,7 +321,7 @@ def _is_wide(program: Program, entry: object) -> cython.bint:
 
 @cython.cfunc
 def _program_of(program: Program, record: object) -> Program:
-    """Return the program for entries of this type, or None if the structure has none."""
+    """Return the program for entries of this type; None if the structure has no such entries."""
     step: Step
     found: Program
     for step in program.steps:

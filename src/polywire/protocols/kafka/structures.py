@@ -56,7 +56,7 @@ class Record:
 
 
 def _values(record: Record) -> list[object]:
-    """Return the values of a record, with lists as tuples, so that both compare equal."""
+    """Return the values of a record. Tuples are returned as lists, so that a tuple and a list compare equal."""
     values = [getattr(record, name) for name in record.DEFAULTS]
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
@@ -100,8 +100,8 @@ class Program:
 class Step:
     """How one field of a structure is encoded.
 
-    ``tag`` is -1 if the field has no tag. ``bytes_min`` is the minimum size of the field; ``element_bytes_min`` that of
-    an element of its array, at least 1.
+    ``tag`` is -1 if the field has no tag. ``bytes_min`` is the minimum size of the field. ``element_bytes_min`` is the
+    minimum size of an element of its array, at least 1.
     """
 
     if not cython.compiled:  # structures.pxd declares these for compiled code

@@ -31,8 +31,8 @@ Partitions = Mapping[str, Collection[int]]
 class Subscription(NamedTuple):
     """The topics that a member subscribes to.
 
-    ``kept`` are the partitions that it reads while it joins. ``is_known`` says whether the broker can encode its
-    assignment.
+    ``kept`` are the partitions that it reads while it joins. If ``is_known``, the broker can encode an assignment for
+    the member.
     """
 
     topics: frozenset[str]
@@ -80,7 +80,7 @@ def _subscription(metadata: bytes) -> Steps:
 
 
 class _Reader:
-    """A reader of big-endian values. Raises ValueError, struct.error for malformed bytes."""
+    """A reader of big-endian values. Raises ValueError or struct.error for malformed bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

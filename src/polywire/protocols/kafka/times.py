@@ -66,7 +66,6 @@ class TimeSearch:
             self._begin(start)
 
     def cancel(self) -> None:
-        """Stop the search; ``done`` is not called."""
         self._done = None
 
     def _begin(self, start: int | BrokerError) -> None:
@@ -121,7 +120,7 @@ class TimeSearch:
             self._finish(found)
 
     def _look_into(self, batch: memoryview) -> Found | None:
-        """Return the matching record if this batch has it, and remember the greatest time."""
+        """Return the matching record if this batch has it. Otherwise update the greatest time."""
         header = read_header(batch)
         if self._time_us is None:
             for offset, time_us in self._times(batch, header):
@@ -133,7 +132,6 @@ class TimeSearch:
         return None if found is None else (found[0], found[1] // 1000)
 
     def _times(self, batch: memoryview, header: BatchHeader) -> Sequence[Found]:
-        """Return the offset and the time in microseconds of each record."""
         places = layout(batch)
         at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
         offsets = _offsets(batch, header, places)

@@ -50,7 +50,6 @@ def is_topic_name(name: str) -> bool:
 
 
 def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Metadata: return the broker and the requested topics."""
     version = answer.request.version
     asked = request.topics
     if asked is None or (version == 0 and not asked):
@@ -96,7 +95,10 @@ def _asked_entries(session: KafkaSession, asked: list[Any], request: Any, versio
 
 
 def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_create: bool) -> Topic:
-    """Return a requested topic. If it is missing and ``may_create`` is set, create it. Raises BrokerError."""
+    """Return a requested topic. If it is missing and ``may_create``, create it.
+
+    Raises BrokerError if it is missing or may not be created.
+    """
     broker = session.broker
     try:
         return topic_of(session, Action.TOPIC_DESCRIBE, name or "", topic_id)
@@ -112,7 +114,7 @@ def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_creat
 
 
 def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
-    """Yield None as pauses, then the metadata of a topic."""
+    """Yield the metadata of a topic, after a None for each pause."""
     made = schema.response(Api.METADATA).Topics
     partitions: list[Any] = []
     for partition in topic.partitions[:]:
@@ -128,7 +130,7 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
 
 
 def led(made: Any, partition: Partition, node_id: int) -> Any:
-    """Return a partition as a record of this type. This broker is its leader and its only replica."""
+    """Return a partition as a record of the type ``made``. This broker is its leader and its only replica."""
     nodes = [node_id]
     return made(
         index=partition.number,
@@ -140,7 +142,7 @@ def led(made: Any, partition: Partition, node_id: int) -> Any:
 
 
 def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeTopicPartitions: return topics sorted by name, page by page."""
+    """Topics are sorted by name and returned page by page."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     following: list[Any] = []
 
@@ -190,7 +192,6 @@ def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) 
 
 
 def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """CreateTopics."""
     response = schema.response(Api.CREATE_TOPICS)
     body = response(topics=[])
     gathering = Gathering(answer, body)
@@ -216,7 +217,7 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any, *, validate_only: bool) -> None:
-    """Create one topic, or only validate the request. Raises BrokerError."""
+    """Create one topic, or only validate the request. Raises BrokerError if it cannot be created."""
     broker = session.broker
     name = TopicName.parse(asked.name)
     if broker.find_topic(asked.name) is not None:
@@ -257,7 +258,7 @@ def _made(entry: Any, topic: Topic) -> None:
 
 
 def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
-    """Return the error for the requested numbers of partitions and replicas, or None if they are valid.
+    """Return the error for the requested numbers of partitions and replicas; None if they are valid.
 
     Up to ``replication_factor_max`` replicas can be requested, but only one is stored.
     """
@@ -279,7 +280,6 @@ def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
 
 
 def _explained(wrong: WireError, asked: Any, shared: Shared) -> str:
-    """Return the message for an error that ``_check_numbers`` found."""
     match wrong:
         case WireError.INVALID_PARTITIONS:
             return f"the number of partitions must be above 0 got={asked.num_partitions}"
@@ -297,7 +297,7 @@ def _explained(wrong: WireError, asked: Any, shared: Shared) -> str:
 
 
 def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """CreatePartitions: add partitions until a topic has the requested number."""
+    """Add partitions until a topic has the requested number."""
     response = schema.response(Api.CREATE_PARTITIONS)
     body = response(results=[])
     gathering = Gathering(answer, body)
@@ -319,7 +319,7 @@ def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) ->
 def _grow(
     session: KafkaSession, gathering: Gathering, topic: Topic, asked: Any, entry: Any, *, validate_only: bool
 ) -> None:
-    """Add partitions to one topic, or only validate the request. Raises BrokerError."""
+    """Add partitions to one topic, or only validate the request. Raises BrokerError if they cannot be added."""
     added = asked.count - len(topic.partitions)
     if added <= 0:
         raise Invalid(
@@ -344,7 +344,7 @@ def _grow(
 
 
 def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DeleteTopics, by name or by id."""
+    """The request names topics by name or by id."""
     response = schema.response(Api.DELETE_TOPICS)
     body = response(responses=[])
     gathering = Gathering(answer, body)

@@ -25,13 +25,6 @@ NAMES_AT_ONCE: Final = 500  # names or ids in one query, whose response then tak
 
 
 class _Wanted:
-    """A topic name to query for.
-
-    * ``shard``: the shard that has the topic or would create it; None if unknown.
-    * ``is_answered``: whether a query about the topic was answered or has failed.
-    * ``look``: the query counter at the time when a caller last needed the topic.
-    """
-
     __slots__ = ("is_answered", "look", "shard", "topic")
 
     def __init__(self, shard: int | None, look: int, topic: TopicElsewhere | None = None) -> None:
@@ -77,8 +70,7 @@ class _Waiting:
 class TopicsElsewhere:
     """Implements ``broker.elsewhere.Elsewhere``.
 
-    ``_ids`` has all known topics that are in ``_wanted``, by id. ``_asked`` is the number of unanswered queries to each
-    shard.
+    ``_ids`` has the known topics of ``_wanted``, by id. ``_asked`` is the number of unanswered queries to each shard.
     """
 
     def __init__(self, broker: KafkaBroker, shards: Shards, links: ShardLinks) -> None:
@@ -100,13 +92,11 @@ class TopicsElsewhere:
 
     @property
     def version(self) -> int:
-        """See ``Elsewhere``."""
         self._version_look = self._look
         self._go_on()
         return self._version
 
     def find(self, full_name: str) -> TopicElsewhere | None:
-        """See ``Elsewhere``."""
         wanted = self._wanted.get(full_name)
         if wanted is None:
             return None
@@ -114,18 +104,15 @@ class TopicsElsewhere:
         return wanted.topic
 
     def find_id(self, topic_id: bytes) -> TopicElsewhere | None:
-        """See ``Elsewhere``."""
         found = self._ids.get(topic_id)
         return None if found is None else found[1]
 
     def want(self, full_name: str) -> TopicElsewhere | None:
-        """See ``Elsewhere``."""
         wanted = self._wanted.get(full_name) or self._add(full_name)
         wanted.look = self._look
         return wanted.topic
 
     def has(self, full_name: str) -> bool:
-        """See ``Elsewhere``."""
         return self._place(full_name) is not None
 
     def _place(self, full_name: str) -> int | None:
@@ -133,7 +120,6 @@ class TopicsElsewhere:
         return None if shard == self._shards.own else shard
 
     def _add(self, full_name: str) -> _Wanted:
-        """Add a name to query for."""
         if len(self._wanted) >= NAMES_MAX:
             self._wanted = {name: wanted for name, wanted in self._wanted.items() if wanted.topic is not None}
         added = self._wanted[full_name] = _Wanted(self._place(full_name), self._look)
@@ -147,10 +133,10 @@ class TopicsElsewhere:
     # Used by protocols
 
     def known(self, names: Iterable[str], then: Callable[[], None]) -> Callable[[], None] | None:
-        """Call ``then`` when shards have responded about these names, or failed to.
+        """Call ``then`` when shards have responded about these names, or failed to respond.
 
-        If that is so already, ``then`` is called immediately, and the result is None. Otherwise return a function that
-        cancels.
+        If they already have, ``then`` is called immediately, and the result is None. Otherwise the result is a function
+        that cancels the call.
         """
         missing: set[object] = {name for name in names if self._is_new(name)}
         if not missing:
@@ -175,7 +161,7 @@ class TopicsElsewhere:
         return None if found is None else found[0]
 
     def located(self, topic_ids: Collection[bytes], then: Callable[[], None]) -> Callable[[], None] | None:
-        """Call ``then`` when the shards of these topic ids are known as far as possible; see ``known``."""
+        """Call ``then`` when the shards have responded about these topic ids, or failed to respond; see ``known``."""
         unknown = [id_ for id_ in dict.fromkeys(topic_ids) if self.shard_of_id(id_) is None][:LOCATED_MAX]
         others = [shard for shard in range(self._shards.count) if shard != self._shards.own]
         if not unknown or not others:
@@ -189,7 +175,7 @@ class TopicsElsewhere:
         return cancel
 
     def learn(self, shard: int, seen: Seen) -> None:
-        """Store topics that a shard reported, and query for them from now on."""
+        """Store topics that a shard reported, and send queries about them from now on."""
         for topic in seen.topics:
             known = topic.known()
             was = self._wanted.get(known.name.full)
@@ -265,7 +251,6 @@ class TopicsElsewhere:
         self._waiting = [one for one in self._waiting if not one.is_over]
 
     def _note(self, shard: int, look: Look, seen: Seen) -> None:
-        """Store a shard's response to a query."""
         if self._seen.get(shard) != (seen.start, seen.version):
             self._seen[shard] = seen.start, seen.version
             self._version += 1

@@ -46,7 +46,7 @@ Parts = Mapping[int, Any]
 def _at_home(handler: Handler, refused: Callable[[Request, WireError], Any]) -> Handler:
     """Return a handler for transactional ids that this shard coordinates.
 
-    ``refused`` makes the response for other ids.
+    ``refused`` builds the response for other ids.
     """
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
@@ -62,7 +62,6 @@ def _refused(head: Request, error: WireError) -> Any:
 
 
 def _refused_each(head: Request, error: WireError) -> Any:
-    """Return a response with the same error for each partition."""
     response = schema.response(head.api)
     made = response.Topics
     return response(
@@ -82,7 +81,7 @@ def _refused_each(head: Request, error: WireError) -> Any:
 def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """InitProducerId of a transactional id that this shard coordinates.
 
-    If the id was registered over Cursus, whose ids all shards have, its current producer is fenced in all shards first.
+    If the id was registered over Cursus, all shards have it. Then its current producer is fenced in all shards first.
     """
     session = carrying(session)
     if request.transactional_id is None:
@@ -116,7 +115,7 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """AddPartitionsToTxn: add the shards of the topics to the transaction, then add the partitions there."""
+    """Add the shards of the topics to the transaction, then add the partitions there."""
     session = carrying(session)
     by_shard = divided(session, request.topics)
     if by_shard.keys() <= {session.shards.own}:
@@ -132,7 +131,6 @@ def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> An
 
 
 def _added(body: Any) -> Any:
-    """Set an error for all partitions if one has failed."""
     entries = [entry for topic in body.topics for entry in topic.partitions]
     if any(entry.error for entry in entries):
         for entry in entries:
@@ -246,7 +244,6 @@ def _let_in_here(
 
 
 def _fenced_as(api: Api, version: int, error: WireError) -> WireError:
-    """Return the error for a fenced producer in this version of a request."""
     if api is Api.ADD_PARTITIONS_TO_TXN and version >= transactions.FENCED_SINCE:
         return WireError.PRODUCER_FENCED if error is WireError.INVALID_PRODUCER_EPOCH else error
     return error
@@ -265,16 +262,12 @@ class _Joining:
         self._release: Final = release
 
     def leave(self) -> None:
-        """Ignore the response of the home, because the connection was closed."""
         self._cancel()
         self._release()
 
 
 def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Produce.
-
-    Before the first records of a transaction that another shard coordinates, ask its home for permission.
-    """
+    """Before the first records of a transaction that another shard coordinates, request permission from that shard."""
     session = carrying(session)
     id_ = request.transactional_id
     holder = None if id_ is None or session.shared.is_home(id_) else _holder(session, request.topics)
@@ -300,9 +293,9 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 
 
 def _holder(session: CarryingKafkaSession, topics: Iterable[Any]) -> tuple[int, int] | None:
-    """Return id and epoch of the producer, from the first transactional batch for a topic of this shard.
+    """Return the id and the epoch of the producer, from the first transactional batch for a topic of this shard.
 
-    Return None without such a batch.
+    Returns None if there is no such batch.
     """
     for topic in topics:
         if _is_here(session, topic):
@@ -319,7 +312,6 @@ def _is_here(session: CarryingKafkaSession, topic: Any) -> bool:
 
 
 def _transactional(records: Any) -> tuple[int, int] | None:
-    """Return id and epoch of the producer of a transactional batch, or None for any other batch."""
     if records is None or len(records) < _HEAD.size:
         return None
     magic, attributes, producer_id, epoch = _HEAD.unpack_from(records)
@@ -327,7 +319,6 @@ def _transactional(records: Any) -> tuple[int, int] | None:
 
 
 def _is_in(session: CarryingKafkaSession, id_: str, producer_id: int, epoch: int) -> bool:
-    """Return whether this shard already participates in the transaction of this producer."""
     try:
         branch = session.broker.branches.find(id_, by=session.caller)
     except BrokerError:
@@ -338,7 +329,7 @@ def _is_in(session: CarryingKafkaSession, id_: str, producer_id: int, epoch: int
 
 
 def _let_in(session: CarryingKafkaSession, permission: Permission | None, version: int, *, begins: bool) -> None:
-    """Open this shard's branch with the home's permission. Raises Refused.
+    """Open this shard's branch with the home's permission. Raises Refused if the home has not given it.
 
     ``version`` is the version of the Produce request.
     """
@@ -366,7 +357,7 @@ _AGAIN: Final = frozenset(
 
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DescribeTransactions: describe ids that this shard coordinates, with the topics of all participating shards."""
+    """Describe ids that this shard coordinates, with the topics of all participating shards."""
     session = carrying(session)
     response, own = schema.response(Api.DESCRIBE_TRANSACTIONS), session.shards.own
     names = [id_ for id_ in request.transactional_ids if session.shared.is_home(id_)]

@@ -39,7 +39,7 @@ def _number(transaction: Transaction) -> int:
 
 
 def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ListTransactions: list the transactional ids that the client may use and that match the filters."""
+    """List the transactional ids that the client may use and that match the filters."""
     response = schema.response(Api.LIST_TRANSACTIONS)
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
@@ -77,14 +77,13 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
 
 
 def _matches(pattern: Pattern, id_: str) -> bool:
-    """Return whether a pattern matches a transactional id, or False if that takes too long."""
     with suppress(PatternError):
         return pattern.matches(id_)
     return False
 
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeTransactions: describe each id. The partitions are included while its transaction is open."""
+    """DescribeTransactions. The partitions of an id are included while its transaction is open."""
     response = schema.response(Api.DESCRIBE_TRANSACTIONS)
     entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
     return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))
@@ -114,7 +113,6 @@ def _described(session: KafkaSession, made: Any, id_: str) -> Any:
 
 
 def _written(session: KafkaSession, made: Any, known: Transaction) -> Iterator[Any]:
-    """Yield the topics and partitions that a transaction writes to, if the client may see them."""
     for topic in session.broker.transactions.topics(known):
         if session.permits(Action.TOPIC_DESCRIBE, topic):
             held = known.partitions or known.sequences

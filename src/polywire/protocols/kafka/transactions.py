@@ -59,7 +59,6 @@ _ERRORS: Final = {
 
 
 def transaction_error(error: BrokerError) -> WireError:
-    """Return the Kafka error for a request about a transaction."""
     found = _ERRORS.get(error.code)
     return wire_error(error, denied=WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED) if found is None else found
 
@@ -69,9 +68,9 @@ def _fenced(version: int, since: int = FENCED_SINCE) -> WireError:
 
 
 def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
-    """Return the latest transaction of an id in this shard. Raises Denied(DENIED).
+    """Return the latest transaction of an id in this shard.
 
-    If another shard coordinates the id, this is the branch that this shard has of it.
+    If another shard coordinates the id, this is the branch that this shard has of it. Raises Denied(DENIED).
     """
     if session.shared.is_home(id_):
         return session.broker.transactions.find(id_, by=session.caller)
@@ -95,7 +94,6 @@ def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fe
 
 
 def check_settled(session: KafkaSession, transaction: Transaction) -> None:
-    """Raise Refused while the transaction is being ended."""
     if session.broker.transactions.is_ending(transaction):
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
     if session.broker.branches.is_deciding(transaction.id):
@@ -169,7 +167,7 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completion[int]) -> Transaction:
-    """Let a producer hold a transactional id. Raises Refused, BrokerError."""
+    """Let a producer hold a transactional id. Raises Refused or BrokerError if it may not."""
     id_, transactions, level = request.transactional_id, session.broker.transactions, session.shared.settings.acks_all
     session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
     if not id_:
@@ -212,7 +210,6 @@ def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> No
 
 
 def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, gathering: Gathering) -> Iterator[None]:
-    """Look up the partitions in steps, then add them."""
     made = schema.response(Api.ADD_PARTITIONS_TO_TXN).Topics
     entries: list[Any] = []
     found: list[Partition] = []
@@ -254,7 +251,6 @@ def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, ga
 
 
 def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
-    """Return a topic, or the error if the client may not write to it."""
     try:
         return topic_of(session, Action.PRODUCE, name)
     except BrokerError as error:
@@ -268,7 +264,10 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
 
 
 def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
-    """Return the transaction of a request. Raises Refused, also while the transaction is being ended."""
+    """Return the transaction of a request.
+
+    Raises Refused if another producer holds the id, and while the transaction is being ended.
+    """
     found = held_by(
         session,
         request.transactional_id,
@@ -302,8 +301,6 @@ def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _ended(answer: Answer, response: Any) -> Completion[int]:
-    """Return a completion that fills the response."""
-
     def done(result: int | BrokerError) -> None:
         answer.ok(response(error=transaction_error(result) if isinstance(result, BrokerError) else WireError.NONE))
 
@@ -326,7 +323,6 @@ def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[]
 def _move_each(
     session: KafkaSession, request: Any, body: Any, gathering: Gathering, check: Callable[[], None], *, begins: bool
 ) -> Iterator[None]:
-    """Check the offsets topic by topic, then stage them."""
     made = schema.response(Api.TXN_OFFSET_COMMIT).Topics
     moved: list[tuple[str, dict[int, Commit]]] = []
     for asked in request.topics:
@@ -365,7 +361,7 @@ def _move(
 ) -> None:
     """Stage offsets in the transaction, or set the error of their entries.
 
-    ``begins`` says whether this request may begin the transaction.
+    If ``begins``, this request may begin the transaction.
     """
 
     def done(result: int | BrokerError) -> None:
@@ -393,7 +389,7 @@ def _move(
 
 
 def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
-    """Return the open transaction. If ``begins`` is set, it may be begun. Raises Refused."""
+    """Return the open transaction. If ``begins``, it may be begun. Raises Refused if none is open."""
     transaction = held_by(
         session,
         request.transactional_id,
@@ -455,9 +451,9 @@ def stage(
     batch: bytearray,
     done: Completion[int],
 ) -> None:
-    """Stage the records of one partition until the transaction ends. Raises Refused, BrokerError.
+    """Stage the records of one partition until the transaction ends.
 
-    ``version`` is the version of the Produce request.
+    ``version`` is the version of the Produce request. Raises Refused or BrokerError if they are not accepted.
     """
     transactions = session.broker.transactions
     transaction = held_by(
@@ -513,7 +509,7 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _has_ended(known: Transaction, request: Any) -> bool:
-    """Return whether this is a repeated request, and its first execution has already incremented the epoch."""
+    """Return whether this request is a repetition whose original has already incremented the epoch."""
     if known.producer is None or known.state is not _ENDED[request.committed]:
         return False
     asked = known.producer.first_epoch + request.producer_epoch
@@ -543,7 +539,7 @@ def _raised(session: KafkaSession, answer: Answer, transaction: Transaction, epo
 def _end(
     session: KafkaSession, transaction: Transaction, done: Completion[int], *, commits: bool, raises_epoch: bool
 ) -> None:
-    """End a transaction. Raises Refused, BrokerError."""
+    """End a transaction. Raises Refused or BrokerError if it cannot be ended."""
     transactions, level = session.broker.transactions, session.shared.settings.acks_all
     if raises_epoch and not commits:  # not an error, because the producer cannot know whether a transaction was open
         transactions.abort(transaction, raises_epoch=True, by_holder=True, level=level, done=done)
@@ -559,7 +555,7 @@ def _end(
 
 
 def _check_rights(session: KafkaSession, transaction: Transaction) -> None:
-    """Check the permissions for the staged records and offsets again. Raises Denied."""
+    """Check the permissions for the staged records and offsets again. Raises Denied if one is missing."""
     for topic in session.broker.transactions.topics(transaction):
         session.authorize(Action.PRODUCE, topic)
     for scope in transaction.positions:

@@ -44,15 +44,12 @@ MECHANISMS: Final = {number: mechanism for mechanism, number in NUMBERS.items()}
 
 
 class Resource(NamedTuple):
-    """The resource of an ACL."""
-
     kind: int
     name: str
     pattern: int
 
 
 def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeAcls."""
     response = schema.response(Api.DESCRIBE_ACLS)
     access = session.broker.access
     try:
@@ -73,7 +70,10 @@ def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 class _Rules:
-    """ACLs by resource. ``count`` is their number; it can exceed ``RULES_MAX`` by the ACLs of one resource."""
+    """ACLs by resource.
+
+    ``count`` is their number. It can exceed ``RULES_MAX`` by the ACLs of one resource.
+    """
 
     __slots__ = ("_by_resource", "_made", "count")
 
@@ -105,7 +105,6 @@ class _Rules:
         )
 
     def resources(self) -> list[Any]:
-        """Return the response entries of all resources."""
         return [
             self._made(resource_type=kind, resource_name=name, pattern_type=pattern, acls=acls)
             for (kind, name, pattern), acls in self._by_resource.items()
@@ -150,7 +149,6 @@ def _operations(bits: int) -> list[int]:
 
 
 def _names(request: Any, resource: Resource) -> bool:
-    """Return whether the name and pattern type of a filter match this resource."""
     name, pattern = request.resource_name_filter, request.pattern_type_filter
     if pattern not in (ANY, MATCH, resource.pattern):
         return False
@@ -162,7 +160,6 @@ def _names(request: Any, resource: Resource) -> bool:
 
 
 def describe_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeUserScramCredentials: list the users with SCRAM credentials."""
     response = schema.response(Api.DESCRIBE_USER_SCRAM_CREDENTIALS)
     access = session.broker.access
     try:
@@ -224,8 +221,6 @@ def _alter_each(session: KafkaSession, request: Any, results: list[Any], gatheri
 
 
 def _alter(session: KafkaSession, name: str, changes: list[Any], entry: Any, gathering: Gathering) -> None:
-    """Change one user, or set the error of its entry."""
-
     def done(result: User | BrokerError) -> None:
         if isinstance(result, BrokerError):
             refuse(entry, result, _user_error(result))
@@ -251,7 +246,7 @@ def _user_error(error: BrokerError) -> WireError:
 
 
 def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
-    """Return the new verifier of each mechanism; None for a deleted one. Raises Refused."""
+    """Return the new verifier of each mechanism, None for a deleted one. Raises Refused for an invalid change."""
     found: dict[Mechanism, Verifier | None] = {}
     for one in changes:
         mechanism = MECHANISMS.get(one.mechanism)
@@ -267,7 +262,10 @@ def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
 
 
 def _verifier(one: Any, mechanism: Mechanism) -> Verifier:
-    """Return the verifier for a password that the client has salted. Raises Refused."""
+    """Return the verifier for a password that the client has salted.
+
+    Raises Refused if the salt, its hash or the number of iterations is not accepted.
+    """
     if one.iterations not in ITERATIONS_RANGE:
         limits = f"{ITERATIONS_RANGE[0]} to {ITERATIONS_RANGE[-1]}"
         raise Refused(
