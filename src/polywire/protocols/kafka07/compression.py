@@ -38,12 +38,15 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
 class ExpandsTooFar(PeerError):
-    """The wrappers of one request exceed the limit."""
+    """The compressed messages of one request exceed the limit after decompression."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainSet:
-    """A checked message set without wrappers: its range in the data, its number of records, and its longest value."""
+    """A checked message set without wrappers.
+
+    It has the set's range in the data, its number of records, and its longest value.
+    """
 
     data: Buffer
     start: int
@@ -118,7 +121,7 @@ class Expander:
 def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> list[OpenedSet]:
     """Decompress the message sets of one request, up to the first rejected one.
 
-    If ``bytes_max`` is below ``EXPANDED_BYTES_MAX`` and too small, raises ExpandsTooFar.
+    Raises ExpandsTooFar if they expand to more than ``bytes_max``, unless that is ``EXPANDED_BYTES_MAX``.
     """
     expander = Expander(bytes_max)
     found: list[OpenedSet] = []

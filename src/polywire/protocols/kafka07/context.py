@@ -9,4 +9,4 @@ from polywire.protocols.runtime.broker import WireBroker
 
 
 class Kafka07Broker(Topics, Records, WireBroker, Protocol):
-    """Implicit creation of topics, and records."""
+    """The operations of the broker that this protocol uses: topics and records."""

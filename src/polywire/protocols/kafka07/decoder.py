@@ -155,9 +155,9 @@ def _take_set(
     crcs: cython.p_uchar,
     record: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Store the records of an uncompressed, valid set, beginning with number ``record``. Return the next number.
+    """Store the records of an uncompressed, valid set, beginning with number ``record``.
 
-    The result is -1 if the set is compressed or invalid, and -2 if there is no space.
+    Returns the next number, -1 if the set is compressed or invalid, and -2 if there is no space.
     """
     at: cython.Py_ssize_t = start
     size: cython.longlong
@@ -259,7 +259,7 @@ def _take_entry(
 ) -> cython.Py_ssize_t:
     """Store the records of a produce entry, and return its group.
 
-    The result is -1 if ``messages`` must parse the entry, and -2 if there is no space.
+    Returns -1 if ``messages`` must parse the entry, and -2 if there is no space.
     """
     group: cython.Py_ssize_t = _group_of(p, at, found, last)
     record: cython.Py_ssize_t
@@ -288,7 +288,7 @@ def _take_frame(
 ) -> cython.Py_ssize_t:
     """Store the records of the frame whose type is at ``at``.
 
-    Return its last group, or -1 or -2 as ``_take_entry`` does.
+    Returns the group of its last entry, or -1 or -2 as ``_take_entry`` does.
     """
     count: cython.longlong = 1
     end: cython.Py_ssize_t
@@ -319,11 +319,11 @@ def _take_frame(
 def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int, int]:
     """Store the run of produce frames at ``start`` in ``run``.
 
-    Return (reason, position after the run, end of the next frame).
+    Returns (reason, position after the run, end of the next frame).
 
-    ``bytes_max`` is a limit for a frame; longer frames are parsed by ``messages``. If the reason is FRAME, the third
-    number is the end of that frame, or its position if its length is impossible. Otherwise it is the position after the
-    run. Raises ValueError if the arguments do not fit the buffer.
+    ``bytes_max`` is the size limit of a frame; longer frames are parsed by ``messages``. If the reason is FRAME, the
+    third number is the end of the next frame, or its position if its length is impossible. Otherwise it is the position
+    after the run. Raises ValueError if the arguments do not fit the buffer.
     """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
@@ -366,7 +366,7 @@ def _survey(
 ) -> cython.bint:
     """Return whether a message set is valid.
 
-    Store its numbers of records and wrappers and its longest value in ``found``.
+    Its numbers of records and wrappers, and its longest value, are stored in ``found``.
     """
     at: cython.Py_ssize_t = start
     size: cython.longlong
@@ -393,9 +393,10 @@ def _survey(
 
 
 def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
-    """Check a message set with its CRCs. Return (whether it is valid, records, wrappers, longest value).
+    """Check a message set with its CRCs.
 
-    The GIL is released. Raises ValueError for a range outside the buffer.
+    Returns whether it is valid, its numbers of records and wrappers, and its longest value. The GIL is released. Raises
+    ValueError for a range outside the buffer.
     """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
@@ -417,7 +418,6 @@ def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
 @cython.nogil
 @cython.exceptval(check=False)
 def _next_wrapper(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the start of the first compressed message, or ``stop``."""
     size: cython.longlong
     while stop - at >= 4:
         size = _i32(p, at)
@@ -430,9 +430,9 @@ def _next_wrapper(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.P
 
 
 def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
-    """Return the first compressed message of a checked set: (position of its entry, end, codec).
+    """Return the first compressed message of a checked set: position of its entry, end, and codec.
 
-    If there is none, return (stop, stop, 0).
+    Returns (stop, stop, 0) if there is none.
     """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
@@ -447,7 +447,7 @@ def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
 
 
 def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int]:
-    """Store records of a checked set without wrappers. Return (position after them, number of records).
+    """Store records of a checked set without wrappers. Return the position after them, and their number.
 
     Stops when ``run`` is full or has ``bytes_max`` bytes of values, but stores at least one record. Groups and sets do
     not change.
@@ -509,7 +509,6 @@ def rows_of_group(run: RecordSpans, count: int, group: int) -> array[int]:
 
 
 def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
-    """Return the CRCs (u32) of these records."""
     source: Lent = lend(run.crcs)
     chosen: Lent = lend(rows)
     count: cython.Py_ssize_t = chosen.size // 4
@@ -526,7 +525,7 @@ def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
 
 
 def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) -> array[int]:
-    """Return a partition (i32) for each record: a random partition for each message set.
+    """Return a partition (i32) for each record. All records of a message set get the same random partition.
 
     This is for PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
     """

@@ -42,7 +42,7 @@ _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 class _Place:
     """The state of writing: next address, bytes written, and limit.
 
-    If ``skips`` is set, holes are skipped and count as written.
+    If ``skips``, holes are skipped and count as written.
     """
 
     if cython.compiled:
@@ -88,7 +88,6 @@ def _crc(
     value_at: cython.Py_ssize_t,
     length: cython.longlong,
 ) -> cython.uint:
-    """Return the record's CRC as received, or compute it."""
     if places[48] >= 0:
         return load_u32(p, places[48] + 4 * record)
     return crc32_raw(p, value_at, length)
@@ -214,11 +213,11 @@ def put_entries(
 ) -> tuple[int, int, int, int]:
     """Write the bytes from ``address`` on into ``out`` at ``at``, at most ``limit``.
 
-    ``chunks`` are consecutive stored batches in offset order. ``written`` is the size of this response before ``at``;
-    if it is not 0, no record is truncated.
+    ``chunks`` are consecutive stored batches in offset order. ``written`` is the size of this response before ``at``.
+    If it is not 0, no record is truncated.
 
-    Returns (reason, bytes written by this call, chunk and position of the batch at which it stopped). For HOLE, PACKED
-    and FULL, everything before that was written. Raises ValueError if ``out`` is too small.
+    Returns the reason, the bytes written by this call, and the chunk and position of the batch at which it stopped. For
+    HOLE, PACKED and FULL, everything before that batch was written. Raises ValueError if ``out`` is too small.
     """
     place: _Place = _Place(out, at, limit, address, written)
     lent: Lent
@@ -238,10 +237,8 @@ def put_entries(
 def gather_entries(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
     """Write into ``out`` the records whose addresses are in the ``limit`` bytes from ``address`` on.
 
-    Holes between them are omitted.
-
-    Stops at a compressed batch. Returns (bytes written, address after the last record). Raises ValueError if ``out`` is
-    too small.
+    Holes between the records are omitted. Stops at a compressed batch. Returns the bytes written, and the address after
+    the last record. Raises ValueError if ``out`` is too small.
     """
     place: _Place = _Place(out, 0, limit, address, 0)
     lent: Lent

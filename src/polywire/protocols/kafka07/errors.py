@@ -18,5 +18,4 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = dict.fromkeys(ErrorCode, WireEr
 
 
 def wire_error(error: BrokerError) -> WireError:
-    """Return the code for an error of the broker."""
     return WIRE_ERRORS[error.code]

@@ -35,7 +35,7 @@ class Kafka07Factory:
     __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers")
 
     def __init__(self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None) -> None:
-        """Create the factory. ``off_loop`` is the queue for large requests, shared by the process."""
+        """``off_loop`` is the queue for large requests, shared by the process."""
         self._broker = broker
         self._producer = Producer(broker)
         self._reply_buffers = ReplyBuffers()
@@ -43,7 +43,6 @@ class Kafka07Factory:
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
@@ -67,5 +66,4 @@ class Kafka07Factory:
         return 0 < size <= NAME_BYTES_MAX and prefix[named_at + 2] >= 0x20
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
-        """Return a session for a new connection."""
         return KafkaSession(self._broker, self._producer, self._reply_buffers, self._off_loop, COMMANDS, output, resume)

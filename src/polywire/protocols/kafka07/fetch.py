@@ -52,7 +52,7 @@ _place: Final = header_fields("length", "base_offset")
 
 
 class ReadCursor(NamedTuple):
-    """Where a client's next read from a partition is expected: at ``address``, in the batch at ``offset``."""
+    """The position at which a client is expected to continue to read: ``address``, in the batch at ``offset``."""
 
     address: int
     offset: int
@@ -67,7 +67,7 @@ class FetchReply:
 
     Entries before ``_number`` are complete: they are in ``_parts`` and ``_blocks[-1][_begun:_at]``. ``_capacity`` bytes
     of that block may be used. No read is held between calls. ``_waits_for`` is the pending lookup, read or time slice.
-    The offsets of the partition of entry ``_current`` were requested just now.
+    ``_current`` is the number of the entry whose partition's offsets were just requested.
     """
 
     __slots__ = (
@@ -103,7 +103,6 @@ class FetchReply:
         *,
         authorize: Authorize,
     ) -> None:
-        """Create the response. ``done`` gets its parts, and a function to call when they were sent."""
         self._authorize = authorize
         self._broker = broker
         self._reply_buffers = reply_buffers
@@ -125,7 +124,7 @@ class FetchReply:
         self._waits_for: Handle | None = None
 
     def run(self) -> None:
-        """Continue until something has to be waited for. At the end, ``done`` is called."""
+        """Continue until the response must wait for something. At the end, ``done`` is called."""
         self._waits_for = None  # the handle is obsolete; it refers to this response and its blocks
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
@@ -141,7 +140,6 @@ class FetchReply:
         self._finish()
 
     def cancel(self) -> None:
-        """Drop the response."""
         if self._waits_for is not None:
             self._waits_for.cancel()
             self._waits_for = None
@@ -149,7 +147,7 @@ class FetchReply:
     # One entry
 
     def _answer_entry(self, entry: FetchEntry) -> bool:
-        """Write the entry. Return False if something must be waited for first."""
+        """Write the entry. Return False if the response must first wait for something."""
         try:
             partition = self._partition(entry)
             if partition is not None and self._current != self._number:
@@ -168,16 +166,15 @@ class FetchReply:
             return True
 
     def _refreshed(self, result: BrokerError | None) -> None:
-        """Continue, because the offsets of the next entry's partition are current."""
         self._current = self._number
         if result is not None:
             self._refuse(result)
         self.run()
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
-        """Return the partition, or None if the request names no topic.
+        """Return the partition; None if there is no such topic.
 
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC), Denied.
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC) or Denied.
         """
         name = topic_name(entry.topic)
         self._authorize(Action.FETCH, name)
@@ -187,7 +184,10 @@ class FetchReply:
         return None if topic is None else topic.partitions[entry.partition]
 
     def _has_bytes(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Return whether there is anything to read. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        """Return whether there is anything to read.
+
+        Raises Missing(OFFSET_OUT_OF_RANGE) for an address outside the log.
+        """
         log = partition.log
         if log.next_offset == 0:
             return False  # an empty topic accepts any address (spec: kafka-0.7#reactions)
@@ -196,7 +196,6 @@ class FetchReply:
         return entry.address < log.next_address and self._size < ANSWER_BYTES_HARD_MAX
 
     def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Find the offset at which to start reading."""
         cursor = self._read_cursors.get(partition)
         if cursor is not None and cursor.serves(entry.address, partition.log.first_offset):
             return self._read_from(partition, entry, cursor.offset)
@@ -207,7 +206,6 @@ class FetchReply:
         return False
 
     def _found(self, partition: Partition, entry: FetchEntry, found: int | BrokerError) -> None:
-        """Continue after the address was looked up."""
         try:
             if isinstance(found, BrokerError):
                 raise found
@@ -232,7 +230,6 @@ class FetchReply:
         return self._read_on(partition, entry, offset)
 
     def _bytes_wanted(self, entry: FetchEntry) -> int:
-        """Return how many stored bytes to read for an entry."""
         return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
 
     def _room(self, entry: FetchEntry) -> int:
@@ -261,7 +258,6 @@ class FetchReply:
         return True
 
     def _arrived(self, partition: Partition, entry: FetchEntry, offset: int, read: Read | BrokerError) -> None:
-        """Continue after a read from disk."""
         try:
             if isinstance(read, BrokerError) and not (isinstance(read, Corrupt) and self._written):
                 raise read
@@ -277,7 +273,10 @@ class FetchReply:
             self.run()
 
     def _write(self, partition: Partition, entry: FetchEntry, offset: int, read: Read) -> bool:
-        """Write a read's records into the block. Return whether to read more. Raises Missing, Corrupt."""
+        """Write a read's records into the block. Return whether to read more.
+
+        Raises Missing if there are no bytes for the address, and Corrupt for a damaged batch.
+        """
         try:
             reason, stopped_at = self._put(list(read.chunks), entry)
         finally:
@@ -294,7 +293,7 @@ class FetchReply:
         return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
 
     def _put(self, chunks: list[memoryview], entry: FetchEntry) -> tuple[int, int]:
-        """Write records until the limit. Return (reason, offset of the batch at which it stopped).
+        """Write records until the limit. Return the reason, and the offset of the batch at which it stopped.
 
         A first record that is too long gets its own block.
         """
@@ -323,7 +322,7 @@ class FetchReply:
     def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
         """Write bytes that replace the hole before the first of these records.
 
-        Return False to leave that to the next response.
+        Returns False to leave that to the next response.
         """
         address, limit = entry.address + self._written, self._room(entry)
         found = holes.hole_at(chunks[0], address)
@@ -344,7 +343,7 @@ class FetchReply:
         return True
 
     def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
-        """Send a first record that is longer than the entry's share, with the hole before it, in its own block.
+        """Send a first record that is longer than the entry's share in its own block, with the hole before it.
 
         The record is sent completely if the client requested that many bytes (spec: kafka-0.7#what-breaks).
         """
@@ -379,7 +378,6 @@ class FetchReply:
         self._number += 1
 
     def _put_code(self, error: WireError) -> None:
-        """Replace the entry by an error code without bytes."""
         if self._entry_at != NOT_BEGUN:
             self._at, self._entry_at = self._entry_at, NOT_BEGUN
         if self._capacity - self._at < HEAD_BYTES:

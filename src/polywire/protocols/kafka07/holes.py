@@ -63,8 +63,8 @@ def bridge(
 ) -> bytes | None:
     """Return the bytes of a response from ``address`` on, at most ``limit``; None if that is impossible.
 
-    ``chunks`` begin with the batch after the hole. ``hole`` and ``record_bytes`` are the result of ``hole_at``.
-    ``begun`` says whether the response already has messages, so that the hole can be left to the next response.
+    ``chunks`` begin with the batch after the hole. ``hole`` and ``record_bytes`` are the result of ``hole_at``. If
+    ``begun``, the response already has messages, so the hole can be left to the next response.
     """
     if hole + record_bytes <= limit:
         if hole >= FILLER_BYTES_MIN:
@@ -133,7 +133,7 @@ def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[by
 
 
 def _cut(batch: memoryview, address: int, limit: int) -> bytes:
-    """Return the first ``limit`` bytes of the message at an address, which is longer."""
+    """Return the first ``limit`` bytes of the message at an address. The message is longer than that."""
     out = bytearray(limit)
     encoder.put_entries([batch], address, limit, out, 0)
     return bytes(out)

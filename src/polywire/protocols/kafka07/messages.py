@@ -39,8 +39,6 @@ _MAGIC_1_ENTRY: Final = Struct(">iBBI")
 
 
 class RequestType(IntEnum):
-    """The five requests."""
-
     PRODUCE = 0
     FETCH = 1
     MULTIFETCH = 2
@@ -49,7 +47,10 @@ class RequestType(IntEnum):
 
 
 class WireError(IntEnum):
-    """Error codes of the protocol (spec: kafka-0.7#errors). A broker sends only the first, second, fourth and last."""
+    """Error codes of the protocol (spec: kafka-0.7#errors).
+
+    A broker sends only the first, second, fourth and last.
+    """
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -86,7 +87,6 @@ class Produce:
 
     @property
     def kind(self) -> RequestType:
-        """Request type."""
         return RequestType.MULTIPRODUCE if self.is_multiple else RequestType.PRODUCE
 
 
@@ -102,14 +102,11 @@ class FetchEntry:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """FETCH, or MULTIFETCH with several entries."""
-
     entries: Sequence[FetchEntry]
     is_multiple: bool
 
     @property
     def kind(self) -> RequestType:
-        """Request type."""
         return RequestType.MULTIFETCH if self.is_multiple else RequestType.FETCH
 
 
@@ -124,7 +121,6 @@ class Offsets:
 
     @property
     def kind(self) -> RequestType:
-        """Request type."""
         return RequestType.OFFSETS
 
 
@@ -142,7 +138,7 @@ class _Reader:
         self.stop: Final = stop
 
     def skip(self, size: int) -> int:
-        """Move past the next ``size`` bytes and return the position where they begin."""
+        """Skip the next ``size`` bytes, and return the position where they begin."""
         at = self.at
         if size < 0 or size > self.stop - at:
             raise PeerError(f"request ends inside a field wanted={size} left={self.stop - at}", fatal=True)
@@ -159,7 +155,6 @@ class _Reader:
         return bytes(memoryview(self.data)[at : at + size])
 
     def count(self) -> int:
-        """Read the number of entries."""
         count = self.i16()
         if count < 0:
             raise PeerError(f"number of entries is negative count={count}", fatal=True)
@@ -194,7 +189,7 @@ def entry_count(data: Buffer, at: int, stop: int) -> int:
 def parse(data: Buffer, at: int, stop: int) -> Request:
     """Parse the frame whose type is at ``at`` and that ends at ``stop``.
 
-    Surplus bytes are ignored. Raises PeerError.
+    Surplus bytes are ignored. Raises PeerError for a malformed frame.
     """
     reader = _Reader(data, at, stop)
     kind = reader.i16()
@@ -255,7 +250,6 @@ def _produce_body(topic: bytes, partition: int, message_set: bytes) -> bytes:
 
 
 def encode_produce(topic: bytes, partition: int, message_set: bytes) -> bytes:
-    """Return a PRODUCE frame."""
     return _framed(RequestType.PRODUCE, _produce_body(topic, partition, message_set))
 
 
@@ -270,17 +264,14 @@ def _fetch_body(entry: FetchEntry) -> bytes:
 
 
 def encode_fetch(topic: bytes, partition: int, address: int, bytes_max: int) -> bytes:
-    """Return a FETCH frame."""
     return _framed(RequestType.FETCH, _fetch_body(FetchEntry(topic, partition, address, bytes_max)))
 
 
 def encode_multifetch(entries: Sequence[FetchEntry]) -> bytes:
-    """Return a MULTIFETCH frame."""
     return _framed(RequestType.MULTIFETCH, _I16.pack(len(entries)) + b"".join(map(_fetch_body, entries)))
 
 
 def encode_offsets(topic: bytes, partition: int, time_ms: int, count_max: int) -> bytes:
-    """Return an OFFSETS frame."""
     return _framed(RequestType.OFFSETS, _named(topic) + _FETCH.pack(partition, time_ms, count_max))
 
 
@@ -295,7 +286,6 @@ def encode_message(value: bytes, magic: int = MAGIC_1, codec: CompressionCodec =
 
 
 def encode_set(values: Iterable[bytes], magic: int = MAGIC_1) -> bytes:
-    """Return an uncompressed message set with these values."""
     return b"".join([encode_message(value, magic) for value in values])
 
 
@@ -308,7 +298,6 @@ def answer_head(size: int, error: WireError = WireError.NONE) -> bytes:
 
 
 def encode_offsets_answer(addresses: Sequence[int]) -> bytes:
-    """Return the response to OFFSETS."""
     return _LISTED.pack(6 + 8 * len(addresses), 0, len(addresses)) + b"".join(
         [address.to_bytes(8, "big") for address in addresses]
     )
@@ -320,7 +309,7 @@ def parse_error(data: Buffer, at: int) -> int:
 
 
 def parse_offsets_answer(data: Buffer) -> list[int]:
-    """Return the addresses in a response to OFFSETS that has no length field. Raises PeerError."""
+    """Return the addresses in a response to OFFSETS that has no length field. Raises PeerError if it is malformed."""
     reader = _Reader(data, 2, len(data))
     (count,) = _I32.unpack_from(data, reader.skip(4))
     at = reader.skip(8 * count)
@@ -332,7 +321,7 @@ def parse_offsets_answer(data: Buffer) -> list[int]:
 def split_multifetch_answer(data: Buffer) -> list[tuple[int, memoryview]]:
     """Return (error, message set) for each entry of a MULTIFETCH response that has no length field.
 
-    Raises PeerError.
+    Raises PeerError if it is malformed.
     """
     reader = _Reader(data, 2, len(data))
     found = []

@@ -34,7 +34,7 @@ class OffsetsReply:
     def __init__(
         self, broker: Kafka07Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize
     ) -> None:
-        """Create the lookup. ``done`` gets the addresses or the error."""
+        """``done`` gets the addresses or the error."""
         self._authorize = authorize
         self._broker = broker
         self._request = request
@@ -43,19 +43,21 @@ class OffsetsReply:
         self._waits_for: Handle | None = None
 
     def cancel(self) -> None:
-        """Cancel the lookup."""
         if self._waits_for is not None:
             self._waits_for.cancel()
 
     def run(self) -> None:
-        """Start. ``done`` may be called before this returns. Raises PeerError if the connection must be closed."""
+        """Start. ``done`` may be called before this returns.
+
+        Raises PeerError if the connection must be closed.
+        """
         try:
             self._find()
         except BrokerError as error:
             raise PeerError(f"cannot list offsets: {error.message}", fatal=True) from None
 
     def _find(self) -> None:
-        """Find the partition. Raises BrokerError."""
+        """Find the partition. Raises BrokerError if it does not exist or may not be described."""
         request = self._request
         try:
             partition = self._partition(topic_name(request.topic), request.partition)
@@ -78,7 +80,10 @@ class OffsetsReply:
             self._done(error)
 
     def _partition(self, name: str, number: int) -> Partition | None:
-        """Return the partition, or None if there is no such topic. Raises Missing, Denied."""
+        """Return the partition; None if there is no such topic.
+
+        Raises Missing(PARTITION_MISSING) or Denied.
+        """
         self._authorize(Action.TOPIC_DESCRIBE, name)
         if not 0 <= number < self._broker.partition_count(name):
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={number}")
@@ -92,7 +97,6 @@ class OffsetsReply:
             self._done(result)
 
     def _begin(self, partition: Partition) -> None:
-        """Find the newest address."""
         log, time_ms = partition.log, self._request.time_ms
         if log.next_offset == 0:
             self._done([0] if time_ms in (LATEST, EARLIEST) else [])
@@ -106,9 +110,9 @@ class OffsetsReply:
             self._find_time(partition, time_ms)
 
     def _find_time(self, partition: Partition, time_ms: int) -> None:
-        """Find the address after the last record that is not newer than the time.
+        """Find the address after the last record that is not newer than ``time_ms``.
 
-        If all records are newer, there is none.
+        If all records are newer, there is no such address.
         """
         then = partial(self._time_found, partition)
         found = partition.log.offset_at(time_ms * 1000 + 1, then)
@@ -126,7 +130,6 @@ class OffsetsReply:
             self._take_offset(partition, partition.log.first_offset, min(found, partition.log.readable_offset))
 
     def _take_offset(self, partition: Partition, first: int, offset: int) -> None:
-        """Add the address of an offset, then that of the first offset."""
         then = partial(self._address_found, partition, first, offset)
         try:
             found = partition.log.address_of_offset(offset, then)

@@ -58,7 +58,10 @@ def topic_name(topic: bytes) -> str:
 
 
 def _check_length(name: str) -> None:
-    """Raise Invalid if a new topic's name is too long for Kafka 0.7. Other protocols may have created such a topic."""
+    """Raise Invalid if a new topic's name is too long for Kafka 0.7.
+
+    Other protocols may have created topics with such names.
+    """
     if len(name.encode("utf-16-le")) > 2 * messages.NAME_UNITS_MAX:
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is too long limit={messages.NAME_UNITS_MAX} name={name!r}")
 
@@ -82,9 +85,8 @@ class Producer:
     def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
         """Append all uncompressed, valid produce frames from ``start`` on.
 
-        Return (reason, position, end) of ``decoder.scan``.
-
-        Raises PeerError if a topic or partition is rejected. The message sets before it are appended.
+        Returns (reason, position, end) of ``decoder.scan``. Raises PeerError if a topic or partition is rejected. The
+        message sets before it are appended.
         """
         run = self._run
         reason, at, end = decoder.scan(data, start, len(data), run, self._run_bytes_max)
@@ -145,9 +147,10 @@ class Producer:
         return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: decoder.crcs_of(self._run, rows)})
 
     def find_topics(self, sets: Sequence[OpenedSet], peer: Peer) -> None:
-        """Find or create the topics of message sets, so that ``take_sets`` need not. Raises TopicPending.
+        """Find or create the topics of message sets, so that ``take_sets`` need not.
 
-        Rejected topics and those after them are ignored; ``take_sets`` rejects them.
+        Raises TopicPending while another process looks up or creates one. Rejected topics and those after them are ignored; ``take_sets``
+        rejects them.
         """
         with suppress(PeerError):
             for entry, _ in sets:
@@ -156,9 +159,7 @@ class Producer:
     def take_sets(self, sets: Iterable[OpenedSet], append: Append, peer: Peer) -> Iterator[bool]:
         """Append the message sets of a decoded request, batch by batch.
 
-        Yield after each batch whether a set is complete.
-
-        Raises PeerError at the first rejected set.
+        Yields after each batch whether a set is complete. Raises PeerError at the first rejected set.
         """
         for entry, plain in sets:
             topic = self._target(entry.topic, entry.partition, peer)
@@ -184,9 +185,9 @@ class Producer:
             yield False
 
     def _target(self, name: bytes, partition: int, peer: Peer) -> Topic:
-        """Return the topic of a message set, before the set is checked. A missing topic is created. Raises PeerError.
+        """Return the topic of a message set, before the set is checked. A missing topic is created.
 
-        Source: spec: kafka-0.7#topics-and-partitions.
+        Raises PeerError if the topic or partition is rejected (spec: kafka-0.7#topics-and-partitions).
         """
         try:
             text = topic_name(name)

@@ -54,7 +54,7 @@ SMALL_ANSWER_BYTES: Final = 16 * 1024  # for a smaller response, a copy costs le
 
 
 class Handler(Protocol):
-    """Executes one request, whose message sets are in ``data``. Raises PeerError."""
+    """Executes one request, whose message sets are in ``data``. Raises PeerError to close the connection."""
 
     def __call__(self, session: KafkaSession, data: memoryview, request: Any, /) -> None: ...
 
@@ -74,8 +74,8 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     * a request waits until earlier message sets are stored (``_behind``),
     * a large request is prepared in a thread (``_large``) and stored in slices (``_storing``).
 
-    ``_is_inside`` says whether only a part of a message set has been stored so far. ``_unsettled`` batches are not known
-    to be stored.
+    If ``_is_inside``, only a part of a message set has been stored so far. ``_unsettled`` batches are not known to be
+    stored.
     """
 
     __slots__ = (
@@ -125,7 +125,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
     @property
     def frame_bytes_max(self) -> int:
-        """The longest frame, including its length field."""
         return LENGTH_BYTES + FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
@@ -133,7 +132,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return is_busy or bool(self._append_queue.waiting) or super()._waits()
 
     def owes(self) -> bool:
-        """Whether a request is unanswered, or a message set not stored yet."""
+        """Whether a request is unanswered, or a message set is not stored yet."""
         is_busy = self._pending is not None or self._behind is not None or self._large is not None
         return is_busy or self._unsettled > 0
 
@@ -151,9 +150,9 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return at
 
     def _take_some(self, data: memoryview, start: int) -> int:
-        """Handle a run of message sets and the request after it. Return the number of bytes consumed. Raises PeerError.
+        """Handle a run of message sets and the request after it. Return the number of bytes consumed.
 
-        The result is 0 if the request at ``start`` is incomplete or must wait.
+        Returns 0 if the request at ``start`` is incomplete or must wait. Raises PeerError for an invalid request.
         """
         at = start
         try:
@@ -169,14 +168,13 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return at - start
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
-        """Parse and execute one request that was not handled in bulk. Raises PeerError."""
+        """Parse and execute one request that was not handled in bulk. Raises PeerError for an invalid request."""
         if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
             self._large = self._off_loop.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
         else:
             self._begin(data, parse(data, at, end))
 
     def _prepared_many(self, prepared: Any) -> None:
-        """Continue with a request with very many entries, after it was parsed."""
         if isinstance(prepared, PeerError):
             self._fail(prepared)
             return
@@ -191,7 +189,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._fail(error)
 
     def _begin(self, data: memoryview, request: Request) -> None:
-        """Execute a request whose message sets are in ``data``. Raises PeerError."""
+        """Execute a request whose message sets are in ``data``. Raises PeerError to close the connection."""
         command = self._commands[request.kind]
         if self._unsettled and not command.pipelined:
             # the response implies that all earlier message sets are stored
@@ -201,7 +199,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             command.handler(self, data, request)
 
     def _stored(self, result: int | BrokerError) -> None:
-        """Continue, because a batch is stored. An error closes the connection."""
         self._unsettled -= 1
         if self._phase is CLOSED:
             return
@@ -226,7 +223,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._go_on()
 
     def fetch(self, _: memoryview, request: Fetch) -> None:
-        """Handle FETCH and MULTIFETCH. Raises PeerError."""
+        """Handle FETCH and MULTIFETCH. Raises PeerError for a negative size."""
         if any(entry.bytes_max < 0 for entry in request.entries):
             raise PeerError("fetch size is negative", fatal=True)
         answering = FetchReply(
@@ -236,7 +233,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         answering.run()
 
     def list_offsets(self, _: memoryview, request: Offsets) -> None:
-        """Handle OFFSETS."""
         listing = OffsetsReply(self.broker, request, self._listed, authorize=self._authorize)
         self._pending = listing
         listing.run()
@@ -250,7 +246,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._answered([memoryview(encode_offsets_answer(addresses))], _nothing)
 
     def _answered(self, parts: Parts, release: Release) -> None:
-        """Send the complete response."""
         self._pending = None
         if len(parts) == 1 and len(parts[0]) <= SMALL_ANSWER_BYTES:
             answer = bytes(parts[0])
@@ -261,9 +256,9 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._go_on()
 
     def _authorize(self, action: Action, name: str) -> None:
-        """Authorize an action of the user ``anonymous``, because this protocol has no logins (decision 0115).
+        """Authorize an action of the user ``anonymous`` or of the client's certificate.
 
-        Raises Denied.
+        This protocol has no logins (decision 0115). Raises Denied.
         """
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
@@ -272,7 +267,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         access.authorize(self._principal, action, self.broker.resource(name))
 
     def _caller(self) -> Caller:
-        """The user who owns what the client creates."""
         return caller_of(self._principal, self.output.peer)
 
     # Produce
@@ -280,7 +274,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def produce(self, data: memoryview, request: Produce) -> None:
         """Handle PRODUCE and MULTIPRODUCE: store the message sets now, or in slices if they are large.
 
-        Raises PeerError.
+        Raises PeerError if a message set is rejected.
         """
         entries = request.entries
         sets: list[OpenedSet] | None = None
@@ -296,7 +290,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             pass  # there are few entries, and they are short
 
     def _prepared(self, sets: Any) -> None:
-        """Continue with a large request, after it was decompressed."""
         if isinstance(sets, PeerError):
             self._fail(sets)
             return
@@ -348,7 +341,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._fail(_not_stored(error))
 
     def _space_found(self) -> None:
-        """Continue, because no batch waits for space any more."""
         self._store()
         self._go_on()
 
@@ -364,7 +356,6 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self.output.fail(error)
 
     def close(self) -> None:
-        """Release everything, because the connection is closed."""
         self._enter(CLOSED)
         self._behind = None
         if self._is_inside and not self._append_queue.waiting:
@@ -379,7 +370,10 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
 
 def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedSet] | None]:
-    """Parse a request with very many entries, and decompress its message sets, if it has any. Raises PeerError."""
+    """Parse a request with very many entries, and decompress its message sets, if it has any.
+
+    Raises PeerError for an invalid request.
+    """
     request = parse(data, at, end)
     return request, open_sets(data, request.entries, EXPANDED_BYTES_MAX) if isinstance(request, Produce) else None
 
@@ -389,4 +383,4 @@ def _not_stored(error: BrokerError) -> PeerError:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
