@@ -21,7 +21,7 @@ KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
 
 
 def level_of(number: int) -> Level:
-    """Return the level with this number. Raises Invalid(INVALID_REQUEST)."""
+    """Return the level with this number. Raises Invalid(INVALID_REQUEST) for an unknown number."""
     if not 0 <= number < len(LEVELS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown level level={number}")
     return LEVELS[number]
@@ -30,7 +30,7 @@ def level_of(number: int) -> Level:
 def kind_of(number: int) -> PositionKind:
     """Return the kind of committed position with this number: of a group or a consumer.
 
-    Raises Invalid(INVALID_REQUEST).
+    Raises Invalid(INVALID_REQUEST) for an unknown number.
     """
     if not 0 <= number < len(KINDS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown kind of position kind={number}")
@@ -45,7 +45,10 @@ def partition_of(topic: Topic, number: int) -> Partition:
 
 
 def find_partition(broker: PolywireBroker, name: str, number: int) -> Partition:
-    """Return a partition of the topic with this name. Raises Missing(TOPIC_MISSING, PARTITION_MISSING)."""
+    """Return a partition of the topic with this name.
+
+    Raises Missing(TOPIC_MISSING) or Missing(PARTITION_MISSING).
+    """
     return partition_of(broker.topic(name), number)
 
 

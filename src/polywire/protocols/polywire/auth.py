@@ -35,7 +35,7 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 class Admission:
     """The login of one connection.
 
-    ``principal`` is the user who logged in last; before a login, the user of the TLS certificate, or None.
+    ``principal`` is the user who logged in last. Before a login, it is the user of the TLS certificate, or None.
     """
 
     __slots__ = ("_access", "_broker", "_caller", "_is_met", "_output", "_principal")
@@ -50,12 +50,11 @@ class Admission:
 
     @property
     def principal(self) -> Principal | None:
-        """The client's current user, or None."""
         return self._principal if self._is_met else self._output.certified
 
     @property
     def caller(self) -> Caller:
-        """The user who owns what the client creates."""
+        """The client's user, as the owner of what the client creates."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self._output.peer)
         return self._caller
@@ -63,7 +62,8 @@ class Admission:
     def log_in(self, request: messages.LogIn, done: Callable[[BrokerError | None], None]) -> bool:
         """Start a login.
 
-        Return True if it succeeded at once; otherwise ``done`` gets None or the error later. Raises Busy.
+        Returns True if it succeeded at once; otherwise ``done`` gets None or the error later. Raises Busy if too many
+        logins wait.
         """
         self._set(None)
         found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._holder(request)
@@ -95,14 +95,13 @@ class Admission:
         return FRAME_BYTES_MAX if self.principal is not None or self._access.is_open else LOGIN_FRAME_BYTES_MAX
 
     def _holder(self, request: messages.LogIn) -> Principal | None:
-        """Return the user of the access token that was sent as a password, or None if it is not a token."""
+        """Return the user of the access token that was sent as a password; None if it is not a token."""
         try:
             return self._access.log_in_with_token(request.password, peer=self._output.peer, name=request.name)
         except Denied:
             return None
 
     def check(self, command: Command[Any, Any], request: Head) -> None:
-        """Authorize a request. Raises Denied."""
         if command.anonymous:
             return
         if self._access.is_open and self.principal is None:
@@ -131,16 +130,17 @@ class Admission:
                 self.check_topic(action, getattr(request, "name", ""))
 
     def check_topic(self, action: Action, full_name: str) -> None:
-        """Authorize an action on a topic. Raises Denied."""
         self._access.authorize(self.principal, action, self._broker.resource(full_name))
 
     def check_tokens(self, tokens: Sequence[bytes]) -> None:
-        """Authorize publishing or dropping the batches staged under these tokens, by their topics. Raises Denied."""
+        """Raise Denied if the client may not publish or drop the batches staged under these tokens.
+
+        That depends on the topics of the batches.
+        """
         for topic in self._broker.staging.staged_topics(tokens):
             self._access.authorize(self.principal, Action.PRODUCE, topic)
 
     def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
-        """Return whether the client may see a topic in lists."""
         return self._access.permits(self.principal, action, topic)
 
     def sees_files(self) -> bool:
@@ -152,7 +152,7 @@ class Admission:
 
 
 def created_name(request: messages.CreateTopic) -> TopicName:
-    """Return the name of the topic to create. If the stream is ``default``, the topic's name is a full name."""
+    """Return the name of the topic to create. If the stream is ``default``, the requested name is a full name."""
     if request.stream == DEFAULT_STREAM:
         return TopicName.parse(request.name)
     return TopicName(request.stream, request.name)

@@ -57,8 +57,6 @@ MAPPED_BYTES_MIN: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A batch for one partition."""
-
     partition: Partition
     batch: Buffer
 
@@ -70,8 +68,8 @@ class Part:
 def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryview]:
     """Yield the batches of a payload. Each is validated completely.
 
-    Raises Invalid(INVALID_BATCH) for content that clients may not send. With ``by_key``, a batch with a producer is
-    also rejected, because its sequence numbers belong to one partition.
+    Raises Invalid(INVALID_BATCH) for content that clients may not send. If ``by_key``, a batch with a producer is also
+    rejected, because its sequence numbers belong to one partition.
     """
     if not payload:
         raise Invalid(ErrorCode.INVALID_BATCH, "request contains no batch")
@@ -96,10 +94,10 @@ def split_by_key(
 ) -> Iterator[Part | None]:
     """Yield the records of a batch, grouped by the partition of their key.
 
-    Append each record's partition (u32) to ``chosen``.
+    Each record's partition (u32) is appended to ``chosen``.
 
-    Parts are built on demand. While that takes time, ``None`` is yielded as a pause. A batch without keys goes to the
-    next partition as a whole, round-robin. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
+    Parts are built on demand. While that takes time, ``None`` is yielded as a pause. A batch without keys goes as a
+    whole to the next partition, round-robin. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
     """
     _, columns, record_count = _facts(batch)
     partitions = list(topic.written_to())

@@ -1,6 +1,6 @@
 """Frames of the `polywire` protocol: prefix, head, payload (spec: polywire#opening, polywire#frames, polywire#limits).
 
-An invalid frame raises PeerError(fatal=True), an invalid head PeerError(fatal=False). Payloads are never copied.
+An invalid frame raises PeerError(fatal=True). An invalid head raises PeerError(fatal=False). Payloads are never copied.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Prefix(NamedTuple):
 def decode_prefix(
     data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX, head_bytes_max: int = HEAD_BYTES_MAX
 ) -> Prefix:
-    """Decode the 16-byte prefix at ``at``. Raises PeerError(fatal=True). The default limits are those for requests."""
+    """Decode the 16-byte prefix at ``at``. The default limits are those for requests.
+
+    Raises PeerError(fatal=True) if it is invalid.
+    """
     length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
     if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
         raise PeerError(
@@ -71,7 +74,10 @@ def decode_prefix(
 
 
 def decode_answer_prefix(data: Buffer, at: int = 0) -> Prefix:
-    """Decode the prefix of a response at ``at``, with the limits for responses. Raises PeerError(fatal=True)."""
+    """Decode the prefix of a response at ``at``, with the limits for responses.
+
+    Raises PeerError(fatal=True) if it is invalid.
+    """
     return decode_prefix(data, at, length_max=ANSWER_FRAME_BYTES_MAX, head_bytes_max=ANSWER_HEAD_BYTES_MAX)
 
 

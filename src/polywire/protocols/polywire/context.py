@@ -17,12 +17,11 @@ class PolywireBroker(TopicVerbs, RemovalVerbs, StagingVerbs, PositionVerbs, Wire
     """Nearly all operations of the broker, because this is its native protocol."""
 
     @property
-    def groups(self) -> Coordinator:
-        """Groups and their members."""
+    def groups(self) -> Coordinator: ...
 
     @property
     def publish_work(self) -> OrderedWork:
-        """Publishes of many batches, which run one at a time."""
+        """Queue for publishes of many batches, which run one at a time."""
 
     @property
     def transactions(self) -> Transactions:

@@ -102,7 +102,10 @@ def failure_of(error: BrokerError) -> Failure:
 
 
 def error_of(failure: Failure) -> BrokerError:
-    """Return the exception for a failure. An unknown kind becomes Unavailable, which leaves the outcome open."""
+    """Return the exception for a failure.
+
+    An unknown kind becomes Unavailable, which says that the outcome is unknown.
+    """
     kind, plain = _KINDS_BY_NUMBER.get(failure.kind, (Unavailable, ErrorCode.STOPPING))
     code = _CODES_BY_NUMBER.get(failure.code, plain)
     return kind(code, failure.message, retry_after_ms=failure.retry_after_ms)

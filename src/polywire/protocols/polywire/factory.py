@@ -63,7 +63,6 @@ class PolywireFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return "polywire"
 
     def recognise(self, prefix: bytes) -> bool | None:
@@ -73,7 +72,6 @@ class PolywireFactory:
         return True if len(prefix) >= len(NAME) else None
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
-        """Return a session for a new connection."""
         return PolywireSession(self._broker, COMMANDS, self._round_robin, output, resume)
 
 
@@ -83,10 +81,9 @@ class RoutedPolywireFactory(PolywireFactory):
     __slots__ = ("_router",)
 
     def __init__(self, router: RoutedPolywireBroker) -> None:
-        """Create the factory. The router is also the broker of its sessions."""
+        """The router is also the broker of its sessions."""
         super().__init__(cast("PolywireBroker", router))
         self._router: Final = router
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
-        """Return a session for a new connection."""
         return RoutedSession(self._router, ROUTED_COMMANDS, self._round_robin, output, resume)

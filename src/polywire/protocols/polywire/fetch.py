@@ -26,8 +26,6 @@ WAIT_MS_MAX: Final = 60_000  # limit, so that vanished clients are noticed; repe
 
 
 class FetchOwner(Protocol):
-    """Methods of the session that a fetch uses."""
-
     def ready(self, fetch: RangeFetch) -> None:
         """Continue ``fetch``, because it can make progress."""
 
@@ -57,7 +55,10 @@ class RangeFetch:
     )
 
     def __init__(self, owner: FetchOwner, correlation: int, head: Fetch, partition: Partition) -> None:
-        """Check the request against the partition. Raises Conflict, Invalid."""
+        """Check the request against the partition.
+
+        Raises Conflict if the partition was created again, and Invalid for an invalid range.
+        """
         check_range(partition, head)
         self.correlation: Final = correlation
         self.over = False
@@ -76,7 +77,7 @@ class RangeFetch:
     def start(self, broker: PolywireBroker, wait_ms: int) -> None:
         """Check the epoch, then read for the first time. If there is no data, wait up to ``wait_ms`` for it.
 
-        The owner is notified of errors.
+        Errors are reported to the owner.
         """
         begin = partial(self._begin, broker, wait_ms)
         try:
@@ -133,9 +134,9 @@ class RangeFetch:
         return self._read is not None
 
     def prepare(self, broker: PolywireBroker) -> bool:
-        """Start to read the next frame's bytes. Raises BrokerError.
+        """Start to read the next frame's bytes.
 
-        Return False if they are not in memory yet; the owner is then notified later.
+        Returns False if they are not in memory yet; the owner is then notified later. Raises BrokerError.
         """
         if self.over or self._read is not None:
             return True
@@ -150,9 +151,9 @@ class RangeFetch:
         return self._read is not None
 
     def advance(self, broker: PolywireBroker, output: Output) -> None:
-        """Write the next frame, or wait for its bytes if they are not in memory. Raises BrokerError.
+        """Write the next frame, or wait for its bytes if they are not in memory.
 
-        The owner is notified of the result.
+        The owner is notified of the result. Raises BrokerError.
         """
         if not self.over and self.prepare(broker) and self._read is not None:
             read, self._read = self._read, None
@@ -237,7 +238,10 @@ class RangeFetch:
 
 
 def check_range(partition: Partition, head: OffsetRange) -> None:
-    """Check the offsets and the incarnation of a request. Raises Invalid, Conflict if the partition was created again."""
+    """Check the offsets and the incarnation of a request.
+
+    Raises Invalid for an invalid range, and Conflict if the partition was created again.
+    """
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"range is empty offset={head.offset} offset_end={head.offset_end}")
     if head.incarnation not in (ANY_INCARNATION, partition.incarnation):
@@ -249,9 +253,10 @@ def check_range(partition: Partition, head: OffsetRange) -> None:
 
 
 def check_identity(partition: Partition, head: OffsetRange) -> None:
-    """Check incarnation and epoch of a request. Raises Conflict, Invalid.
+    """Check the incarnation and the epoch of a request.
 
-    The request is rejected if the partition was created again, or if its offsets were lost at the end of an epoch.
+    Raises Conflict if the partition was created again, or if its offsets were lost at the end of an epoch. Raises
+    Invalid for an invalid range.
     """
     check_range(partition, head)
     if head.epoch == ANY_EPOCH:

@@ -26,26 +26,28 @@ _Question = tuple[int, Head]
 
 
 class Gathered(ABC):
-    """The combined response of several shards. They are asked one at a time, in the order of ``_questions``."""
+    """The combined response of several shards.
+
+    Requests are sent to one shard at a time, in the order of ``_questions``.
+    """
 
     def __init__(self, questions: Sequence[_Question]) -> None:
         self._questions: Final = list(reversed(questions))
         self._failure: Failure | None = None
 
     def next_question(self) -> _Question | None:
-        """Return the next shard and the request to send to it, or None if no other response is needed."""
+        """Return the next shard and the request for it; None if no other response is needed."""
         return self._questions.pop() if self._questions else None
 
     @abstractmethod
-    def answered(self, head: bytes) -> None:
-        """Add a shard's response."""
+    def answered(self, head: bytes) -> None: ...
 
     @abstractmethod
     def whole(self) -> Head:
         """Return the combined response, or a ``Failure``."""
 
     def refused(self, failure: Failure) -> None:
-        """Handle an error of a shard. No other shard is then asked."""
+        """Handle an error of a shard. No request is then sent to other shards."""
         self._failure = failure
         self._questions.clear()
 
@@ -89,8 +91,6 @@ class _Lists(Gathered, Generic[_Entry]):
 
 
 class _Bounds(Gathered):
-    """Bounds of topics in several shards, in the requested order."""
-
     def __init__(self, questions: Sequence[_Question], names: Sequence[str]) -> None:
         super().__init__(questions)
         self._names: Final = names
@@ -106,7 +106,7 @@ class _Bounds(Gathered):
 class _Anyone(Gathered):
     """A request about something whose shard is unknown. The first shard that has it responds.
 
-    With ``is_all``, all shards that have it execute the request.
+    If ``is_all``, all shards that have it execute the request.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _Anyone(Gathered):
 
 
 def gathering(shards: Shards, verb: int, request: Head) -> Gathered | None:
-    """Return how to combine responses to a request. Return None if the request names a single topic."""
+    """Return the object that combines the responses to a request; None if the request names a single topic."""
     everyone = [(shard, request) for shard in range(shards.count)]
     match request:
         case messages.ListTopics():
@@ -168,7 +168,7 @@ def gathering(shards: Shards, verb: int, request: Head) -> Gathered | None:
 
 
 def _places(shards: Shards, names: Sequence[str]) -> dict[int, list[str]]:
-    """Group topic names by shard. Names that do not exist are for this shard, which then reports the error."""
+    """Group topic names by shard. Names of missing topics are for this shard, which then reports the error."""
     places: dict[int, list[str]] = {}
     for name in dict.fromkeys(names):
         shard = shards.shard_of(name)

@@ -67,14 +67,12 @@ def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: m
 
 
 def ask_position(session: ReplyOwner, correlation: int, request: messages.AskPosition, _: memoryview) -> None:
-    """Handle POSITION. Raises Invalid, Missing."""
     kind = kind_of(request.kind)
     offset = session.broker.position(request.name, request.partition, kind, request.owner)
     session.answer(Verb.POSITION, correlation, messages.Position(offset))
 
 
 def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memoryview) -> None:
-    """Handle JOIN. Raises BrokerError if it is rejected immediately."""
     if request.assignor is not None and request.assignor not in _ASSIGNORS:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown assignor assignor={request.assignor!r}")
     session.broker.topic(request.name)
@@ -101,19 +99,16 @@ def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memor
 
 
 def sync(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """Handle SYNC. Raises BrokerError."""
     membership = session.broker.groups.sync(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.SYNC, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def heartbeat(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """Handle HEARTBEAT. Raises BrokerError."""
     membership = session.broker.groups.heartbeat(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.HEARTBEAT, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def leave(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """Handle LEAVE. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.LEAVE, correlation)
     session.broker.groups.leave(*_place(request), wire=WIRE, by=session.admission.caller, done=done)
     session.owe()
@@ -124,7 +119,10 @@ def _place(request: messages.Member) -> tuple[str, str, str, int]:
 
 
 def list_groups(session: ReplyOwner, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
-    """Handle GROUPS: list groups with members or offsets, sorted by topic and name. Raises Invalid."""
+    """Handle GROUPS: list groups with members or offsets, sorted by topic and name.
+
+    Raises Invalid for a malformed ``after``.
+    """
     if request.after and len(request.after) != 2:
         raise Invalid(ErrorCode.INVALID_REQUEST, "after must contain a topic and a group")
     listing = _Listing(session.broker, request, partial(_sees, session))
@@ -136,7 +134,6 @@ def _sees(session: ReplyOwner, full_name: str) -> bool:
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteGroup, _: memoryview) -> None:
-    """Handle DELETE_GROUP. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.DELETE_GROUP, correlation)
     session.broker.groups.delete(request.group, request.name, by=session.admission.caller, done=done)
     session.owe()
@@ -150,7 +147,10 @@ def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | Broke
 
 
 class _Listing:
-    """A GROUPS request in progress. ``wanted`` counts all groups that match; ``_first`` has those of the first page."""
+    """A GROUPS request in progress.
+
+    ``wanted`` counts all groups that match. ``_first`` has those of the first page.
+    """
 
     __slots__ = ("_broker", "_first", "_request", "_sees", "wanted")
 
@@ -180,7 +180,7 @@ class _Listing:
             yield entry
 
     def answer(self, entries: list[messages.GroupEntry]) -> messages.GroupList:
-        """Return the response with these groups. It also says whether there are more."""
+        """Return the response with these groups, and whether there are more."""
         return messages.GroupList(entries, len(entries) < self.wanted)
 
     def _scan(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:

@@ -314,7 +314,10 @@ class Membership(Head, frozen=True):
 
 
 class AskGroups(Head, frozen=True):
-    """Head of GROUPS. ``after`` is the topic and group of the last entry that the client has; empty at first."""
+    """Head of GROUPS.
+
+    ``after`` is the topic and group of the last entry that the client has. In the first request it is empty.
+    """
 
     group: str | None = None
     after: list[str] = []
@@ -355,14 +358,15 @@ class DeleteGroup(Head, frozen=True):
 
 
 class AskKept(Head, frozen=True):
-    """Head of TRANSACTIONS and WRITERS. ``after`` is the name of the last entry that the client has; empty at first."""
+    """Head of TRANSACTIONS and WRITERS.
+
+    ``after`` is the name of the last entry that the client has. In the first request it is empty.
+    """
 
     after: str = ""
 
 
 class DeleteKept(Head, frozen=True):
-    """Head of DELETE_TRANSACTION and DELETE_WRITER."""
-
     name: str
 
 

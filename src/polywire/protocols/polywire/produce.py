@@ -57,7 +57,6 @@ class _Collected:
         """The partition of each record, if the broker chose it."""
 
     def expect(self, part: Part) -> Completion[int]:
-        """Return the completion of another batch."""
         # Read it now, because the receive buffer may have other content when the response is sent.
         self._counts.append((part.partition.number, part.record_count))
         self._offsets.append(-1)
@@ -104,7 +103,6 @@ class _OneAppended:
         self._record_count: Final = part.record_count
 
     def done(self, offset: int | BrokerError) -> None:
-        """Send the response, because the batch has reached its level or has failed."""
         if isinstance(offset, BrokerError):
             self._session.settle_error(Verb.PRODUCE, self._correlation, offset)
             return
@@ -113,8 +111,6 @@ class _OneAppended:
 
 
 class RunOwner(ReplyOwner, Protocol):
-    """Methods of the session that runs of requests use."""
-
     def owe(self, count: int = 1) -> None: ...
 
     def settle_run(self, answers: bytes, count: int) -> None: ...
@@ -131,7 +127,6 @@ class _RunAppended:
         self._partition: Final = partition
 
     def done(self, offset: int | BrokerError) -> None:
-        """Send the responses, because the batch has reached its level or has failed."""
         correlations = correlations_of(self._asked)
         if not isinstance(offset, BrokerError):
             self._session.settle_run(encode_produced(self._asked, self._partition, offset), len(correlations))
@@ -152,7 +147,6 @@ class _PublishAnswer:
         self._answer: PublishAnswer | BrokerError | None = None
 
     def done(self, answer: PublishAnswer | BrokerError) -> None:
-        """Store the broker's result."""
         self._answer = answer
         self._settle()
 
@@ -206,9 +200,8 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
 def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview) -> bool:
     """Append a run of PRODUCE requests with the same head, each with one small batch, as one batch.
 
-    Respond to each separately.
-
-    If nothing was appended, returns False or raises BrokerError; the requests must then be executed one by one.
+    Each request gets its own response. If nothing was appended, returns False or raises BrokerError; the requests must
+    then be executed one by one.
     """
     if request.partition == BY_KEY:
         return False
@@ -253,7 +246,10 @@ def _carry_out(
     accepted: Iterator[memoryview],
     take: Callable[[Part, Completion[int]], None],
 ) -> Iterator[None]:
-    """Validate all batches, then pass them on one after the other. Raises BrokerError if nothing is stored."""
+    """Validate all batches, then pass them to the broker one after the other.
+
+    Raises BrokerError if nothing is stored.
+    """
     batches = []
     for batch in accepted:
         batches.append(batch)
@@ -279,7 +275,7 @@ def _parts(
 
 
 def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
-    """Execute steps until the end of the time slice, the rest in later slices. Then ``end`` sends the response.
+    """Execute steps until the end of the time slice, and the rest in later slices. Then ``end`` sends the response.
 
     Raises BrokerError if nothing is stored.
     """
@@ -292,7 +288,7 @@ def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) ->
 
 
 def _are_done_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
-    """Execute steps until the end of the time slice. Return whether that was all."""
+    """Execute steps until the end of the time slice. Return whether all steps are done."""
     now = session.broker.clock.monotonic
     until = now() + QUANTUM_S
     return not any(now() >= until for _ in steps)
@@ -390,4 +386,4 @@ def _abandoned(session: ReplyOwner, correlation: int, result: BrokerError | None
 
 
 def _nothing() -> None:
-    """Do nothing, because no batch refers to the request's bytes."""
+    pass

@@ -50,8 +50,8 @@ _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ssize_t) -> cython.Py_ssize_t:
     """Return the position, relative to ``at``, of the batch in a PRODUCE frame that can be part of a run.
 
-    The frame must be complete in the ``left`` available bytes, and have one small batch that can be merged. Otherwise
-    the result is 0.
+    The frame must be complete in the ``left`` available bytes, and have one small batch that can be merged. Returns 0
+    otherwise.
     """
     if left < _PREFIX_BYTES or load_u32(p, at + 4) != _PRODUCE:
         return 0
@@ -74,7 +74,7 @@ def _are_alike(
 ) -> cython.bint:
     """Return whether two frames have the same head, and batches with the same columns.
 
-    The batches begin at ``batch``.
+    ``batch`` is the position of the batch in both frames.
     """
     apart: cython.uint = load_columns(p, one + batch) ^ load_columns(p, other + batch)
     i: cython.Py_ssize_t
@@ -84,10 +84,10 @@ def _are_alike(
 
 
 def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -> int:
-    """Return the size of the run of frames at ``at``, or 0 if fewer than two frames can be handled as one.
+    """Return the size of the run of frames at ``at``; 0 if fewer than two frames can be handled as one.
 
-    The frames are complete, and have the same head and one batch each, together at most ``batch_bytes_max``. The
-    batches are not checked.
+    The frames of a run are complete. They have the same head and one batch each, together at most ``batch_bytes_max``.
+    The batches are not checked.
     """
     lent: Lent = lend(data)
     first: cython.Py_ssize_t = at
@@ -109,7 +109,7 @@ def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -
 
 
 def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
-    """Return one batch with all records of a run that ``run_bytes`` has found, and the data for ``encode_produced``.
+    """Return one batch with all records of a run from ``run_bytes``, and the data for ``encode_produced``.
 
     Raises Invalid(INVALID_BATCH) for an invalid batch, and ValueError if the batches cannot be merged.
     """
@@ -159,7 +159,10 @@ def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglo
 
 
 def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes:
-    """Return the responses to all frames of a run, a ``Produced`` each. The run's records begin at ``base_offset``."""
+    """Return the responses to all frames of a run: a ``Produced`` for each.
+
+    The run's records begin at ``base_offset``.
+    """
     lent: Lent = lend(requests)
     answers = bytearray(lent.size // _REQUEST_BYTES * _ANSWER_BYTES_MAX)
     target: Lent = lend_writable(answers)

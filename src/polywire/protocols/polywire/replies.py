@@ -77,6 +77,6 @@ class LongAnswer:
             self._session.settle(self._verb, self._correlation, whole(parts))
 
     def refuse(self, error: BrokerError) -> None:
-        """Send an error."""
+        """Send an error instead of the response."""
         self._session.release()
         self._session.settle_error(self._verb, self._correlation, error)

@@ -36,7 +36,7 @@ FORWARDED_BYTES_MIN: Final = 8 * 1024  # of batches that are passed on; smaller 
 
 
 class RoutedPolywireBroker(Topics, Records, WireBroker, Router, Protocol):
-    """The broker of several processes."""
+    pass
 
 
 class RoutedSession(PolywireSession):
@@ -64,7 +64,10 @@ class RoutedSession(PolywireSession):
         return False
 
     def forward(self, verb: int, correlation: int, request: Any, payload: memoryview) -> None:
-        """Execute a request in the process of its topic, or in all. Raises BrokerError."""
+        """Execute a request in the process of its topic, or in all processes.
+
+        Raises BrokerError if it is rejected here.
+        """
         gathered = gathering(self.router.shards, verb, request)
         if gathered is not None:
             self.hold()
@@ -80,11 +83,13 @@ class RoutedSession(PolywireSession):
             self.owe()
 
     def send_to(self, shard: int, frame: bytes, then: Completion[bytes]) -> None:
-        """Send a request to a shard. Raises Busy."""
         self.router.forward(shard, self.admission.caller, frame, then, sees_files=self.admission.sees_files())
 
     def _shard_of(self, request: Any) -> int:
-        """Return the shard that executes a request; this one for a topic that does not exist, to report the error."""
+        """Return the shard that executes a request.
+
+        For a topic that does not exist, return this shard, which then reports the error.
+        """
         shards = self.router.shards
         if isinstance(request, messages.CreateTopic):
             shard = shards.shard_of(created_name(request).full)
@@ -94,9 +99,9 @@ class RoutedSession(PolywireSession):
         return shards.own if topic is None else self.router.shard_of_topic(topic)
 
     def produce(self, correlation: int, request: messages.Produce, payload: memoryview) -> None:
-        """Handle PRODUCE. Raises BrokerError.
+        """Handle PRODUCE.
 
-        Large batches of another process are checked there, and passed on unchanged.
+        Large batches for another process are passed on unchanged and checked there. Raises BrokerError.
         """
         topic = self.broker.find_topic(request.name) if len(payload) >= FORWARDED_BYTES_MIN else None
         if topic is None or self.router.shard_of_topic(topic) == self.router.shards.own:
@@ -112,19 +117,15 @@ class RoutedSession(PolywireSession):
         self.over(holds=holds)
 
     def pass_on(self, frame: bytes) -> None:
-        """Send the frame of a response."""
         self._answers.append(frame)
 
     def over(self, *, holds: bool) -> None:
-        """Count a request as answered."""
         if holds:
             self.release()
         self._paid()
 
 
 def routed(commands: Mapping[int, Command]) -> Mapping[int, Command]:
-    """Return the commands of a routed session."""
-
     def forwarded(command: Command) -> Command:
         def forward(
             session: PolywireSession, correlation: int, request: Any, payload: memoryview, /, verb: int = command.name

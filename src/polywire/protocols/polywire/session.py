@@ -51,7 +51,7 @@ HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write is ser
 class Handler(Protocol):
     """Executes one request, and responds now or later. ``payload`` has its records.
 
-    Raises BrokerError if it is rejected immediately.
+    Raises BrokerError if the request is rejected immediately.
     """
 
     def __call__(self, session: PolywireSession, correlation: int, request: Any, payload: memoryview, /) -> None: ...
@@ -71,8 +71,8 @@ class Command(commands.Command[Verb, Handler]):
 class PolywireSession(FramedSession[PolywireBroker]):
     """The session of one client. While it is open, every request is answered exactly once.
 
-    Responses that are ready at the same time are sent with one write. While ``_busy`` is set, the running code writes
-    them and continues fetches that are ready. ``_prefix`` is the prefix of the current frame.
+    Responses that are ready at the same time are sent with one write. While ``_busy``, the running code writes them and
+    continues fetches that are ready. ``_prefix`` is the prefix of the current frame.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """Create a session. ``round_robin`` chooses partitions for records without a key."""
+        """``round_robin`` chooses partitions for records without a key."""
         super().__init__(broker, output, resume)
         self.admission: Final = Admission(broker, output)
         self.round_robin: Final = round_robin
@@ -150,7 +150,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return size
 
     def _run_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the frames from ``at`` on that are handled as one, or 0 to handle only the first."""
+        """Return the size of the frames from ``at`` on that are handled as one; 0 to handle only the first."""
         bytes_max = min(MERGED_BYTES_MAX, self.broker.settings.batch_bytes_max)
         return run_bytes(data, at, frames_max=REQUESTS_MAX - self._owed, batch_bytes_max=bytes_max)
 
@@ -172,7 +172,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def _take_run(self, frames: memoryview) -> bool:
         """Execute several PRODUCE requests with the same head as one.
 
-        Return False if nothing was done, because each needs its own error.
+        Returns False if nothing was done. Each request must then be executed separately, to get its own error.
         """
         try:
             request = decode_request(_PRODUCE, frames[PREFIX_BYTES : PREFIX_BYTES + self._prefix.head_bytes])
@@ -187,12 +187,10 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return bool(self._reasons) or self._owed >= REQUESTS_MAX or output.backlog > output.backlog_max
 
     def owes(self) -> bool:
-        """Whether a request is unanswered."""
         return self._owed > 0
 
     @property
     def fetches(self) -> tuple[RangeFetch, ...]:
-        """Open fetches, for monitoring."""
         return tuple(self._fetches.values())
 
     def drained(self) -> None:
@@ -202,7 +200,6 @@ class PolywireSession(FramedSession[PolywireBroker]):
         super().drained()
 
     def close(self) -> None:
-        """Release everything, because the connection is closed."""
         self._enter(CLOSED)
         for fetch in self._fetches.values():
             fetch.drop()
@@ -215,13 +212,16 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def hold(self) -> None:
         """Announce a response, and accept no further request until ``release``.
 
-        A login, or a long response, must be complete first.
+        This is for logins and long responses, which must be complete before the next request.
         """
         self.owe()
         self._reasons |= Wait.HOLDING
 
     def release(self) -> None:
-        """Accept requests again. Call it before sending the response, which may be the connection's last."""
+        """Accept requests again.
+
+        Call it before the response is sent, because the connection may close after the response.
+        """
         self._reasons &= ~Wait.HOLDING
         self._go_on()
 
@@ -237,13 +237,11 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._owed += count
 
     def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send an announced response."""
         if self._phase is not CLOSED:
             self.answer(verb, correlation, head, payload)
         self._paid()
 
     def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
-        """Send an announced error."""
         if self._phase is not CLOSED:
             self.refuse(verb, correlation, error)
         self._paid()
@@ -259,7 +257,6 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._answers.append(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
     def refuse(self, verb: int, correlation: int, error: BrokerError) -> None:
-        """Send an error that was not announced."""
         self._answers.append(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
     def ready(self, fetch: RangeFetch) -> None:
@@ -325,11 +322,10 @@ class PolywireSession(FramedSession[PolywireBroker]):
     # Commands of the session itself
 
     def ping(self, correlation: int, _: Head, __: memoryview) -> None:
-        """Handle PING."""
         self.answer(Verb.PING, correlation, Head())
 
     def log_in(self, correlation: int, request: messages.LogIn, _: memoryview) -> None:
-        """Handle LOGIN. The fetches of the previous user end. Raises Busy."""
+        """Handle LOGIN. The fetches of the previous user end. Raises Busy if too many logins wait."""
         if self.admission.principal is not None:
             for fetch in list(self._fetches.values()):
                 self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection is logging in again"))
@@ -346,14 +342,12 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self.settle_error(Verb.LOGIN, correlation, error)
 
     def cancel(self, correlation: int, request: messages.Cancel, _: memoryview) -> None:
-        """Handle CANCEL: end a fetch."""
         fetch = self._fetches.get(request.correlation)
         if fetch is not None:
             fetch.cancel(self.output)
         self.answer(Verb.CANCEL, correlation, Head())
 
     def fetch(self, correlation: int, request: messages.Fetch, _: memoryview) -> None:
-        """Handle FETCH. Raises BrokerError if it is rejected immediately."""
         if correlation in self._fetches:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         if len(self._fetches) >= FETCHES_MAX:
@@ -396,9 +390,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._schedule()
 
     def _pump(self, end: float) -> bool:
-        """Write frames until this time, but at least one. If the client is still reading the last ones, read ahead.
+        """Write frames until time ``end``, but at least one.
 
-        Return whether there is more to do.
+        If the client is still reading the last frames, read ahead. Returns whether there is more to do.
         """
         now = self.broker.clock.monotonic
         begun = now()

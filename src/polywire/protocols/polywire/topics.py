@@ -30,7 +30,6 @@ BOUNDS_MAX: Final = 100_000
 
 
 def list_topics(session: ReplyOwner, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
-    """Handle TOPICS: list the topics that the client may see."""
     topics = session.broker.topics(internal=request.internal)
     LongAnswer(session, Verb.TOPICS, correlation).make(_entries(session, topics), messages.TopicList)
 
@@ -43,7 +42,6 @@ def _entries(session: ReplyOwner, topics: Sequence[Topic]) -> Iterator[messages.
 
 
 def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
-    """Handle CREATE_TOPIC. Raises BrokerError if it is rejected immediately."""
     change = _Change(session, Verb.CREATE_TOPIC, correlation)
     name, settings = created_name(request), settings_of(request.settings)
     begun = session.broker.make_topic(
@@ -59,19 +57,20 @@ def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic,
 
 
 def describe(session: ReplyOwner, correlation: int, request: messages.Describe, _: memoryview) -> None:
-    """Handle DESCRIBE. Raises Missing."""
     session.answer(Verb.DESCRIBE, correlation, description_of(session.broker.topic(request.name)))
 
 
 def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
-    """Handle GROW_TOPIC. Raises BrokerError if it is rejected immediately."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.GROW_TOPIC, correlation)
     change.begun(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
 
 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
-    """Handle CONFIGURE_TOPIC: change the named settings only. Raises BrokerError if it is rejected immediately."""
+    """Handle CONFIGURE_TOPIC: change the named settings only.
+
+    Raises BrokerError if it is rejected immediately.
+    """
     topic, level = session.broker.topic(request.name), level_of(request.level)
     given = values_of(request.settings)
     for name in given:
@@ -85,14 +84,12 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
 
 
 def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
-    """Handle PURGE_TOPIC. Raises BrokerError if it is rejected immediately."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.PURGE_TOPIC, correlation)
     change.begun(session.broker.purge_topic(topic, level=level, done=change.done))
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:
-    """Handle DELETE_TOPIC. Raises BrokerError if it is rejected immediately."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.DELETE_TOPIC, correlation)
     session.broker.delete_topic(topic, level=level, done=change.done)
@@ -100,7 +97,10 @@ def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic,
 
 
 def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
-    """Handle BOUNDS: return readable offsets, and the offsets for times. Raises Invalid, Missing."""
+    """Handle BOUNDS: return readable offsets, and the offsets for times.
+
+    Raises Invalid for an invalid time, and Missing for an unknown topic.
+    """
     broker = session.broker
     if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
         raise Invalid(
@@ -134,11 +134,10 @@ class _Change:
         self._topic: Topic | None = None
 
     def set_topic(self, topic: Topic) -> None:
-        """Respond with a description of this topic."""
         self._topic = topic
 
     def begun(self, is_true: bool) -> None:
-        """Record that the broker has accepted the change."""
+        """Record that the broker has accepted the change. If ``is_true``, the change is already complete."""
         self._holds = not is_true
         if self._holds:
             self._session.hold()
@@ -146,7 +145,6 @@ class _Change:
             self._session.owe()
 
     def done(self, result: int | BrokerError) -> None:
-        """Record that the broker has completed the change, or failed."""
         if self._holds:  # not inside a callback of the log, because the session then handles further requests
             self._session.broker.loop.call_soon(self._over, result)
         else:
@@ -221,7 +219,7 @@ class _BoundsAnswer:
             then(found)
 
     def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:
-        """Store the offset for a time, limited to the bounds, which were determined before."""
+        """Store the offset for a time. It is limited to the bounds, which were determined before."""
         if isinstance(found, BrokerError):
             self._error = self._error or found
         else:
@@ -252,7 +250,6 @@ class _BoundsAnswer:
 
 
 def description_of(topic: Topic) -> messages.TopicDescription:
-    """Return a topic's description."""
     settings: dict[str, SettingValue] = {}
     for name, setting in TOPIC_SETTINGS.items():
         value = setting.plain(getattr(topic.settings, name))
@@ -263,14 +260,20 @@ def description_of(topic: Topic) -> messages.TopicDescription:
 
 
 def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
-    """Return the settings of a new topic. Raises Invalid(INVALID_REQUEST) for an unknown name or invalid value."""
+    """Return the settings of a new topic.
+
+    Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
+    """
     settings = TopicSettings(**values_of(given))
     settings.check()
     return settings
 
 
 def values_of(given: Mapping[str, SettingValue]) -> dict[str, Any]:
-    """Return values for ``TopicSettings``, by name. Raises Invalid(INVALID_REQUEST)."""
+    """Return values for ``TopicSettings``, by name.
+
+    Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
+    """
     unknown = sorted(given.keys() - TOPIC_SETTINGS.keys())
     if unknown:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")

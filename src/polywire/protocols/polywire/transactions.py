@@ -22,24 +22,20 @@ _T = TypeVar("_T")
 
 
 def list_transactions(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
-    """Handle TRANSACTIONS."""
     session.answer(Verb.TRANSACTIONS, correlation, _transactions(session, request.after))
 
 
 def delete_transaction(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
-    """Handle DELETE_TRANSACTION. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.DELETE_TRANSACTION, correlation)
     session.broker.transactions.delete(request.name, by=session.admission.caller, done=done)
     session.owe()
 
 
 def list_writers(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
-    """Handle WRITERS."""
     session.answer(Verb.WRITERS, correlation, _writers(session, request.after))
 
 
 def delete_writer(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
-    """Handle DELETE_WRITER. Raises BrokerError if it is rejected immediately."""
     done = partial(_done, session, Verb.DELETE_WRITER, correlation)
     session.broker.staging.delete_writer(request.name, by=session.admission.caller, done=done)
     session.owe()
@@ -91,6 +87,5 @@ def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | Broke
 
 
 def _piece(found: Iterable[_T]) -> tuple[list[_T], bool]:
-    """Return the entries of one response, and whether there are more."""
     entries = list(islice(found, ENTRIES_MAX + 1))
     return entries[:ENTRIES_MAX], len(entries) > ENTRIES_MAX
