@@ -1,7 +1,7 @@
 """Append a connection's batches to the log, in order. Batches wait while the log is full.
 
-A batch that does not fit within the time limit is rejected in a callback on the event loop (decision 0107).
-Appending needs no task, and a timer only while a batch waits.
+If the log has no space for a batch before the time limit, the batch is rejected in a callback on the event loop
+(decision 0107). Appending needs no task. It needs a timer only while a batch waits.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ class AppendBroker(Records, Protocol):
     """The operations of the broker that appending uses."""
 
     @property
-    def loop(self) -> Loop:
-        """The event loop."""
+    def loop(self) -> Loop: ...
 
     @property
-    def clock(self) -> Clock:
-        """The clock."""
+    def clock(self) -> Clock: ...
 
 
 @cython.cclass
@@ -120,7 +118,6 @@ class AppendQueue:
         self._go_on()
 
     def drop(self) -> None:
-        """Drop the queue, because the session is closed."""
         self._go_on, self._refuse = _nothing, _ignore
         self.waiting.clear()
         if self._timer is not None:
@@ -129,11 +126,11 @@ class AppendQueue:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 def _ignore(_: Completion[int] | None, __: BrokerError) -> None:
-    """Ignore a rejection."""
+    pass
 
 
 def is_full(error: BrokerError) -> bool:

@@ -27,12 +27,10 @@ class WireBroker(Settling, Protocol):
         """Limits and defaults."""
 
     @property
-    def loop(self) -> Loop:
-        """The event loop."""
+    def loop(self) -> Loop: ...
 
     @property
-    def clock(self) -> Clock:
-        """The clock."""
+    def clock(self) -> Clock: ...
 
     @property
     def sliced(self) -> SlicedWork:

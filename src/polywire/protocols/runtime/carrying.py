@@ -30,7 +30,6 @@ class CarryingSession(SequentialSession[Any]):
         return super()._waits() or self._links.are_clogged
 
     def drained(self) -> None:
-        """Continue, because the client reads again."""
         self._links.resume()
         super().drained()
 
@@ -39,7 +38,6 @@ class CarryingSession(SequentialSession[Any]):
         self._links.forget(shard)
 
     def relieved(self) -> None:
-        """Continue, because a shard accepts bytes again."""
         self._go_on()
 
     def answers_came(self) -> None:

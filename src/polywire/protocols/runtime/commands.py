@@ -41,7 +41,6 @@ _Command = TypeVar("_Command", bound=Command[Any, Any])
 
 
 def table(*commands: _Command) -> Mapping[Any, _Command]:
-    """Return the commands by name."""
     by_name: dict[Any, _Command] = {}
     for command in commands:
         assert command.name not in by_name, f"two commands have the same name command={command.name}"

@@ -26,16 +26,15 @@ class FramedSession(SequentialSession[_Broker]):
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         """Return the size of the frame at ``at``, including its prefix; 0 if the size is unknown.
 
-        Raises PeerError for an invalid frame.
-
-        Several complete frames may be returned as one.
+        Several complete frames may be returned as one. Raises PeerError for an invalid frame.
         """
 
     @abstractmethod
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Execute the frame ``data[at:end]``. Return False if it must wait and be offered again.
+        """Execute the frame ``data[at:end]``. Return False if it must wait; it is then offered again.
 
-        Raises PeerError, or TopicPending if nothing was done; then the frame is offered again, too.
+        Raises PeerError for an invalid request. Raises TopicPending if nothing was done, because another process must
+        first look up or create a topic. The frame is then offered again, too.
         """
 
     def _receive(self, data: memoryview) -> int:

@@ -21,22 +21,19 @@ class CarryingFactory(ABC, Generic[_Factory]):
     __slots__ = ("_inside", "_shards")
 
     def __init__(self, inside: _Factory, shards: Shards) -> None:
-        """Create the factory. ``inside`` creates the sessions of this shard."""
+        """``inside`` creates the sessions of this shard."""
         self._inside: Final = inside
         self._shards: Final = shards
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Recognise the protocol, as the factory of this shard's sessions does."""
         return self._inside.recognise(prefix)
 
     @abstractmethod
-    def open(self, output: Output, resume: Callable[[], None]) -> Session:
-        """Return a session for a new connection."""
+    def open(self, output: Output, resume: Callable[[], None]) -> Session: ...
 
 
 class LinkFactory(ABC, Generic[_Factory]):
@@ -50,32 +47,28 @@ class LinkFactory(ABC, Generic[_Factory]):
     magic: ClassVar[bytes]
 
     def __init__(self, inside: _Factory, key: bytes) -> None:
-        """Create the factory.
+        """``inside`` creates the sessions of this shard, which share their state with the sessions of links.
 
-        ``inside`` creates the sessions of this shard, which share their state with the sessions of links. For ``key``,
-        see ``Shards``.
+        For ``key``, see ``Shards``.
         """
         self._inside: Final = inside
         self._key: Final = key
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the prefix is the beginning of a link."""
         if prefix[: len(self.magic)] != self.magic[: len(prefix)]:
             return False
         return True if len(prefix) >= len(self.magic) else None
 
     @abstractmethod
-    def open(self, output: Output, resume: Callable[[], None]) -> Session:
-        """Return a session for a link."""
+    def open(self, output: Output, resume: Callable[[], None]) -> Session: ...
 
 
 def check_opening(opening: bytes, expected: bytes) -> None:
-    """Check the shared key at the beginning of a link. Raises PeerError.
+    """Raise PeerError if the beginning of a link does not have the shared key.
 
     Only processes of this broker know the key.
     """
@@ -89,8 +82,7 @@ class LinksOwner(Protocol):
     def link_lost(self, shard: int) -> None:
         """Handle the loss of a link: the other process has ended or is not reachable, and will not respond."""
 
-    def relieved(self) -> None:
-        """Continue, because a shard accepts bytes again."""
+    def relieved(self) -> None: ...
 
 
 class WireLink(ABC):
@@ -110,15 +102,12 @@ class WireLink(ABC):
         return self._link.backlog > self._link.backlog_max
 
     def write(self, data: bytes) -> None:
-        """Send bytes."""
         self._link.write(data)
 
     def pause(self) -> None:
-        """Stop receiving for now."""
         self._link.pause()
 
     def resume(self) -> None:
-        """Receive again."""
         self._link.resume()
 
     def finish(self) -> None:
@@ -130,15 +119,12 @@ class WireLink(ABC):
         self._link.close()
 
     @abstractmethod
-    def received(self, data: bytes) -> None:
-        """See ``LinkPeer``."""
+    def received(self, data: bytes) -> None: ...
 
     def relieved(self) -> None:
-        """See ``LinkPeer``."""
         self._owner.relieved()
 
     def lost(self) -> None:
-        """See ``LinkPeer``."""
         self._owner.link_lost(self.shard)
 
 
@@ -158,17 +144,19 @@ class AnsweredLink(WireLink, Generic[_Asked]):
 
     @abstractmethod
     def _take_answer(self, received: bytearray, at: int) -> int:
-        """Pass the response at ``at`` to the first caller in ``_asked``. Return its end, or 0 if it is incomplete."""
+        """Pass the response at ``at`` to the first caller in ``_asked``.
+
+        Returns the end of the response, or 0 if it is incomplete.
+        """
 
     @abstractmethod
     def _not_answered(self, asked: _Asked) -> None:
         """Report to a caller that no response will arrive."""
 
     def _handed_on(self) -> None:
-        """Continue after all complete responses were passed on."""
+        """Called after all complete responses were passed to their callers."""
 
     def received(self, data: bytes) -> None:
-        """See ``LinkPeer``."""
         received = self._received
         received += data
         at = 0
@@ -179,7 +167,6 @@ class AnsweredLink(WireLink, Generic[_Asked]):
             self._handed_on()
 
     def lost(self) -> None:
-        """See ``LinkPeer``."""
         super().lost()
         asked, self._asked = self._asked, deque()
         for waiting in asked:
@@ -198,7 +185,7 @@ class Links(Generic[_Link]):
     __slots__ = ("_by_shard", "_make")
 
     def __init__(self, make: Callable[[int], _Link]) -> None:
-        """Create an empty collection. ``make`` creates a link to a shard."""
+        """``make`` creates a link to a shard."""
         self._make: Final = make
         self._by_shard: dict[int, _Link] = {}
 
@@ -213,7 +200,6 @@ class Links(Generic[_Link]):
         return link
 
     def forget(self, shard: int) -> _Link | None:
-        """Remove and return the link to a shard."""
         return self._by_shard.pop(shard, None)
 
     @property
@@ -222,17 +208,14 @@ class Links(Generic[_Link]):
         return any(link.is_clogged for link in self._by_shard.values())
 
     def pause(self) -> None:
-        """Stop receiving for now."""
         for link in self._by_shard.values():
             link.pause()
 
     def resume(self) -> None:
-        """Receive again."""
         for link in self._by_shard.values():
             link.resume()
 
     def close(self) -> None:
-        """Close all links."""
         by_shard, self._by_shard = self._by_shard, {}
         for link in by_shard.values():
             link.close()

@@ -44,7 +44,6 @@ class OffLoopWork:
         self.release = release
 
     def cancel(self) -> None:
-        """Cancel the request."""
         self.leave()
 
     def leave(self) -> None:
@@ -105,7 +104,6 @@ class OffLoopQueue:
         threading.Thread(target=self._prepare, args=(work,), name="polywire-off-loop", daemon=True).start()
 
     def _prepare(self, work: OffLoopWork) -> None:
-        """Prepare a request. Called in the thread."""
         result: Any = PeerError("large request could not be prepared", fatal=True)
         try:
             assert work.prepare is not None, "the caller checked this"

@@ -29,8 +29,7 @@ class ReplyOwner(Protocol):
     """The methods of the session that a reply slot uses."""
 
     @property
-    def closed(self) -> bool:
-        """Whether the connection is closed."""
+    def closed(self) -> bool: ...
 
     def answered(self) -> None:
         """Continue after a slot was filled."""
@@ -43,10 +42,11 @@ _Owner = TypeVar("_Owner", bound=ReplyOwner)
 class BareSlot:
     """The slot of one response.
 
-    Protocols set all fields when they create a slot. ``parts`` is None until the response is known.
+    Protocols set all fields when they create a slot. ``parts`` is None until the response is known. The slot is filled
+    once. If it is ``blocking``, later requests wait.
 
-    It is filled once. If it is ``blocking``, later requests wait. ``released`` is called when the memory of the parts
-    may be reused, ``cancel`` if the connection closes before the slot is filled.
+    ``released`` is called when the memory of the parts may be reused. ``cancel`` is called if the connection closes
+    before the slot is filled.
     """
 
     if not cython.compiled:  # when compiled, pipelined.pxd declares the fields
@@ -59,7 +59,6 @@ class BareSlot:
         cancel: Callable[[], None] | None
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Set the response."""
         self.parts = parts
         self.cancel = None
         if self.session.closed:
@@ -104,7 +103,6 @@ class BarePipelined(BareSequential):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed."""
         return self._phase is CLOSED
 
     def _waits(self) -> bool:
@@ -115,11 +113,9 @@ class BarePipelined(BareSequential):
         return output.backlog > output.backlog_max
 
     def owes(self) -> bool:
-        """Whether a request is unanswered."""
         return bool(self._answers)
 
     def append(self, answer: _Slot) -> _Slot:
-        """Add a slot."""
         self._answers.append(answer)
         self._blocking += answer.blocking
         return answer
@@ -158,7 +154,6 @@ class BarePipelined(BareSequential):
             self._go_on()
 
     def _abandon(self) -> None:
-        """Drop all slots, because the connection is closed."""
         assert self._phase is CLOSED, "answers are dropped at the end"
         answers, self._answers = self._answers, deque()  # slots refer to their session: break the reference cycle
         for answer in answers:

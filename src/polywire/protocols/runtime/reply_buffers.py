@@ -38,7 +38,6 @@ class ReplyBuffers:
         return buffer
 
     def _large(self, size: int) -> bytearray:
-        """Return a free buffer of at least this size."""
         found = next((at for at, buffer in enumerate(self._free) if len(buffer) >= size), None)
         if found is None:
             return bytearray(max(size, REPLY_BYTES_MIN))

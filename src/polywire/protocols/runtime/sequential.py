@@ -28,8 +28,6 @@ _Broker = TypeVar("_Broker", bound=WireBroker)
 
 
 class Phase(IntEnum):
-    """The phases of a session."""
-
     OPEN = 0
     """Requests are accepted."""
     FINISHING = 1
@@ -79,7 +77,7 @@ GROWTH_BYTES_MIN: Final = 1024 * 1024
 
 
 def believed(announced: int, come: int) -> int:
-    """Return how many bytes to allocate for a request that claims a length, after receiving ``come`` bytes of it."""
+    """Return how many bytes to allocate for a request that claims ``announced`` bytes, of which ``come`` have arrived."""
     return min(announced, max(GROWTH_BYTES_MIN, 4 * come))
 
 
@@ -119,9 +117,9 @@ class BareSequential:
         self._wanted = 0
 
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests, and return the number of bytes consumed.
+        """Handle complete requests, and return the number of bytes consumed. Implemented by protocols.
 
-        Raises PeerError. Implemented by protocols.
+        Raises PeerError to close the connection.
         """
         return 0
 
@@ -130,7 +128,6 @@ class BareSequential:
         return False
 
     def _waits(self) -> bool:
-        """Return whether the next request must wait."""
         return bool(self._reasons) or self.output.backlog > self.output.backlog_max
 
     @property
@@ -148,7 +145,10 @@ class BareSequential:
         return self._held
 
     def receive(self, data: memoryview) -> int:
-        """Handle complete requests, and return the number of bytes consumed. Raises PeerError."""
+        """Handle complete requests, and return the number of bytes consumed.
+
+        Raises PeerError to close the connection.
+        """
         if self._phase >= ENDING:
             return len(data)
         self._receiving = True
@@ -163,7 +163,6 @@ class BareSequential:
         self.broker.loop.call_soon(self._begin_quantum)
 
     def _begin_quantum(self) -> None:
-        """Continue, because other connections were served."""
         self._reasons &= ~Wait.YIELDING
         self._go_on()
 
@@ -188,7 +187,6 @@ class BareSequential:
         self._go_on()
 
     def drained(self) -> None:
-        """Continue, because the client reads again."""
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
@@ -216,7 +214,6 @@ class BareSequential:
             self._stop_taking()
 
     def _enter(self, phase: Phase) -> None:
-        """Change the phase."""
         assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
         self._phase = phase
         if phase is not FINISHING:
@@ -245,7 +242,10 @@ class SequentialSession(BareSequential, ABC, Generic[_Broker]):
 
     @abstractmethod
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests, and return the number of bytes consumed. Raises PeerError."""
+        """Handle complete requests, and return the number of bytes consumed.
+
+        Raises PeerError to close the connection.
+        """
 
     @abstractmethod
     def owes(self) -> bool:

@@ -64,7 +64,7 @@ class Output(Protocol):
         """Close the connection when everything was sent."""
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection as if ``receive`` had raised this error. For errors that are found later."""
+        """Close the connection as if ``receive`` had raised this error. It is for errors that are found later."""
 
     def identified(self, principal: Principal | None) -> None:
         """Set the client's user, or None. When the user's login ends, the connection is closed.

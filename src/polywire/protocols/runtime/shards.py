@@ -105,8 +105,8 @@ class Router(Protocol):
     ) -> None:
         """Execute a request of the `polywire` protocol, which has one response, in the process of a shard.
 
-        The caller is authorized to make it. ``then`` gets the frame of the response, also if that is an error, or
-        Unavailable if the process has ended; never from inside this call.
+        The caller must be authorized to make it. ``then`` gets the frame of the response, which may be an error frame,
+        or Unavailable if the process has ended. ``then`` is never called from inside this call.
         """
 
 

@@ -53,5 +53,4 @@ class Slices(Generic[_Part]):
         return False
 
     def cancel(self) -> None:
-        """Drop the response."""
         self._cancelled = True
