@@ -47,7 +47,6 @@ RECORDS_USUAL: Final = 50
 
 
 def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
-    """Return the JSON object of a leader's bucket."""
     shard = bucket.shard
     return {
         "url": bucket.url,
@@ -76,7 +75,8 @@ def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
 def _requests(one: BucketRequests) -> Mapping[str, Any]:
     """Return the JSON object of one kind of request.
 
-    ``p99_s`` is an upper bound, computed from the histogram since the process started; null above its last bound.
+    ``p99_s`` is an upper bound of the 99th percentile, computed from the histogram since the process started. It is
+    null above the last bound of the histogram.
     """
     bound_s = one.durations.quantile(QUANTILE)
     return {
@@ -102,7 +102,6 @@ class Api:
         self._round_robin = 0
 
     def table(self) -> Sequence[Endpoint]:
-        """Return every endpoint."""
         records = {
             "offset": "first offset; by default the earliest",
             "time": "instead of offset: from this append time on (ISO 8601)",
@@ -422,8 +421,9 @@ async def _topic_json(topic: Topic, slices: Slices) -> Mapping[str, Any]:
 
 
 def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
-    """Return a field of the body as bytes: a string, or base64 in the field ``{name}_base64``. Raises
-    Invalid(INVALID_REQUEST).
+    """Return a field of the body as bytes: a string, or base64 in the field ``{name}_base64``.
+
+    Raises Invalid(INVALID_REQUEST) if both are set, or the value cannot be decoded.
     """
     text, coded = body.get(name), body.get(f"{name}_base64")
     if text is not None and coded is not None:
@@ -441,7 +441,7 @@ def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _time_us(text: str) -> int:
-    """Parse an ISO 8601 time; without a time zone it is UTC. Raises Invalid(INVALID_REQUEST)."""
+    """Parse an ISO 8601 time. Without a time zone it is UTC. Raises Invalid(INVALID_REQUEST) for another format."""
     try:
         at = datetime.fromisoformat(text)
         seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -84,8 +84,10 @@ class HttpApplication:
         shards: Shards | None = None,
         is_linked: bool = False,
     ) -> None:
-        """names: allowed host names, see ``HttpFactory``. shards: the processes of this broker if there are several.
-        is_linked: requests come from other processes of this broker, and must not be forwarded again.
+        """``names`` are the allowed host names, see ``HttpFactory``.
+
+        ``shards`` are the processes of this broker if there are several. If ``is_linked``, requests come from other
+        processes of this broker, and must not be forwarded again.
         """
         routes = [
             Route("/livez", self._live, methods=["GET"]),
@@ -110,7 +112,6 @@ class HttpApplication:
         self._guard: Final = Guard(inner, broker.access, names=names)
 
     def exchange(self, output: Output, drained: asyncio.Event) -> AsgiExchange:
-        """Return the exchange for one request."""
         return AsgiExchange(self._guard, output, drained)
 
     async def _live(self, request: Request) -> Response:

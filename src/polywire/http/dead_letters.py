@@ -8,8 +8,8 @@ partition. A redrive sends the record back to these.
 * The target topics may belong to several processes. The process that has the dead letters coordinates the transaction
   (decision 0129). It adds each other process as a participant, which stages the letters for its topics and applies the
   decision. Letters reach other processes over the HTTP link between them.
-* Letters are sent only to topics that the request names and to which the user may produce, because any producer can
-  write the headers of a letter.
+* Any producer can write the headers of a letter. Therefore, letters are sent only to topics that the request names and
+  to which the user may produce.
 * A redrive reads a limited number of bytes, including headers, but always at least one letter.
 """
 
@@ -66,7 +66,7 @@ _DIGITS_MAX: Final = 9
 class Letter(msgspec.Struct, frozen=True, array_like=True):
     """A letter to send back.
 
-    partition: its original partition, None if unknown. batch: a batch that contains only this record.
+    ``partition`` is its original partition, None if unknown. ``batch`` is a batch that contains only this record.
     """
 
     topic: str
@@ -105,7 +105,8 @@ class Redrive:
     ) -> None:
         """Send letters and commit the offsets in their topic, or do neither.
 
-        begins, ends: the committed offset of each partition before and after. Raises BrokerError.
+        ``begins`` and ``ends`` are the committed offset of each partition before and after. Raises BrokerError if
+        nothing was sent.
         """
         transactions = self._broker.transactions
         near, far = self._by_shard(letters, call)
@@ -140,7 +141,6 @@ class Redrive:
                     transactions.delete(id_, by=call.caller)
 
     def _check_current(self, transaction: Transaction) -> None:
-        """Raise Conflict(PRODUCER_FENCED) if another redrive of these letters has begun."""
         found = self._broker.transactions.find(transaction.id, by=ITSELF)
         if found is not transaction or not transaction.is_open:
             raise Conflict(ErrorCode.PRODUCER_FENCED, "another redrive of these dead letters is in progress")
@@ -166,7 +166,7 @@ class Redrive:
     def _by_shard(self, letters: Iterable[Letter], call: ApiCall) -> tuple[list[Letter], dict[int, list[Letter]]]:
         """Split letters into those for topics of this process, and those for each other process.
 
-        Raises Missing(TOPIC_MISSING), Denied.
+        Raises Missing(TOPIC_MISSING), and Denied if the user may not produce to a topic.
         """
         broker, shards = self._broker, self._shards
         near: list[Letter] = []
@@ -184,7 +184,7 @@ class Redrive:
     def _batches(self, letters: Iterable[Letter]) -> list[tuple[Partition, bytearray, int]]:
         """Return the letters for this process: for each partition, one batch and the number of its letters.
 
-        Raises Missing(TOPIC_MISSING).
+        Raises Missing(TOPIC_MISSING) if a topic was deleted.
         """
         found: dict[Partition, list[bytes]] = {}
         for letter in letters:
@@ -198,7 +198,10 @@ class Redrive:
     # Other processes
 
     async def _stage_far(self, transaction: Transaction, far: Mapping[int, Sequence[Letter]], call: ApiCall) -> None:
-        """Add each other process as a participant, then send it its letters. Raises BrokerError."""
+        """Add each other process as a participant, then send its letters to it.
+
+        Raises BrokerError if a process cannot stage them.
+        """
         shards, producer = self._shards, transaction.producer
         assert shards is not None, "only with several processes"
         assert producer is not None, "set by number_producer"
@@ -231,7 +234,7 @@ class Redrive:
         return settled.is_set()
 
     async def stage(self, request: Request) -> Response:
-        """Stage the letters that another process sends. Raises BrokerError."""
+        """Stage the letters that another process sends. Raises BrokerError if they cannot be staged."""
         part = msgspec.msgpack.decode(await request.body(), type=FarLetters)
         broker, principal = self._broker, request.scope[PRINCIPAL]
         for name in {letter.topic for letter in part.letters}:
@@ -251,10 +254,14 @@ class Redrive:
 class Letters:
     """The letters that a redrive reads.
 
-    found: the letters, only if ``collects``. count: number of letters. targets: number of letters by original topic.
-    others: number of records that are not dead letters. begins: the committed offset of each partition that was read.
-    ends: the offset after the letters that were read. waiting: number of records after the committed offsets. more:
-    whether some of these were not read.
+    * ``found``: the letters, only if ``collects``.
+    * ``count``: number of letters.
+    * ``targets``: number of letters by original topic.
+    * ``others``: number of records that are not dead letters.
+    * ``begins``: the committed offset of each partition that was read.
+    * ``ends``: the offset after the letters that were read.
+    * ``waiting``: number of records after the committed offsets.
+    * ``more``: whether some of the waiting records were not read.
     """
 
     collects: bool
@@ -270,7 +277,6 @@ class Letters:
 
     @property
     def is_full(self) -> bool:
-        """Whether a limit is reached."""
         return self.count + self.others >= LETTERS_MAX or self.size >= LETTERS_BYTES_MAX
 
     def take(self, rows: Rows, index: int) -> Taken:
@@ -303,7 +309,6 @@ class DeadLetters:
         self._redrive: Final = redrive
 
     def table(self) -> Sequence[Endpoint]:
-        """Return every endpoint."""
         fields = {
             "topics": "list of topics that records may return to",
             "partition": "with offset: redrive only this record; no offset is committed",
@@ -345,7 +350,6 @@ class DeadLetters:
         return _redrive_json(topic, letters)
 
     async def _waiting(self, topic: Topic, letters: Letters) -> Letters:
-        """Read the letters after the committed offsets, partition by partition."""
         slices, limit = Slices(), ReadLimit()
         committed = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
         for partition in list(topic.partitions):
@@ -363,7 +367,10 @@ class DeadLetters:
         return letters
 
     async def _one(self, topic: Topic, number: Any, offset: Any) -> Letters:
-        """Read one letter, without an offset to commit. Raises Invalid(INVALID_REQUEST), Missing."""
+        """Read one letter, without an offset to commit.
+
+        Raises Invalid(INVALID_REQUEST) for an invalid offset, and Missing if there is no letter.
+        """
         letters = Letters(collects=True)
         await self._reader.one(partition_of(topic, number), offset, letters.take)
         if not letters.count:
@@ -380,12 +387,11 @@ def letter_header(rows: Rows, index: int, name: bytes) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    """Return the partition number; None if the text is not a number."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
 def _targets(call: ApiCall) -> set[str]:
-    """Return the topics that the request names. Raises Invalid(INVALID_REQUEST)."""
+    """Return the topics that the request names. Raises Invalid(INVALID_REQUEST) for an invalid list."""
     names = call.body.get("topics", [])
     if not isinstance(names, list) or len(names) > TARGETS_MAX or not all(isinstance(name, str) for name in names):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be a list of at most {TARGETS_MAX} names")

@@ -32,10 +32,10 @@ _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Slices:
-    """The time slices of a long task. After each short step, the task checks ``is_over`` and, if it is true, awaits
-    ``rest``.
+    """The time slices of a long task.
 
-    ``_end``: processor time of the thread at which the slice ends.
+    After each short step, the task checks ``is_over`` and, if it is true, awaits ``rest``. ``_end`` is the processor
+    time of the thread at which the slice ends.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Slices:
 class Listing:
     """The rows of a list, limited in number and to LIST_BYTES_MAX bytes. Each row is encoded when it is added.
 
-    more: whether a row did not fit.
+    ``more`` is whether a row did not fit.
     """
 
     __slots__ = ("_bytes_left", "_count_max", "more", "rows")
@@ -122,8 +122,8 @@ def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
 def json_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> list[msgspec.Raw]:
     """Encode the first headers as JSON, as many as fit.
 
-    part_max: largest size of a key or value. json_max: largest size of the JSON of all headers. The first header may
-    exceed this, because base64 makes four bytes of three and JSON escapes characters.
+    ``part_max`` is the largest size of a key or value. ``json_max`` is the largest size of the JSON of all headers. The
+    first header may exceed it, because base64 makes four bytes of three and JSON escapes characters.
     """
     found: list[msgspec.Raw] = []
     for header in headers:

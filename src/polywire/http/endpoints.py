@@ -33,8 +33,8 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
 class ApiCall:
     """One request to an endpoint.
 
-    path: values of the path's parameters. body: the JSON object, empty without one. authorization: the client's
-    Authorization header, which requests to other processes repeat.
+    ``path`` has the values of the path's parameters. ``body`` is the JSON object, empty without one. ``authorization``
+    is the client's Authorization header, which requests to other processes repeat.
     """
 
     principal: Principal
@@ -45,7 +45,10 @@ class ApiCall:
     authorization: str = ""
 
     def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
-        """Return an integer of the query, or the default. Raises Invalid(INVALID_REQUEST)."""
+        """Return an integer of the query, or the default.
+
+        Raises Invalid(INVALID_REQUEST) if it is not a number from ``least`` to ``most``.
+        """
         given = self.query.get(name)
         if given is None:
             return default
@@ -56,7 +59,7 @@ class ApiCall:
         return int(given)
 
     def text(self, name: str) -> str:
-        """Return a string of the body. Raises Invalid(INVALID_REQUEST)."""
+        """Return a string of the body. Raises Invalid(INVALID_REQUEST) if it is missing or not a string."""
         given = self.body.get(name)
         if not isinstance(given, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is required and must be a string")
@@ -70,8 +73,9 @@ Handler = Callable[[ApiCall], Awaitable[Any]]
 class Endpoint:
     """One method of one path.
 
-    fields: descriptions of the query's fields (GET) or of the body's fields. is_own: whether every user may call the
-    endpoint if ``{user}`` is the user's own name. also: another action that the caller needs on the same topic.
+    ``fields`` has descriptions of the query's fields (GET) or of the body's fields. If ``is_own``, every user may call
+    the endpoint when ``{user}`` is the user's own name. ``also`` is a second action for which the caller needs
+    permission on the same topic.
     """
 
     method: str
@@ -85,7 +89,6 @@ class Endpoint:
 
     @property
     def actions(self) -> Sequence[Action]:
-        """The actions that the caller needs."""
         return (self.action,) if self.also is None else (self.action, self.also)
 
     def matches(self, segments: Sequence[str]) -> Mapping[str, str] | None:
@@ -103,7 +106,6 @@ class Endpoint:
 
 
 def segments_of(raw_path: str) -> list[str]:
-    """Remove ``PREFIX`` from a path and split it at its slashes."""
     return [unquote(segment) for segment in raw_path.removeprefix(PREFIX).strip("/").split("/")]
 
 
@@ -115,7 +117,10 @@ class Endpoints:
         self.table: Final = table
 
     async def respond(self, request: Request) -> Any:
-        """Return the response of an endpoint, which the caller encodes as JSON. Raises BrokerError."""
+        """Return the response of an endpoint, which the caller encodes as JSON.
+
+        Raises BrokerError if it is rejected.
+        """
         raw = request.scope["raw_path"].decode("ascii", "replace")
         segments = segments_of(raw)
         method = "GET" if request.method == "HEAD" else request.method
@@ -147,7 +152,6 @@ class Endpoints:
         return ApiCall(principal, caller, path, query, body, request.headers.get("authorization", ""))
 
     def authorize(self, endpoint: Endpoint, call: ApiCall) -> None:
-        """Raise Denied if the caller may not use the endpoint."""
         access = self._broker.access
         if endpoint.is_own and call.path["user"] == call.principal.name:
             return
@@ -161,7 +165,6 @@ class Endpoints:
             access.authorize(call.principal, endpoint.action)
 
     def document(self) -> Mapping[str, Any]:
-        """Return the OpenAPI document."""
         paths: dict[str, dict[str, Any]] = {}
         for endpoint in self.table:
             paths.setdefault(PREFIX + endpoint.path, {})[endpoint.method.lower()] = dict(_operation(endpoint))

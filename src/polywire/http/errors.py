@@ -43,7 +43,6 @@ LOGIN_CODES: Final = frozenset({ErrorCode.LOGIN_REQUIRED, ErrorCode.LOGIN_FAILED
 
 
 def error_response(error: BrokerError) -> Response:
-    """Return the response to a rejected request."""
     status = 401 if error.code in LOGIN_CODES else STATUSES[type(error)]
     headers = {}
     if status == 401:
@@ -55,7 +54,7 @@ def error_response(error: BrokerError) -> Response:
 
 
 def raise_error(response: Response) -> None:
-    """Raise the error in another process's response, if the response contains one. Raises BrokerError."""
+    """Raise the error in another process's response, if the response contains one."""
     if response.status_code == 200:
         return
     error = msgspec.json.decode(response.body)["error"]

@@ -52,7 +52,7 @@ class AsgiExchange:
         return self._conn.our_state is h11.DONE and self._conn.their_state is h11.DONE
 
     def _read(self, request: bytes) -> h11.Request | None:
-        """Return the head of a request and store its body. Returns None if the bytes are not exactly one request."""
+        """Return the head of a request and store its body. Return None if the bytes are not exactly one request."""
         conn = self._conn
         conn.receive_data(request)
         head = conn.next_event()

@@ -34,10 +34,10 @@ class HttpFactory:
         shards: Shards | None = None,
         is_linked: bool = False,
     ) -> None:
-        """names: host names that browsers may use while there are no users, besides IP addresses and localhost.
+        """``names`` are host names that browsers may use while there are no users, besides IP addresses and localhost.
 
-        shards: the processes of this broker if there are several. is_linked: requests come from other processes of this
-        broker, and must not be forwarded again.
+        ``shards`` are the processes of this broker if there are several. If ``is_linked``, requests come from other
+        processes of this broker, and must not be forwarded again.
         """
         loop = broker.loop
         assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP needs an asyncio loop"
@@ -51,15 +51,12 @@ class HttpFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the listener."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool:
-        """Return False, because HTTP has its own port."""
         return False
 
     def open(self, output: Output, resume: Callable[[], None]) -> HttpSession:
-        """Return a session for a new connection."""
         return HttpSession(self, output, resume)
 
     async def application(self) -> Application:
@@ -78,8 +75,6 @@ class HttpFactory:
 
 
 class MakeApplication(Protocol):
-    """The constructor of an application."""
-
     def __call__(
         self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None, is_linked: bool
     ) -> Application: ...

@@ -38,7 +38,6 @@ class ForwardingApp:
         self._shards: Final = shards
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Execute a request in this process or in others."""
         try:
             response = await self._forward(Request(scope, receive))
         except BrokerError as error:
@@ -46,7 +45,10 @@ class ForwardingApp:
         await (response or self._app)(scope, receive, send)
 
     async def _forward(self, request: Request) -> Response | None:
-        """Return the response of other processes; None if this process responds without them. Raises BrokerError."""
+        """Return the response of other processes; None if this process responds without them.
+
+        Raises BrokerError if a process does not respond.
+        """
         path = request.scope["raw_path"].decode("ascii", "replace")
         match path:
             case "/metrics":
@@ -81,8 +83,6 @@ class ForwardingApp:
     # Requests to all processes
 
     async def _all(self, request: Request, limit_s: float) -> Sequence[Response | BrokerError]:
-        """Return, for each shard, its response or the error."""
-
         async def one(shard: int) -> Response | BrokerError:
             try:
                 return await self._ask(shard, request, limit_s)
@@ -125,12 +125,12 @@ class ForwardingApp:
     # Requests to one process
 
     async def _ask(self, shard: int, request: Request, limit_s: float = ANSWER_S) -> Response:
-        """Return the response of a shard's process. Raises Unavailable."""
+        """Return the response of a shard's process. Raises Unavailable if it does not respond."""
         return await ask_shard(self._shards, shard, await _encoded(request), limit_s)
 
 
 async def _encoded(request: Request) -> bytes:
-    """Encode a request for another process; its connection is closed after this request."""
+    """Encode a request for another process. Its connection is closed after this request."""
     body = await request.body()
     headers = [(name, value) for name, value in request.scope["headers"] if name.lower() not in _HOP_BY_HOP]
     query = request.scope["query_string"]

@@ -49,14 +49,12 @@ class Guard:
     """An ASGI application that checks each request before it passes the request to another application."""
 
     def __init__(self, app: Asgi, access: Access, *, names: Collection[str]) -> None:
-        """names: host names that browsers may use while there are no users, besides IP addresses and localhost."""
+        """``names`` are host names that browsers may use while there are no users, besides IP addresses and localhost."""
         self._app: Final = app
         self._access: Final = access
         self._names: Final = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
-
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
@@ -73,7 +71,7 @@ class Guard:
         await self._app(scope, receive, send_guarded)
 
     async def _identify(self, output: Output, authorization: str) -> Principal:
-        """Return the user of a request. Raises BrokerError."""
+        """Return the user of a request. Raises BrokerError if the credentials are missing or wrong."""
         access = self._access
         if access.is_open:
             return ROOT
@@ -122,9 +120,9 @@ def completing(future: asyncio.Future[Any]) -> Completion[Any]:
 
 
 def check_origin(method: str, headers: Headers, *, names: Collection[str] | None) -> None:
-    """Reject a request that a page of another site has caused. Raises Denied(DENIED).
+    """Raise Denied(DENIED) for a request that a page of another site has caused.
 
-    names: allowed host names; None allows all.
+    ``names`` are the allowed host names; None allows all.
     """
     host = headers.get("host", "")
     if names is not None and not _is_known(host, names):
@@ -146,7 +144,10 @@ def check_origin(method: str, headers: Headers, *, names: Collection[str] | None
 
 
 def _is_known(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header is an IP address, localhost or an allowed name. This prevents DNS rebinding."""
+    """Return whether a Host header is an IP address, localhost or an allowed name.
+
+    Other names are rejected to prevent DNS rebinding.
+    """
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
         name = host

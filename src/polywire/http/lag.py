@@ -28,8 +28,8 @@ LAGS_MAX: Final = 50_000  # partitions of all groups in one response; for each, 
 class PartitionLag:
     """Lag of a group in one partition.
 
-    committed, records: None without a committed offset. seconds: None if not requested, not known, or without a
-    committed offset.
+    ``committed`` and ``records`` are None without a committed offset. ``seconds`` is None if not requested, not known,
+    or without a committed offset.
     """
 
     partition: int
@@ -67,9 +67,9 @@ class GroupLag:
 async def group_lags(
     broker: Broker, slices: Slices, *, count_max: int, permits: Callable[[Topic], bool] = lambda _: True
 ) -> tuple[list[GroupLag], bool]:
-    """Return the lags of groups, by topic and name, and whether some groups are missing because of the limit.
+    """Return the lags of groups, by topic and name, and whether the limit has excluded some groups.
 
-    The missing groups are those of the topics with the most partitions.
+    The excluded groups are those of the topics with the most partitions.
     """
     pairs, more = await _group_names(broker, slices, count_max=count_max)
     topics = [(topic, name) for full_name, name in pairs if (topic := broker.find_topic(full_name)) and permits(topic)]
@@ -86,7 +86,10 @@ async def group_lags(
 
 
 async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:
-    """Return (topic, name) of groups with members or committed offsets, up to the limit, and whether there are more."""
+    """Return the topic and name of groups with members or committed offsets, at most ``count_max``.
+
+    Also return whether there are more.
+    """
     found = set(broker.groups.pairs()[: count_max + 1])
     for pair in broker.position_owners(PositionKind.GROUP):
         if len(found) > count_max:
@@ -100,7 +103,6 @@ async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tup
 async def partition_lags(
     broker: Broker, topic: Topic, group: str, slices: Slices, *, seconds: bool, among: Collection[int] | None = None
 ) -> list[PartitionLag]:
-    """Return the lag in each partition of a topic."""
     committed = broker.positions_in(topic.name.full, PositionKind.GROUP, group)
     found = []
     for partition in list(topic.partitions):
@@ -137,7 +139,10 @@ async def _age(broker: Broker, partition: Partition, offset: int) -> float | Non
 
 
 async def fetch(broker: Broker, partition: Partition, offset: int, *, bytes_max: int) -> Read:
-    """Read stored batches from an offset on. The caller must release their pin. Raises BrokerError."""
+    """Read stored batches from an offset on. The caller must release their pin.
+
+    Raises BrokerError if they cannot be read.
+    """
     future: asyncio.Future[Read] = asyncio.get_running_loop().create_future()
     read = broker.fetch(partition, offset, bytes_max=bytes_max, then=completing(future))
     if isinstance(read, Read):

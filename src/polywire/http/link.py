@@ -31,7 +31,7 @@ class HttpLinkSession(HttpSession):
         self._is_open = False
 
     def receive(self, data: memoryview) -> int:
-        """Check the preamble, then process one complete request. Raises PeerError."""
+        """Check the preamble, then process one complete request. Raises PeerError if the preamble is wrong."""
         if self._is_open:
             return super().receive(data)
         if len(data) < PREAMBLE_BYTES:
@@ -46,21 +46,19 @@ class HttpLinkFactory:
     """Implements ``SessionFactory`` for requests that other processes of this broker forward."""
 
     def __init__(self, site: Site, key: bytes) -> None:
-        """site: executes requests in this process, without forwarding them. key: see ``Shards``."""
+        """``site`` executes requests in this process, without forwarding them. For ``key`` see ``Shards``."""
         self._site: Final = site
         self._key: Final = key
 
     @property
     def wire(self) -> str:
-        """Name of the protocol."""
         return "http"
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes start with the preamble; None if they are too few to decide."""
+        """Return whether the bytes start with the preamble; None if more bytes are needed to decide."""
         if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
             return False
         return True if len(prefix) >= len(MAGIC) else None
 
     def open(self, output: Output, resume: Callable[[], None]) -> HttpLinkSession:
-        """Return a session for a connection from another process."""
         return HttpLinkSession(self._key, self._site, output, resume)

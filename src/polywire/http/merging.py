@@ -59,7 +59,7 @@ def _overview(answers: Sequence[Any]) -> Any:
 
 
 def merged_json(merge: Callable[[Sequence[Any]], Any], answers: Sequence[bytes]) -> bytes:
-    """Merge the responses of all shards into one, as JSON."""
+    """The responses are decoded, passed to ``merge``, and encoded again."""
     return msgspec.json.encode(merge([msgspec.json.decode(answer) for answer in answers]))
 
 
@@ -75,7 +75,7 @@ MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
 def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
     """Merge metrics so that the samples of one metric are adjacent.
 
-    texts: metrics of the shards that responded. count: number of all shards.
+    ``texts`` has the metrics of the shards that responded. ``count`` is the number of all shards.
     """
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = defaultdict(list)
@@ -102,7 +102,10 @@ def _families(text: bytes) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
 
 
 def _labelled(line: bytes, label: bytes) -> bytes:
-    """Add a label to a sample unless the sample has it. The name of a metric contains no spaces or braces."""
+    """Add a label to a sample unless the sample has it.
+
+    The name of a metric contains no spaces or braces.
+    """
     name, brace, labels = line.partition(b"{")
     if labels.startswith(label):
         return line

@@ -32,7 +32,6 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def bucket_families(bucket: BucketView) -> Iterator[Metric]:
-    """Yield the metrics of a leader."""
     shard = bucket.shard
     info = GaugeMetricFamily(
         f"{NAME}_info", "The bucket that holds the log, and this broker's name in it.", labels=["url", "id", "node"]
@@ -116,7 +115,6 @@ class _Families:
 
 
 async def metrics_text(broker: Broker, process: Process) -> bytes:
-    """Return all metrics in the text format of Prometheus."""
     slices = Slices()
     families = [
         *_process_families(),

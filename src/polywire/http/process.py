@@ -30,7 +30,7 @@ class ConnectionView:
 class Traffic:
     """Traffic of one protocol since the start, including closed connections.
 
-    connections: connections that are open now. accepted: connections accepted since the start.
+    ``connections`` is the number of connections that are open now, ``accepted`` that of all accepted since the start.
     """
 
     connections: int = 0
@@ -50,7 +50,10 @@ class BucketRequests:
 
 @dataclass(frozen=True, slots=True)
 class BucketCharge:
-    """Number of requests that have the same price. price: for 1,000 requests, None if not configured."""
+    """The number of requests that have the same price.
+
+    ``price`` is the price of 1,000 requests, None if not configured.
+    """
 
     kind: str
     requests: int
@@ -64,7 +67,7 @@ class BucketCharge:
 
 @dataclass(frozen=True, slots=True)
 class BucketNode:
-    """A broker that uses the bucket, as this broker sees it. start: its latest epoch as leader."""
+    """A broker that uses the bucket, as this broker sees it. ``start`` is its latest epoch as leader."""
 
     name: str
     state: str
@@ -73,7 +76,10 @@ class BucketNode:
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
-    """The bucket that holds the log. led, deposed: how often this process became leader and lost leadership."""
+    """The bucket that holds the log.
+
+    ``led`` and ``deposed`` are how often this process became leader and lost leadership.
+    """
 
     url: str
     id: str

@@ -63,8 +63,8 @@ Take = Callable[[Rows, int], Taken]
 class Page:
     """Records of a partition.
 
-    next_offset: where the next page begins. looked_at: number of records that were compared with the key. value_bytes:
-    size of the values before truncation.
+    ``next_offset`` is where the next page begins. ``looked_at`` is the number of records that were compared with the
+    key. ``value_bytes`` is the size of the values before truncation.
     """
 
     partition: int
@@ -77,8 +77,6 @@ class Page:
 
 
 class _PageTaker:
-    """Adds records to a page up to its limits."""
-
     def __init__(self, page: Page, *, limit: int, key: bytes | None, whole: bool) -> None:
         self._page: Final = page
         self._limit: Final = limit
@@ -87,7 +85,6 @@ class _PageTaker:
         self._bytes = 0
 
     def take(self, rows: Rows, index: int) -> Taken:
-        """See ``Take``."""
         page, key = self._page, rows.key(index)
         if self._key is None or (key is not None and key == self._key):
             record = record_json(rows, index, page.partition, whole=self._whole)
@@ -111,9 +108,10 @@ class RecordReader:
     async def page(
         self, partition: Partition, offset: int, *, limit: int, key: bytes | None = None, whole: bool = False
     ) -> Page:
-        """Return a page of records from an offset on. Raises BrokerError.
+        """Return a page of records from an offset on.
 
-        key: only records with this key. whole: whether keys and values are returned without truncation.
+        If there is a ``key``, the page has only records with this key. If ``whole``, keys and values are returned
+        without truncation. Raises BrokerError if they cannot be read.
         """
         log = partition.log
         end = log.readable_offset
@@ -126,7 +124,7 @@ class RecordReader:
     async def each(self, partition: Partition, offset: int, take: Take, *, limit: ReadLimit | None = None) -> int:
         """Pass the records that exist now to ``take``, from an offset on. Return the offset after the last record used.
 
-        limit: shared by all partitions that a request reads. Raises BrokerError.
+        ``limit`` is shared by all partitions that a request reads. Raises BrokerError if they cannot be read.
         """
         end, goes_on = partition.log.readable_offset, True
         limit = limit or ReadLimit()
@@ -146,8 +144,10 @@ class RecordReader:
         return offset
 
     async def one(self, partition: Partition, offset: Any, use: Callable[[Rows, int], object]) -> None:
-        """Call ``use`` in a thread with the record at an offset. Raises Invalid(INVALID_REQUEST),
-        Missing(OFFSET_OUT_OF_RANGE).
+        """Call ``use`` in a thread with the record at an offset.
+
+        Raises Invalid(INVALID_REQUEST) if the offset is not a number, and Missing(OFFSET_OUT_OF_RANGE) if there is no
+        record.
         """
         if type(offset) is not int:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"offset must be a number got={offset!r:.40}")
@@ -167,7 +167,10 @@ class RecordReader:
 
 
 async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Run work in a thread. If the request is cancelled, still wait for the thread, which holds a batch in memory."""
+    """Run work in a thread.
+
+    If the request is cancelled, still wait for the thread, because the thread holds a batch in memory.
+    """
     thread = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(thread)
@@ -177,7 +180,7 @@ async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 
 
 def _offer(chunks: Sequence[bytes], offset: int, take: Take) -> tuple[int, bool, int]:
-    """Pass the records of these chunks to ``take``; runs in a thread.
+    """Pass the records of these chunks to ``take``. Called in a thread.
 
     Returns the offset after the last record used, whether to continue, and the number of decoded bytes.
     """

@@ -30,7 +30,7 @@ log = structlog.get_logger("polywire.http")
 
 
 class Refusal(Enum):
-    """The reason why a request is rejected before it is parsed; the connection is closed.
+    """The reason why a request is rejected before it is parsed. The connection is then closed.
 
     The value is the status line of the response.
     """
@@ -42,12 +42,10 @@ class Refusal(Enum):
 
     @property
     def answer(self) -> bytes:
-        """The encoded response."""
         return f"HTTP/1.1 {self.value}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
 
 
 def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int | Refusal:
-    """Return the length of the request at the start of ``data``, including its body; 0 while its head is incomplete."""
     beginning = bytes(data[: HEAD_BYTES_MAX + len(_END)])
     end = beginning.find(_END)
     if end < 0:
@@ -84,15 +82,14 @@ class Application(Protocol):
     """Creates an exchange for each request."""
 
     def exchange(self, output: Output, drained: asyncio.Event) -> Exchange:
-        """Return the exchange for one request. drained: an event that is set whenever the client has read."""
+        """Return the exchange for one request. ``drained`` is an event that is set whenever the client has read."""
 
 
 class Site(Protocol):
     """Values that the sessions of one listener share."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of the broker."""
+    def loop(self) -> asyncio.AbstractEventLoop: ...
 
     async def application(self) -> Application:
         """Return the application, which the first call imports."""
@@ -102,7 +99,7 @@ class HttpSession:
     """Implements ``Session``.
 
     ``_task`` executes the current request. While there is none, ``_idle`` is the timer that closes the connection.
-    ``_rest``: unread bytes of a client that will send no more.
+    ``_rest`` has the unread bytes of a client that will send no more.
     """
 
     body_bytes_max: int = BODY_BYTES_MAX
@@ -119,7 +116,7 @@ class HttpSession:
         self._idle = site.loop.call_later(IDLE_S, output.close)
 
     def receive(self, data: memoryview) -> int:
-        """Process one complete request. Raises PeerError."""
+        """Process one complete request. Raises PeerError for a request that is rejected, see ``Refusal``."""
         if self._task is not None:
             return 0
         size = request_bytes(data, self.body_bytes_max)
@@ -157,20 +154,16 @@ class HttpSession:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Largest size of a request in bytes."""
         return HEAD_BYTES_MAX + self.body_bytes_max
 
     @property
     def spoken_dialect(self) -> str:
-        """Empty: HTTP has no dialects."""
         return ""
 
     def wanted(self) -> int:
-        """Length of the request that is not complete yet; 0 while unknown."""
         return self._wanted
 
     def paused(self) -> bool:
-        """Whether a request is being executed."""
         return self._task is not None
 
     def owes(self) -> bool:
@@ -178,7 +171,6 @@ class HttpSession:
         return self._task is not None
 
     def drained(self) -> None:
-        """Continue after the client has read the response."""
         self._drained.set()
 
     def finish(self, data: memoryview) -> None:
@@ -189,7 +181,7 @@ class HttpSession:
             self._take_rest()
 
     def _take_rest(self) -> None:
-        """Execute the next remaining request; close the connection after the last."""
+        """Execute the next remaining request. After the last one, close the connection."""
         with suppress(PeerError):  # raised after the response has been written
             count = self.receive(memoryview(self._rest))
             self._rest = self._rest[count:]
@@ -197,7 +189,6 @@ class HttpSession:
             self._output.close()
 
     def close(self) -> None:
-        """Cancel the current request, because the connection was closed."""
         self._idle.cancel()
         if self._task is not None:
             self._task.cancel()

@@ -48,7 +48,10 @@ class _Answer:
 
 
 async def ask_shard(shards: Shards, shard: int, request: bytes, limit_s: float = ANSWER_S) -> Response:
-    """Send an encoded request to a shard's process, and return its response. Raises Unavailable."""
+    """Send an encoded request to a shard's process, and return its response.
+
+    Raises Unavailable if there is no complete response within ``limit_s``.
+    """
     answer = _Answer()
     link: Link = shards.connect(shard, answer)
     try:

@@ -30,7 +30,6 @@ class Users:
         self._broker: Final = broker
 
     def table(self) -> Sequence[Endpoint]:
-        """Return every endpoint."""
         permissions = {"permissions": "list of words, as for polywire user add; an empty list grants nothing"}
         new = {"password": "password of the user", **permissions, "active": "false disables the user"}
         password = {"password": "new password", "old": "current password; required for your own"}
@@ -162,7 +161,10 @@ def _user_json(user: User) -> Mapping[str, Any]:
 
 
 def _grants(call: ApiCall) -> Grants | None:
-    """Return the permissions in the body; None if they grant nothing. Raises Invalid(INVALID_REQUEST)."""
+    """Return the permissions in the body; None if they grant nothing.
+
+    Raises Invalid(INVALID_REQUEST) for unknown words.
+    """
     words = call.body.get("permissions", [])
     if not isinstance(words, list) or len(words) > WORDS_MAX or not all(isinstance(word, str) for word in words):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"permissions must be a list of at most {WORDS_MAX} words")
@@ -171,7 +173,7 @@ def _grants(call: ApiCall) -> Grants | None:
 
 
 def _active(call: ApiCall) -> bool:
-    """Return ``active`` of the body. Raises Invalid(INVALID_REQUEST)."""
+    """Return ``active`` of the body. Raises Invalid(INVALID_REQUEST) if it is not a boolean."""
     active = call.body.get("active")
     if not isinstance(active, bool):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"active must be true or false got={active!r:.40}")
